@@ -1,0 +1,64 @@
+# All it needs is python3 with venv. Everything is installed into .venv, once; a second call is quick.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
+NEEDS := $(VENV)/.made pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint format bench torture clean
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.demo ## train a small model for half a minute, recorded, and look at the run
+	@$(VENV)/bin/stepwell demo $(ARGS)
+
+test: $(VENV)/.dev ## run the tests (ARGS="-k journal -x" goes to pytest)
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## check style, formatting and types
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+format: $(VENV)/.dev ## format the code and mend what can be mended by itself
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+bench: $(VENV)/.bench ## measure the cost of recording, next to other tools
+	@$(PY) -m benchmarks $(ARGS)
+
+torture: $(VENV)/.dev ## soak tests that take many minutes
+	@$(PY) -m pytest -m torture --numprocesses=0 -o faulthandler_timeout=0 $(ARGS)
+
+clean: ## remove .venv, caches and build products; recorded runs stay
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and "stepwell needs Python 3.10 or newer, this is " + v + "; try: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(NEEDS)
+	@echo "Installing stepwell and PyTorch into $(VENV). The first time this may take a minute or two."
+	@$(INSTALL) -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(NEEDS)
+	@echo "Installing stepwell and what its tests need into $(VENV). The first time this may take a minute or two."
+	@$(INSTALL) -e '.[test,lint]'
+	@touch $@
+
+# Without its stamp a failed install is tried again the next time.
+$(VENV)/.bench: $(NEEDS)
+	@echo "Installing stepwell and the tools to compare it with into $(VENV). The first time this may take a few minutes."
+	@if $(INSTALL) -e '.[bench]'; then touch $@; else \
+	  echo "Not all of them could be installed; the comparison is with those that are there."; \
+	  $(INSTALL) -e '.[torch]'; \
+	fi

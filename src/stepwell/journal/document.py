@@ -1,0 +1,74 @@
+"""process.json: who this process is, how its clock runs, whether it lives and what it lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+PROCESS = "process.json"
+MAX_ANCHORS = 64
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step, so that no reader ever sees half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=True) + "\n")
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def read_json(path: Path, limit: int = 64 << 20) -> dict[str, Any] | None:
+    """A JSON object from a file; None when it is missing, too large or no object."""
+    try:
+        if path.stat().st_size > limit:
+            return None
+        value = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class ProcessDocument:
+    """The content of one process.json, kept up to date by the pump."""
+
+    def __init__(self, path: Path, about: dict[str, Any], interval: float) -> None:
+        self.path = path
+        self.about = about
+        self.interval = interval
+        self.status = "running"
+        self.error: dict[str, Any] | None = None
+        self.drops: dict[str, int] = {}
+        self._anchors: list[list[int]] = []
+
+    def anchor(self) -> None:
+        """Note what the wall clock says now, so that clock steps show and ranks can be aligned."""
+        before = time.perf_counter_ns()
+        wall = time.time_ns()
+        after = time.perf_counter_ns()
+        self._anchors.append([(before + after) // 2, wall])
+        if len(self._anchors) > MAX_ANCHORS:
+            del self._anchors[1:-1:2]
+
+    def write(self) -> None:
+        """Write the file: a heartbeat."""
+        self.anchor()
+        write_json(
+            self.path,
+            {
+                **self.about,
+                "status": self.status,
+                "error": self.error,
+                "heartbeat": time.time_ns(),
+                "interval": self.interval,
+                "anchors": self._anchors,
+                "drops": self.drops,
+            },
+        )

@@ -1,0 +1,115 @@
+"""Open spans of asyncio code, which interleaves on one thread and so cannot share its stack.
+
+Each open span is a frame in a context variable: a task sees the spans it was started under and its own,
+never those of its neighbours. Frames are found again when the lane rolls over, and renumbered.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from time import perf_counter_ns as _now
+from typing import TYPE_CHECKING
+
+from stepwell.journal.format import ATTRIBUTE_SHIFT
+
+if TYPE_CHECKING:
+    from stepwell.journal.lane import Lane
+
+
+class Frame:
+    """One open span of asyncio code.
+
+    ``slot`` is where it is in its lane's current segment, 0 when it found no space; it is valid
+    while the frame is one of its lane's frames. ``origin`` is the span's identity.
+    """
+
+    __slots__ = ("lane", "origin", "outer", "slot", "word")
+
+    lane: Lane
+    outer: Frame | None
+    word: int
+    slot: int
+    origin: int
+
+
+_current: ContextVar[Frame | None] = ContextVar("stepwell_frame", default=None)
+_get = _current.get
+_set = _current.set
+
+
+def enter(lane: Lane, word: int, attributes: bytes) -> None:
+    """Open a span of this name inside the running task."""
+    outer = _get()
+    if lane.next + 2 > lane.limit:
+        lane.roll()
+    offset = lane.put_attributes(attributes) if attributes else 0
+    if outer is not None and outer in lane.frames:
+        parent = outer.slot
+    else:
+        parent = _distant_parent(lane, outer)
+    slot = lane.next
+    if slot < lane.limit:
+        lane.next = slot + 1
+    else:
+        slot = lane.reserve()
+    frame = Frame()
+    frame.lane = lane
+    frame.outer = outer
+    frame.word = word
+    frame.slot = slot
+    lane.frames[frame] = None
+    _set(frame)
+    if slot:
+        frame.origin = lane.seq_bits | slot
+        lane.metas[slot] = parent | word | offset << ATTRIBUTE_SHIFT
+        lane.starts[slot] = _now()
+    else:
+        frame.origin = 0
+
+
+def _distant_parent(lane: Lane, frame: Frame | None) -> int:
+    """The parent's slot when it is not simply an open span of this task in this lane."""
+    while frame is not None and not frame.origin:
+        frame = frame.outer
+    if frame is None:
+        return lane.plain_parent_slot()
+    # It ended, or belongs to a loop in another thread: something must stand for it here.
+    return lane.stand_in(frame.origin)
+
+
+def current_slot(lane: Lane) -> int:
+    """Slot of the innermost open span of the running task."""
+    frame = _get()
+    return (
+        frame.slot if frame is not None and frame in lane.frames else _distant_parent(lane, frame)
+    )
+
+
+def _innermost(word: int) -> Frame | None:
+    frame = _get()
+    while frame is not None and not (frame.word == word and frame in frame.lane.frames):
+        frame = frame.outer
+    return frame
+
+
+def find(lane: Lane, word: int) -> int:
+    """Slot of the innermost open span of this name in the running task, or 0."""
+    frame = _innermost(word)
+    return frame.slot if frame is not None and frame.lane is lane else 0
+
+
+def leave(word: int, flags: int) -> Frame | None:
+    """Close the innermost open span of this name in the running task."""
+    current = _get()
+    frame = current
+    if frame is None or frame.word != word or frame not in frame.lane.frames:
+        frame = _innermost(word)
+        if frame is None:
+            return None
+    lane = frame.lane
+    if frame.slot:
+        lane.ends[frame.slot] = _now() | flags
+    del lane.frames[frame]
+    if current is frame:
+        _set(frame.outer)
+    return frame

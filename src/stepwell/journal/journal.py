@@ -1,0 +1,223 @@
+"""The journal of one process: its folder, its lanes, its names and its events.
+
+Lanes ask it for segments and hand back full ones; the pump, or for a worker its parent's pump, seals them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from stepwell.journal import span as span_module
+from stepwell.journal.errors import quietly, warn_once
+from stepwell.journal.lane import Lane
+from stepwell.journal.metrics import context
+from stepwell.journal.names import names
+from stepwell.journal.segment import Segment, file_name
+from stepwell.journal.values import cut, encode, on_host
+
+EVENTS = "events.jsonl"
+NAMES = "names.jsonl"
+MAX_PENDING = 100_000
+
+Pending = tuple[Lane, int, Any, int, int]
+"""A scalar on an accelerator: (lane, clock, tensor, step word, name word)."""
+
+
+class Journal:
+    """What records into one process folder. ``folder`` is where the live files are."""
+
+    def __init__(self, folder: Path, *, keeps_segments: bool = False) -> None:
+        self.folder = folder
+        self.lanes: list[Lane] = []
+        self.drops: Counter[str] = Counter()
+        self.retired: deque[tuple[Segment, Segment | None]] = deque()
+        self.pending: deque[Pending] = deque()
+        self.failing: OSError | None = None
+        self.closed = False
+        self.capped: Callable[[str], bool] = lambda kind: False
+        self._keeps_segments = keeps_segments
+        self._seq = itertools.count()
+        self._lane_numbers = itertools.count()
+        self._spare: Segment | None = None
+        self._events_fd = -1
+        self._names_fd = -1
+        self._torn = False
+        self._lock = threading.Lock()
+        span_module.prepare()
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Make the folder and start the string table; OSError when that is impossible."""
+        if self._names_fd < 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._names_fd = self._open_append(NAMES)
+            names.attach(self._names_fd)
+
+    def open_lane(self) -> Lane:
+        """A lane for the calling thread."""
+        lane = Lane(self, next(self._lane_numbers), threading.current_thread())
+        self.lanes.append(lane)
+        return lane
+
+    def close_files(self) -> None:
+        """Close the text files. Segments stay mapped: other threads may be inside of a span."""
+        names.detach()
+        for fd in (self._names_fd, self._events_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._names_fd = self._events_fd = -1
+
+    # Segments
+
+    def take(self, kind: str, seq: int | None = None) -> Segment | None:
+        """A fresh segment; None when the disk is full, the cap is reached or the folder is gone."""
+        if self.closed or self.capped(kind):
+            return None
+        if kind == "spans":
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                return spare
+        if self.failing is not None:
+            return None
+        try:
+            return Segment(self.folder, kind, next(self._seq) if seq is None else seq)
+        except OSError as error:
+            self.fail(error)
+            return None
+
+    def prepare(self) -> None:
+        """Make a span segment ahead of need; also finds out whether space has returned."""
+        if self._spare is None and not self.closed:
+            self._spare = Segment(self.folder, "spans", next(self._seq))
+
+    def wants_spare(self) -> bool:
+        """Whether some lane is past half of its segment."""
+        return self._spare is None and any(lane.next > lane.limit // 2 > 0 for lane in self.lanes)
+
+    def retire(self, segment: Segment, blob: Segment | None) -> None:
+        """Hand over a segment that its lane has left."""
+        if self._keeps_segments:
+            self._mark_full(segment)
+            if blob is not None:
+                self._mark_full(blob)
+        else:
+            self.retired.append((segment, blob))
+
+    def drop_spare(self) -> None:
+        """Remove the segment that was prepared and not needed."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.unmap()
+            spare.path.unlink(missing_ok=True)
+
+    @quietly
+    def _mark_full(self, segment: Segment) -> None:
+        # A worker runs no pump: its parent finds full segments by their name.
+        segment.unmap()
+        os.rename(
+            segment.path, segment.path.with_name(file_name(segment.kind, segment.seq, "full"))
+        )
+
+    # What could not be recorded
+
+    def count_drop(self, kind: str) -> None:
+        """Remember that a record was not kept."""
+        self.drops[kind] += 1
+
+    def fail(self, error: OSError) -> None:
+        """Note that files cannot be written; the pump tries again and calls ``recovered``."""
+        self.failing = error
+        warn_once(
+            f"fail {self.folder}",
+            "cannot write to %s (%s): training goes on, records are dropped and counted until "
+            "writing works again",
+            self.folder,
+            error.strerror or error,
+        )
+
+    def recovered(self) -> None:
+        """Space has returned."""
+        self.failing = None
+
+    # Events
+
+    def write_event(
+        self, kind: str, name: str, attributes: dict[str, Any], span: int | None = None
+    ) -> None:
+        """Append one line to the events, with a single write before the call returns."""
+        lane = self._own_lane()
+        if span is None:
+            span = lane.current_span()
+        self._write_line(kind, name, attributes, lane, span)
+
+    def write_error(self, lane: Lane, span: int | None, error: BaseException) -> None:
+        """Record an exception on the span that it went through first."""
+        about = {"type": type(error).__qualname__, "message": cut(_text(error), 2000)}
+        self._write_line("event", "exception", about, lane, span)
+
+    def _own_lane(self) -> Lane:
+        from stepwell.journal.state import current_lane
+
+        lane = current_lane()
+        return lane if lane is not None and lane.journal is self else self.open_lane()
+
+    def _write_line(
+        self, kind: str, name: str, attributes: dict[str, Any], lane: Lane, span: int | None
+    ) -> None:
+        head = {"kind": kind, "name": cut(name, 1000), "time": perf_counter_ns(), "span": span}
+        place = {"lane": lane.number, "thread": lane.thread.name, "native": lane.title["native"]}
+        line = encode({**head, **place})[:-1] + b',"attributes":' + encode(attributes) + b"}\n"
+        with self._lock:
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        try:
+            if self.closed or self.capped("events"):
+                raise OSError(28, "closed")
+            if self._events_fd < 0:
+                self._events_fd = self._open_append(EVENTS)
+            data = b"\n" + line if self._torn else line
+            done = os.write(self._events_fd, data)
+            self._torn = done != len(data)
+        except OSError as error:
+            self.count_drop("events")
+            if not self.closed:
+                self.fail(error)
+            return
+        if self._torn:
+            self.count_drop("events")
+            self.fail(OSError(28, "No space left on device"))
+
+    def _open_append(self, name: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        return os.open(self.folder / name, flags, 0o644)
+
+    # Values that are no host scalars
+
+    def take_odd_value(
+        self, lane: Lane, name: str, value: Any, step_word: int, time: int, word: int
+    ) -> None:
+        """Keep a logged value that is not a number in host memory."""
+        if hasattr(value, "detach") and not on_host(value) and value.numel() == 1:
+            # A copy, made by the device in its own time: the original may be changed in place.
+            if len(self.pending) < MAX_PENDING:
+                self.pending.append((lane, time, value.detach().clone(), step_word, word))
+            else:
+                self.count_drop("metrics")
+            return
+        self.write_event("value", name, {"value": value, "step": context.step})
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception whose own __str__ fails
+        return "<unprintable>"

@@ -1,0 +1,348 @@
+"""Lanes: where one thread writes. No locks, because nobody else writes there.
+
+A lane knows its current segments and which of its spans are open: plain code in ``stack``, asyncio
+code in ``frames``, and ``orphans``, whose enclosing span was left before they were (an unfinished
+generator, or an interrupt that landed inside the recorder). An *entry* is ``slot | name id << 16``,
+with ``DROPPED`` set when the span found no space. Entering is one append and leaving one pop, so
+that an interrupt between two bytecodes finds the stack right.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from stepwell.journal import frames
+from stepwell.journal.format import (
+    ABANDONED,
+    ATTRIBUTE_BYTES,
+    ATTRIBUTE_SHIFT,
+    CARRIED,
+    HEADER_BYTES,
+    LINK_WORD,
+    METRIC_BYTES,
+    NAME_MASK,
+    SLOT_MASK,
+    SPAN_SLOTS,
+    span_id,
+)
+
+if TYPE_CHECKING:
+    from stepwell.journal.frames import Frame
+    from stepwell.journal.journal import Journal
+    from stepwell.journal.segment import Segment
+
+DROPPED = 1 << 40
+MAX_OPEN = 4000
+MAX_ORPHANS = 64
+
+
+class Lane:
+    """One thread's place in the journal of its process."""
+
+    __slots__ = (
+        "blob",
+        "blob_limit",
+        "blob_map",
+        "blob_next",
+        "ends",
+        "frames",
+        "journal",
+        "last_error",
+        "limit",
+        "metas",
+        "metrics",
+        "next",
+        "number",
+        "origins",
+        "orphans",
+        "row_limit",
+        "row_next",
+        "rows",
+        "segment",
+        "seq_bits",
+        "stack",
+        "stand_ins",
+        "starts",
+        "thread",
+        "title",
+    )
+
+    def __init__(self, journal: Journal, number: int, thread: threading.Thread) -> None:
+        self.journal = journal
+        self.number = number
+        self.thread = thread
+        self.title = {"lane": number, "thread": thread.name, "native": threading.get_native_id()}
+        # Spans: slots of the current segment, and what is open.
+        self.segment: Segment | None = None
+        self.metas = self.starts = self.ends = memoryview(bytearray()).cast("Q")
+        self.seq_bits = 0
+        self.next = 0
+        self.limit = 0
+        self.stack: list[int] = [0]
+        self.orphans: list[int] = []
+        self.frames: dict[Frame, None] = {}
+        self.origins: dict[int, int] = {}
+        self.stand_ins: dict[int, int] = {}
+        self.last_error = 0
+        # Attributes: the blob beside the current span segment.
+        self.blob: Segment | None = None
+        self.blob_map: Any = None
+        self.blob_next = 0
+        self.blob_limit = 0
+        # Metrics.
+        self.metrics: Segment | None = None
+        self.rows: Any = None
+        self.row_next = 0
+        self.row_limit = 0
+
+    # Spans
+
+    def reserve(self) -> int:
+        """A free slot, in a fresh segment if need be; 0 when there is no space anywhere."""
+        if self.next >= self.limit and not self.roll():
+            self.journal.count_drop("spans")
+            return 0
+        slot = self.next
+        self.next = slot + 1
+        return slot
+
+    def make_room(self) -> None:
+        """Roll over now if a span and a stand-in for its parent would not fit."""
+        if self.next + 2 > self.limit:
+            self.roll()
+
+    def roll(self) -> bool:
+        """Go on in a fresh segment and take the open spans along."""
+        fresh = self.journal.take("spans")
+        if fresh is None:
+            self.limit = 0
+            return False
+        old, old_blob = self.segment, self.blob
+        self.blob = None
+        self.blob_limit = 0
+        if old is None:
+            self.next = 1
+        else:
+            self._carry(fresh, old, old_blob)
+        fresh.attach(**self.title)
+        self.segment = fresh
+        self.seq_bits = span_id(fresh.seq, 0)
+        self.metas, self.starts, self.ends = fresh.metas, fresh.starts, fresh.ends
+        self.limit = SPAN_SLOTS
+        if old is not None:
+            self.journal.retire(old, old_blob)
+        return True
+
+    def _carry(self, fresh: Segment, old: Segment, old_blob: Segment | None) -> None:
+        """Copy what is open into ``fresh``, parents first, each behind a link to its origin."""
+        self._shed()
+        open_slots = {entry & SLOT_MASK for entry in self.entries()}
+        open_slots.update(frame.slot for frame in self.frames)
+        open_slots.discard(0)
+        moved = {0: 0}
+        origins: dict[int, int] = {}
+        slot = 1
+        for was in sorted(open_slots):
+            meta = old.metas[was]
+            parent = meta & SLOT_MASK
+            if parent not in moved:
+                # The parent is over: a link that targets itself stands for it here.
+                origins[slot] = self.origin(parent)
+                _link(fresh, slot, slot, origins[slot])
+                moved[parent] = slot
+                slot += 1
+            row = slot + 1
+            origins[row] = self.origin(was)
+            _link(fresh, slot, row, origins[row])
+            attributes = self._copy_attributes(old_blob, meta >> ATTRIBUTE_SHIFT, fresh)
+            fresh.metas[row] = moved[parent] | meta & NAME_MASK | attributes << ATTRIBUTE_SHIFT
+            fresh.starts[row] = old.starts[was]
+            old.ends[was] = CARRIED
+            moved[was] = row
+            slot = row + 1
+        self.next = slot
+        self.origins = origins
+        self.stand_ins = {}
+        self._renumber(moved)
+
+    def entries(self) -> list[int]:
+        """Entries of the spans that plain code has open, orphans included."""
+        return [*self.orphans, *self.stack]
+
+    def _renumber(self, moved: dict[int, int]) -> None:
+        def renumbered(entry: int) -> int:
+            return entry & ~SLOT_MASK | moved.get(entry & SLOT_MASK, 0)
+
+        self.stack[:] = [renumbered(entry) for entry in self.stack]
+        self.orphans[:] = [renumbered(entry) for entry in self.orphans]
+        for frame in self.frames:
+            frame.slot = moved[frame.slot]
+
+    def _shed(self) -> None:
+        """Give up on the outermost spans when more are open than a segment could take along."""
+        for i, entry in enumerate(self.stack[: max(0, len(self.stack) - MAX_OPEN)]):
+            if entry and not entry & DROPPED:
+                self.end(entry, perf_counter_ns() | ABANDONED)
+                self.stack[i] = entry & NAME_MASK | DROPPED
+
+    def origin(self, slot: int) -> int:
+        """Identity of the span in this slot of the current segment."""
+        found = self.origins.get(slot)
+        if found is not None:
+            return found
+        return self.seq_bits | slot
+
+    def stand_in(self, origin: int) -> int:
+        """A slot of the current segment that stands for a span recorded elsewhere; 0: no space."""
+        slot = self.stand_ins.get(origin, 0) if self.next < self.limit else 0
+        if not slot:
+            slot = self.reserve()
+            if slot and self.segment is not None:
+                _link(self.segment, slot, slot, origin)
+                self.origins[slot] = origin
+                self.stand_ins[origin] = slot
+        return slot
+
+    def end(self, entry: int, word: int) -> None:
+        """Store an entry's end, which is the moment its span becomes a closed one."""
+        self.ends[entry & SLOT_MASK] = word
+
+    def leave(self, word: int, end: int) -> int:
+        """Close the innermost open span of this name, wherever it is. Returns its slot, or 0."""
+        for i in range(len(self.stack) - 1, 0, -1):
+            entry = self.stack[i]
+            if entry & NAME_MASK == word:
+                above = self.stack[i + 1 :]
+                del self.stack[i:]
+                self._orphan(above)
+                return self._close(entry, end)
+        for i in range(len(self.orphans) - 1, -1, -1):
+            if self.orphans[i] & NAME_MASK == word:
+                return self._close(self.orphans.pop(i), end)
+        return 0
+
+    def give_up(self) -> None:
+        """Give every open span an end now, because nobody will see the real one."""
+        word = perf_counter_ns() | ABANDONED
+        for entry in self.entries():
+            if entry and not entry & DROPPED:
+                self.end(entry, word)
+        for frame in self.frames:
+            if frame.slot:
+                self.ends[frame.slot] = word
+
+    def _close(self, entry: int, end: int) -> int:
+        if entry & DROPPED:
+            return 0
+        self.end(entry, end)
+        return entry & SLOT_MASK
+
+    def _orphan(self, entries: list[int]) -> None:
+        self.orphans += [e for e in entries if not e & DROPPED]
+        while len(self.orphans) > MAX_ORPHANS:
+            self.end(self.orphans.pop(0), perf_counter_ns() | ABANDONED)
+
+    def parent_slot(self) -> int:
+        """Slot of the innermost open span, 0 when there is none."""
+        if self.frames:
+            return frames.current_slot(self)
+        return self.plain_parent_slot()
+
+    def plain_parent_slot(self) -> int:
+        """Slot of the innermost open span of plain code, 0 when there is none."""
+        return self.stack[-1] & SLOT_MASK
+
+    def find(self, word: int) -> int:
+        """Slot of the innermost open span of this name, 0 when there is none."""
+        if self.frames:
+            slot = frames.find(self, word)
+            if slot:
+                return slot
+        for entry in reversed(self.stack):
+            if entry & ~SLOT_MASK == word:
+                return entry & SLOT_MASK
+        return 0
+
+    def current_span(self) -> int | None:
+        """Identity of the innermost open span of this thread."""
+        slot = self.parent_slot()
+        return self.origin(slot) if slot else None
+
+    # Attributes
+
+    def put_attributes(self, data: bytes) -> int:
+        """Append an encoded attribute set; returns its offset in 8-byte units, 0 when dropped.
+
+        May roll the lane over, so it comes before the parent and the slot are looked up.
+        """
+        if self.blob is not None and self.blob_next + len(data) >= self.blob_limit:
+            self.limit = 0
+        if self.next >= self.limit and not self.roll():
+            return 0
+        if self.blob is None and not self._open_blob(self.segment):
+            return 0
+        return self._append(data)
+
+    def _open_blob(self, segment: Segment | None) -> bool:
+        blob = None if segment is None else self.journal.take("attributes", segment.seq)
+        if blob is None:
+            self.journal.count_drop("attributes")
+            return False
+        blob.attach(**self.title)
+        self.blob = blob
+        self.blob_map = blob.map
+        self.blob_next = HEADER_BYTES
+        self.blob_limit = ATTRIBUTE_BYTES
+        return True
+
+    def _append(self, data: bytes) -> int:
+        # Texts hold no zero byte, and the space is zero: they need no length.
+        offset = self.blob_next
+        self.blob_map[offset : offset + len(data)] = data
+        self.blob_next = (offset + len(data) + 8) & -8
+        return offset >> 3
+
+    def _copy_attributes(self, old_blob: Segment | None, offset: int, fresh: Segment) -> int:
+        if not offset or old_blob is None or (self.blob is None and not self._open_blob(fresh)):
+            return 0
+        data = _text_at(old_blob, offset)
+        return self._append(data) if self.blob_next + len(data) < self.blob_limit else 0
+
+    def attributes_of(self, slot: int) -> bytes:
+        """The encoded attribute set of a slot of the current segment, b"" when it has none."""
+        offset = self.metas[slot] >> ATTRIBUTE_SHIFT
+        return b"" if not offset or self.blob is None else _text_at(self.blob, offset)
+
+    # Metrics
+
+    def roll_metrics(self) -> bool:
+        """Go on in a fresh metric segment."""
+        fresh = self.journal.take("metrics")
+        if fresh is None:
+            self.row_limit = 0
+            return False
+        fresh.attach(**self.title)
+        old, self.metrics = self.metrics, fresh
+        self.rows = fresh.map
+        self.row_next = HEADER_BYTES
+        self.row_limit = METRIC_BYTES
+        if old is not None:
+            self.journal.retire(old, None)
+        return True
+
+    def close(self) -> None:
+        """Let the next use of this lane find another one."""
+        self.limit = 0
+        self.row_limit = 0
+
+
+def _text_at(blob: Segment, offset: int) -> bytes:
+    begin = offset << 3
+    return blob.map[begin : blob.map.find(b"\0", begin)]
+
+
+def _link(segment: Segment, slot: int, target: int, origin: int) -> None:
+    segment.metas[slot] = target | LINK_WORD
+    segment.starts[slot] = origin + 1

@@ -1,0 +1,215 @@
+"""Metrics: rows of (clock, value, step, name), written once each.
+
+Also the context: ``set_context`` writes a row that says which step and epoch it is from now on. Spans
+and events carry none themselves; readers look it up by time, for this process and its workers alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from time import perf_counter_ns as _now
+from typing import Any
+
+from stepwell.journal.errors import quietly, report, warn_once
+from stepwell.journal.format import (
+    CONTEXT_NAME,
+    IMPLICIT_STEP,
+    MAX_EPOCH,
+    MAX_STEP,
+    METRIC_ROWS,
+    OWNER_SHIFT,
+    ROW,
+    ROW_BYTES,
+    STEP_BIAS,
+    context_word,
+)
+from stepwell.journal.lane import Lane
+from stepwell.journal.names import METRIC, OVERFLOW, names
+from stepwell.journal.state import current_lane, local, state
+from stepwell.journal.values import number
+
+_pack = ROW.pack_into
+
+_words: dict[Any, int] = {}
+_counts: dict[Any, itertools.count[int]] = {}
+MAX_COUNT = STEP_BIAS - 1
+MAX_AT_ONCE = METRIC_ROWS // 2
+
+
+class Context:
+    """The step and epoch that the process is in."""
+
+    __slots__ = ("epoch", "step", "step_word")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to "none was ever set"."""
+        self.step: int | None = None
+        self.epoch: int | None = None
+        self.step_word = 0
+        _counts.clear()
+
+
+context = Context()
+
+
+def log(values: Mapping[str, Any], step: int | None = None) -> None:
+    """Record numbers, such as ``{"loss": 0.3}``, at this step or at the current one.
+
+    Nested dicts become names with slashes. A scalar on an accelerator is fetched later, in the
+    background. What is no number is kept as an event.
+    """
+    if not state.enabled:
+        return
+    try:
+        lane: Lane = local.lane
+        row = lane.row_next
+        if row + ROW_BYTES * len(values) > lane.row_limit:
+            _log_slowly(values, step)
+            return
+        rows = lane.rows
+        step_word = context.step_word if step is None else _explicit(step)
+        time = _now()
+        for name, value in values.items():
+            if type(value) is not float:
+                lane.row_next = row
+                value = _number(lane, name, value, step_word, time)
+                rows, row = lane.rows, lane.row_next
+                if value is None:
+                    continue
+            try:
+                word = _words[name]
+            except KeyError:
+                word = _intern(name)
+            _pack(rows, row, time, value, step_word or _count(name), word)
+            row += ROW_BYTES
+        lane.row_next = row
+    except AttributeError:
+        # This thread has no lane yet, or the values are no dict.
+        _log_slowly(values, step)
+    except Exception as error:
+        report("log", error)
+
+
+@quietly
+def _log_slowly(values: Any, step: int | None) -> None:
+    """Find a lane with room for the values, or say why there is none."""
+    if not isinstance(values, Mapping):
+        warn_once(
+            "log",
+            'log() takes a dict such as {"loss": 0.3}, not %s: nothing was recorded',
+            type(values).__name__,
+        )
+        return
+    lane = current_lane()
+    if lane is None or not values:
+        return
+    if len(values) > MAX_AT_ONCE:
+        items = list(values.items())
+        for i in range(0, len(items), MAX_AT_ONCE):
+            log(dict(items[i : i + MAX_AT_ONCE]), step)
+    elif lane.row_next + ROW_BYTES * len(values) <= lane.row_limit or lane.roll_metrics():
+        log(values, step)
+    else:
+        lane.journal.drops["metrics"] += len(values)
+
+
+@quietly
+def set_context(step: int | None, epoch: int | None) -> None:
+    """From now on this is the step, and the epoch unless that is None."""
+    if epoch is not None:
+        context.epoch = _bounded(epoch, MAX_EPOCH, "epoch")
+    if step is not None:
+        context.step = _bounded(step, MAX_STEP, "step")
+        context.step_word = 0 if context.step is None else context.step + STEP_BIAS
+    lane = _lane_with_rows()
+    if lane is not None:
+        row = lane.row_next
+        lane.row_next = row + ROW_BYTES
+        _pack(lane.rows, row, _now(), 0.0, context_word(context.step, context.epoch), CONTEXT_NAME)
+
+
+def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, owner: int) -> None:
+    """Write a row on behalf of the lane with number ``owner``."""
+    if lane.row_next >= lane.row_limit and not _roll(lane):
+        return
+    row = lane.row_next
+    lane.row_next = row + ROW_BYTES
+    _pack(lane.rows, row, time, value, step_word, word | owner + 1 << OWNER_SHIFT)
+
+
+def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> float | None:
+    """The value as a float; None when the journal takes care of it in some other way."""
+    if isinstance(value, Mapping):
+        _log_nested(name, value, step_word)
+        return None
+    result = number(value)
+    if result is None:
+        word = _words.get(name) or _intern(name)
+        lane.journal.take_odd_value(lane, name, value, step_word or _count(name), time, word)
+    return result
+
+
+def _log_nested(name: str, values: Mapping[Any, Any], step_word: int) -> None:
+    step = step_word - STEP_BIAS if step_word else None
+    log({f"{name}/{key}": value for key, value in values.items()}, step)
+
+
+def _intern(name: Any) -> int:
+    word = names.intern(METRIC, name if isinstance(name, str) else str(name))
+    if word == names.ids[OVERFLOW[METRIC]]:
+        warn_once(
+            "too many metric names",
+            "more than %d different metric names: the rest are recorded under one name. "
+            "Put what varies (a step, a file) into attributes or a step, not into the name.",
+            word and len(names.ids),
+        )
+    elif isinstance(name, str):
+        _words[name] = word
+    return word
+
+
+def _count(name: Any) -> int:
+    """Step word of a metric logged while no step was ever set: the number of its earlier values."""
+    counter = _counts.get(name)
+    if counter is None:
+        counter = _counts.setdefault(name, itertools.count())
+    return IMPLICIT_STEP | next(counter)
+
+
+def _explicit(step: Any) -> int:
+    try:
+        return min(max(int(step), -MAX_COUNT), MAX_COUNT) + STEP_BIAS
+    except (TypeError, ValueError, OverflowError):
+        warn_once("step", "step=%r is no whole number: the current step is used instead", step)
+        return context.step_word
+
+
+def _bounded(value: Any, limit: int, what: str) -> int | None:
+    try:
+        result = int(value)
+    except (TypeError, ValueError, OverflowError):
+        result = -1
+    if 0 <= result <= limit:
+        return result
+    warn_once(
+        what, "%s %r is not a whole number from 0 to %d: recorded as unknown", what, value, limit
+    )
+    return None
+
+
+def _lane_with_rows() -> Lane | None:
+    lane = current_lane()
+    if lane is None or (lane.row_next >= lane.row_limit and not _roll(lane)):
+        return None
+    return lane
+
+
+def _roll(lane: Lane) -> bool:
+    if lane.roll_metrics():
+        return True
+    lane.journal.count_drop("metrics")
+    return False

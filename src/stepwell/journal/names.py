@@ -1,0 +1,109 @@
+"""The string table: every name is written once and referred to by a small number.
+
+Ids belong to the Python process, not to a run, so that a span object stays valid from one run to
+the next and across a fork. Whoever opens a process folder attaches a file: it gets all names known so
+far, and each new one with a single ``write(2)`` before its id is first used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+from stepwell.journal.format import MAX_NAMES
+
+SPAN = "span"
+METRIC = "metric"
+
+Key = tuple[str, str, str]
+"""(kind, category, name)"""
+
+OVERFLOW: dict[str, Key] = {kind: (kind, "", "(too many names)") for kind in (SPAN, METRIC)}
+
+
+class NameTable:
+    """Ids of names, and the file that tells a reader what they mean."""
+
+    def __init__(self) -> None:
+        self.ids: dict[Key, int] = {}
+        self._lock = threading.Lock()
+        self._keys: list[Key] = []
+        self._lines: list[bytes] = []
+        self._written = 0
+        self._fd = -1
+        for key in OVERFLOW.values():
+            self._add(key)
+
+    def intern(self, kind: str, name: str, category: str = "") -> int:
+        """The id of this name, written to the attached file when it is new."""
+        key = (kind, category, name)
+        found = self.ids.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self.ids.get(key)
+            if found is not None:
+                return found
+            if len(self.ids) >= MAX_NAMES:
+                return self.ids[OVERFLOW[kind]]
+            found = self._add(key)
+            self._write()
+            return found
+
+    def key(self, number: int) -> Key:
+        """What an id stands for."""
+        return self._keys[number - 1]
+
+    def attach(self, fd: int) -> None:
+        """Write all names to this open file now, and new ones as they come."""
+        with self._lock:
+            self._fd = fd
+            self._written = 0
+            self._write()
+
+    def detach(self) -> int:
+        """Stop writing to the attached file; returns it, or -1."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def retry(self) -> None:
+        """Write what a full disk kept from being written."""
+        if self._fd >= 0 and self._written < len(self._lines):
+            with self._lock:
+                self._write()
+
+    def renew_lock(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def _add(self, key: Key) -> int:
+        kind, category, name = key
+        number = len(self.ids) + 1
+        # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
+        shown = name.encode("utf-8", "backslashreplace").decode()
+        shown_category = category.encode("utf-8", "backslashreplace").decode()
+        entry = {"id": number, "kind": kind, "category": shown_category, "name": shown}
+        self._lines.append(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+        self._keys.append(key)
+        self.ids[key] = number
+        return number
+
+    def _write(self) -> None:
+        if self._fd < 0:
+            return
+        data = b"".join(self._lines[self._written :])
+        try:
+            done = os.write(self._fd, data)
+        except OSError:
+            return
+        if done == len(data):
+            self._written = len(self._lines)
+        else:
+            # A short write tore the last line; the next try starts on a new one, and readers
+            # take the last complete entry of an id.
+            self._lines[self._written] = b"\n" + self._lines[self._written].lstrip(b"\n")
+
+
+names = NameTable()
+"""The table of this process."""

@@ -1,0 +1,280 @@
+"""The pump: one background thread per process that does what the training thread should not.
+
+It seals full segments, prepares fresh ones, folds ended workers in, resolves scalars that were on an
+accelerator, copies a spool to the run folder, renews the heartbeat and finds out when a full disk
+has space again. Each task is guarded on its own: a failure is reported once and tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from stepwell.journal.archive import Archive
+from stepwell.journal.cap import SizeCap
+from stepwell.journal.document import ProcessDocument
+from stepwell.journal.errors import logger, report
+from stepwell.journal.journal import Journal
+from stepwell.journal.lane import Lane
+from stepwell.journal.metrics import write_row
+from stepwell.journal.names import names
+from stepwell.journal.seal import seal
+from stepwell.journal.segment import Segment
+from stepwell.journal.spool import SpoolCopy
+from stepwell.journal.workers import fold_workers
+
+TICK = 0.2
+WORKERS_EVERY = 1.0
+SYNC_EVERY = 1.0
+MAX_RETRY = 5.0
+
+
+class Pump:
+    """Background work for one journal. ``folder`` is the process folder that readers look at."""
+
+    def __init__(
+        self, journal: Journal, folder: Path, document: ProcessDocument, cap: SizeCap
+    ) -> None:
+        self.journal = journal
+        self.folder = folder
+        self.document = document
+        self.cap = cap
+        self.process = folder.name
+        self.archives = {
+            kind: Archive(folder, kind, cap.roll_bytes) for kind in ("spans", "metrics", "workers")
+        }
+        self.spool = SpoolCopy(journal, folder) if journal.folder != folder else None
+        self._thread: threading.Thread | None = None
+        self._lane = journal.open_lane()
+        self._wake = threading.Event()
+        self._stop = False
+        self._asked = 0
+        self._answered = threading.Condition()
+        self._done = 0
+        self._due: dict[str, float] = {}
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._retry = 0.5
+
+    # The thread
+
+    def run_soon(self, task: Callable[[], None]) -> None:
+        """Have a task done once, in the background, before the next round."""
+        self._tasks.append(task)
+        self._wake.set()
+
+    def start(self) -> None:
+        """Begin; without a thread (none can be had) everything is done at flush and finish."""
+        self._thread = threading.Thread(target=self._run, name="stepwell-pump", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            report("Pump.start", error)
+
+    def _run(self) -> None:
+        while not self._stop:
+            self._wake.wait(TICK)
+            self._wake.clear()
+            asked = self._asked
+            self.work(everything=asked > self._done)
+            if asked > self._done:
+                with self._answered:
+                    self._done = asked
+                    self._answered.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Have everything done that is waiting; whether that succeeded in time."""
+        if self._thread is None or not self._thread.is_alive():
+            self.work(everything=True)
+            return self.idle
+        with self._answered:
+            self._asked += 1
+            asked = self._asked
+            self._wake.set()
+            done = self._answered.wait_for(lambda: self._done >= asked, timeout)
+        return done and self.idle
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self.journal.retired and not self.journal.pending and not self.journal.failing
+
+    def stop(self, timeout: float) -> None:
+        """End the thread, then seal all that is left."""
+        deadline = time.monotonic() + timeout
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                logger.warning(
+                    "the run folder did not answer for %.0f s: giving up on sealing it. Nothing "
+                    "recorded is lost: the files are read as they are.",
+                    timeout,
+                )
+                return
+        self._finish(deadline)
+
+    def _finish(self, deadline: float) -> None:
+        while self._tasks:
+            self._guard("task", self._tasks.popleft())
+        self._guard("scalars", self.resolve_scalars)
+        self.journal.closed = True
+        for lane in list(self.journal.lanes):
+            lane.give_up()
+            self._retire(lane)
+        while self.journal.retired and time.monotonic() < deadline:
+            self._guard("seal", self.seal_retired)
+            if self.journal.retired:
+                time.sleep(0.1)
+        self._guard("names", names.retry)
+        self._guard("workers", self.fold)
+        self.journal.drop_spare()
+        if self.spool is not None:
+            self._guard("spool", self.spool.finish)
+        self._guard("heartbeat", self.heartbeat)
+
+    # The work
+
+    def work(self, everything: bool = False) -> None:
+        """One round of what is due, or of everything."""
+        while self._tasks:
+            self._guard("task", self._tasks.popleft())
+        self._guard("retry", self.retry)
+        self._guard("scalars", self.resolve_scalars)
+        self._guard("threads", self.retire_ended_threads)
+        self._guard("seal", self.seal_retired)
+        if self.journal.wants_spare() and self.journal.failing is None:
+            self._guard("spare", self.journal.prepare)
+        if everything or self._is_due("workers", WORKERS_EVERY):
+            self._guard("workers", self.fold)
+        if everything or self._is_due("sync", SYNC_EVERY):
+            self._guard("cap", self._enforce_cap)
+            if self.spool is not None:
+                self._guard("spool", self.spool.copy)
+            self._guard("sync", self.sync)
+        if everything or self._is_due("heartbeat", self.document.interval):
+            self._guard("heartbeat", self.heartbeat)
+
+    def _is_due(self, task: str, every: float) -> bool:
+        now = time.monotonic()
+        if now < self._due.get(task, 0.0):
+            return False
+        self._due[task] = now + every
+        return True
+
+    def _guard(self, name: str, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except OSError as error:
+            self.journal.fail(error)
+        except Exception as error:
+            report(f"pump {name}", error)
+
+    def retry(self) -> None:
+        """While writing fails, try now and then; recording resumes when it works."""
+        journal = self.journal
+        if journal.failing is None:
+            self._retry = 0.5
+            return
+        if not self._is_due("retry", self._retry):
+            return
+        self._retry = min(self._retry * 2, MAX_RETRY)
+        journal.open()
+        journal.prepare()
+        journal.recovered()
+        names.retry()
+        self._due.pop("heartbeat", None)
+
+    def resolve_scalars(self) -> None:
+        """Fetch scalars that were logged while on an accelerator, all in one copy per device."""
+        pending = self.journal.pending
+        batch = [pending.popleft() for _ in range(len(pending))]
+        by_device: dict[str, list[int]] = {}
+        for i, (_, _, tensor, _, _) in enumerate(batch):
+            by_device.setdefault(f"{tensor.device}", []).append(i)
+        for indices in by_device.values():
+            for i, value in zip(indices, _fetch([batch[i][2] for i in indices]), strict=True):
+                lane, clock, _, step_word, word = batch[i]
+                write_row(self._lane, clock, value, step_word, word, lane.number)
+
+    def retire_ended_threads(self) -> None:
+        """Take over the segments of threads that are gone."""
+        for lane in self.journal.lanes[:]:
+            if not lane.thread.is_alive() and lane is not self._lane:
+                self.journal.lanes.remove(lane)
+                lane.give_up()
+                self._retire(lane)
+
+    def _retire(self, lane: Lane) -> None:
+        lane.close()
+        if lane.segment is not None:
+            self.journal.retired.append((lane.segment, lane.blob))
+        if lane.metrics is not None:
+            self.journal.retired.append((lane.metrics, None))
+
+    def seal_retired(self) -> None:
+        """Move full segments into the archives."""
+        retired = self.journal.retired
+        while retired:
+            segment, blob = retired[0]
+            # Attributes first: a sealed span must find its own.
+            for part in (blob, segment):
+                if part is not None:
+                    self._seal(part)
+            retired.popleft()
+
+    def _seal(self, segment: Segment) -> None:
+        if segment.map.closed or not segment.path.exists():
+            return
+        frame = seal(self.process, bytes(segment.map))
+        if frame is not None:
+            self.archives["metrics" if segment.kind == "metrics" else "spans"].append(frame)
+            self.cap.add(len(frame))
+        os.unlink(segment.path)
+        if self.spool is not None:
+            self.spool.forget(segment)
+        if not self.journal.closed:
+            segment.unmap()
+
+    def fold(self) -> None:
+        """Seal what workers filled, and fold ended workers into this process's archives."""
+        self.cap.add(fold_workers(self.journal.folder, self.archives))
+
+    def sync(self) -> None:
+        """Push what was recorded to the disk, so that a power cut loses about a second."""
+        began = time.monotonic()
+        for lane in self.journal.lanes:
+            for segment in (lane.segment, lane.blob, lane.metrics):
+                if segment is not None and segment.path.exists():
+                    _sync_file(segment.path)
+        # A disk that is slow to sync is busy with something that matters more.
+        self._due["sync"] = time.monotonic() + max(SYNC_EVERY, 20 * (time.monotonic() - began))
+
+    def heartbeat(self) -> None:
+        """Renew process.json."""
+        self.document.drops = dict(self.journal.drops)
+        self.document.write()
+
+    def _enforce_cap(self) -> None:
+        self.cap.enforce(self.folder, self.journal)
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        getattr(os, "fdatasync", os.fsync)(fd)
+    finally:
+        os.close(fd)
+
+
+def _fetch(tensors: list[object]) -> list[float]:
+    """Values of one-element tensors of one device, with a single copy to the host."""
+    import torch
+
+    stacked = torch.stack([t.reshape(()).to(torch.float64) for t in tensors])  # type: ignore[attr-defined]
+    return [float(v) for v in stacked.tolist()]

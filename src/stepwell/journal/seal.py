@@ -1,0 +1,127 @@
+"""Sealing: a live segment becomes a frame, a tenth of its size.
+
+Words are split into byte planes first (all lowest bytes, all second ones, …): clocks that differ in their
+lower bytes alone pack better and four times faster so, and slicing costs almost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+from stepwell.journal.archive import pack
+from stepwell.journal.format import (
+    COLUMN_BYTES,
+    HEADER_BYTES,
+    LINK_NAME,
+    LINK_WORD,
+    NAME_MASK,
+    NAME_SHIFT,
+    ROW_BYTES,
+    SLOT_MASK,
+    SPAN_BYTES,
+    parse_header,
+)
+
+PLANES = 8
+
+
+def split_planes(data: bytes) -> bytes:
+    """Reorder 64-bit words by byte position."""
+    return b"".join([data[k::PLANES] for k in range(PLANES)])
+
+
+def join_planes(data: bytes) -> bytes:
+    """The words again."""
+    count = len(data) // PLANES
+    words = bytearray(len(data))
+    for k in range(PLANES):
+        words[k::PLANES] = data[k * count : (k + 1) * count]
+    return bytes(words)
+
+
+def seal(process: str, data: bytes) -> bytes | None:
+    """The frame of a live segment's bytes; None when it was never used."""
+    header = parse_header(data[:HEADER_BYTES])
+    if header is None:
+        return None
+    body = data[HEADER_BYTES:]
+    header["process"] = process
+    payload = _SEALERS[header["kind"]](header, body)
+    return pack(header, payload) if payload else None
+
+
+def _seal_spans(header: dict[str, Any], body: bytes) -> bytes:
+    if len(body) != SPAN_BYTES - HEADER_BYTES:
+        return b""
+    meta, start, end = (body[i * COLUMN_BYTES : (i + 1) * COLUMN_BYTES] for i in range(3))
+    count = (len(start.rstrip(b"\0")) + 7) // 8
+    if not count:
+        return b""
+    used = count * 8
+    header.update(_span_summary(array("Q", meta[:used]), array("Q", start[:used]), end[:used]))
+    return b"".join(split_planes(c[:used]) for c in (meta, start, end))
+
+
+def _span_summary(meta: array[int], start: array[int], end: bytes) -> dict[str, Any]:
+    """What a reader wants to know of a segment before unpacking it."""
+    links = {slot: (meta[slot] & SLOT_MASK, start[slot] - 1) for slot in _links(meta)}
+    elsewhere = links.keys() | {target for target, _ in links.values()}
+    began = (start[i] for i in range(1, len(start)) if start[i] and i not in elsewhere)
+    ended = (start[i] for i in range(len(start) - 1, 0, -1) if start[i] and i not in elsewhere)
+    return {
+        "slots": len(start),
+        "links": list(links.values()),
+        "time": [next(began, 0), next(ended, 0)],
+        "open": array("Q", end).count(0) - start.count(0) - len(links),
+    }
+
+
+def _links(meta: array[int]) -> list[int]:
+    """Slots of link rows: rare, so looking for their name bytes beats looking at each word."""
+    mark = LINK_NAME.to_bytes(3, "little")
+    raw = meta.tobytes()
+    slots = []
+    at = raw.find(mark)
+    while at >= 0:
+        if at % 8 == NAME_SHIFT // 8 and meta[at // 8] & NAME_MASK == LINK_WORD:
+            slots.append(at // 8)
+        at = raw.find(mark, at + 1)
+    return slots
+
+
+def _seal_metrics(header: dict[str, Any], body: bytes) -> bytes:
+    used = -(-len(body.rstrip(b"\0")) // ROW_BYTES) * ROW_BYTES
+    if not used:
+        return b""
+    rows = body[:used]
+    header["rows"] = used // ROW_BYTES
+    return b"".join(_column(rows, k) for k in range(ROW_BYTES // 8))
+
+
+def _column(rows: bytes, index: int) -> bytes:
+    """One 64-bit column of rows, already in planes."""
+    return b"".join([rows[8 * index + k :: ROW_BYTES] for k in range(8)])
+
+
+def _seal_attributes(header: dict[str, Any], body: bytes) -> bytes:
+    """Texts in order, equal ones once: ``[count]``, offsets, text numbers, and the texts."""
+    index: dict[bytes, int] = {}
+    where: list[tuple[int, int]] = []
+    at = 0
+    while at < len(body) and body[at]:
+        end = body.find(b"\0", at)
+        text = body[at : end if end >= 0 else len(body)]
+        where.append(((at + HEADER_BYTES) >> 3, index.setdefault(text, len(index))))
+        at = (at + len(text) + 8) & -8
+    if not where:
+        return b""
+    header["sets"] = len(where)
+    offsets = array("I", [offset for offset, _ in where])
+    numbers = array("I", [number for _, number in where])
+    texts = b"\n".join(index)
+    return json.dumps([len(where)]).encode() + b"\n" + offsets.tobytes() + numbers.tobytes() + texts
+
+
+_SEALERS = {"spans": _seal_spans, "metrics": _seal_metrics, "attributes": _seal_attributes}

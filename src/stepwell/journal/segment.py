@@ -1,0 +1,75 @@
+"""Live segments: preallocated files mapped into memory.
+
+Mapped pages survive the death of the process, so a stored word is kept whatever happens to it.
+Space is allocated before mapping: a full disk is an ``OSError`` here, never a SIGBUS in training.
+For the same reason a segment is never truncated or opened with "w"; it is cleaned up by unlinking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal.format import HEADER_BYTES, SIZES, SPAN_SLOTS, pack_header
+
+
+def file_name(kind: str, seq: int, state: str = "live") -> str:
+    """Name of a segment's file; ``state`` is "live", or "full" when its writer is done with it."""
+    return f"{kind}-{seq:05d}.{state}"
+
+
+class Segment:
+    """One mapped file. ``words`` is its body as 64-bit words; of spans also as three columns."""
+
+    __slots__ = ("ends", "kind", "map", "metas", "path", "seq", "starts", "words")
+
+    def __init__(self, folder: Path, kind: str, seq: int) -> None:
+        self.kind = kind
+        self.seq = seq
+        self.path = folder / file_name(kind, seq)
+        self.map = _allocate(self.path, SIZES[kind])
+        self.words = memoryview(self.map)[HEADER_BYTES:].cast("Q")
+        # Empty for other kinds: views cost nothing.
+        self.metas = self.words[:SPAN_SLOTS]
+        self.starts = self.words[SPAN_SLOTS : 2 * SPAN_SLOTS]
+        self.ends = self.words[2 * SPAN_SLOTS : 3 * SPAN_SLOTS]
+
+    def attach(self, **fields: Any) -> None:
+        """Write the header: from now on readers take the segment into account."""
+        header = pack_header({"kind": self.kind, "seq": self.seq, **fields})
+        self.map[: len(header)] = header
+
+    def unmap(self) -> None:
+        """Give the mapping back; the file stays."""
+        # A thread may still hold a view for one more store: then its release unmaps.
+        with contextlib.suppress(BufferError):
+            for view in (self.metas, self.starts, self.ends, self.words):
+                view.release()
+            self.map.close()
+
+
+def _allocate(path: Path, size: int) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o644)
+    try:
+        try:
+            _reserve(fd, size)
+            return mmap.mmap(fd, size)
+        except BaseException:
+            # ext4 keeps what a failed allocation had grabbed until the file is gone.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+        return
+    block = bytes(1 << 16)
+    while size > 0:
+        size -= os.write(fd, block[:size])

@@ -1,0 +1,237 @@
+"""Spans: the hot path of the recorder.
+
+A ``Span`` is a name to enter as often as one likes: again, recursively, from many threads and tasks. It
+keeps no state of its own while open; that is in the lane of the thread. The methods that run for every
+span are written out by hand, without a call that could be saved, and they are swapped for empty ones
+while nothing records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from time import perf_counter_ns as _now
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stepwell.journal import frames
+from stepwell.journal.errors import quietly
+from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
+from stepwell.journal.lane import DROPPED, Lane
+from stepwell.journal.names import SPAN, names
+from stepwell.journal.state import current_lane, local, state
+from stepwell.journal.values import encode, encode_carefully, encode_quickly
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NO_ERRORS = (GeneratorExit, StopIteration, StopAsyncIteration)
+"""How Python ends a loop is no failure of the span around it."""
+
+
+def _no_loop() -> object | None:
+    return None
+
+
+_running_loop: Callable[[], object | None] = _no_loop
+_encode: Callable[[Any], bytes] = encode
+
+
+def prepare() -> None:
+    """Get ready to record: tell asyncio code from plain code, and encode quickly."""
+    global _running_loop, _encode
+    from asyncio.events import _get_running_loop
+
+    _running_loop = _get_running_loop
+    _encode = encode_quickly()
+
+
+class Span:
+    """A named stretch of time; ``with span: ...`` records it, and it decorates functions."""
+
+    __slots__ = ("_word",)
+
+    def __init__(self, name: str, category: str = "") -> None:
+        self._word = names.intern(SPAN, name, category) << NAME_SHIFT
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return names.key(self._word >> NAME_SHIFT)[2]
+
+    @property
+    def category(self) -> str:
+        """The group of names it belongs to, "" for none."""
+        return names.key(self._word >> NAME_SHIFT)[1]
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def __call__(self, function: F) -> F:
+        from stepwell.journal.decorate import decorate
+
+        return decorate(self, function)
+
+    @quietly
+    def set(self, **attributes: Any) -> None:
+        """Add attributes to the innermost open span of this name in this thread or task."""
+        lane = current_lane() if state.enabled else None
+        slot = 0 if lane is None else lane.find(self._word)
+        if lane is None or not slot:
+            return
+        offset = lane.put_attributes(_merge(lane.attributes_of(slot), attributes))
+        slot = lane.find(self._word)
+        if offset:
+            kept = lane.metas[slot] & (SLOT_MASK | NAME_MASK)
+            lane.metas[slot] = kept | offset << ATTRIBUTE_SHIFT
+
+    def __repr__(self) -> str:
+        return f"<span {self.category + ':' if self.category else ''}{self.name}>"
+
+
+class AttributedSpan(Span):
+    """A span whose every entry carries these attributes."""
+
+    __slots__ = ("attributes",)
+
+    attributes: dict[str, Any]
+
+    def __enter__(self) -> AttributedSpan:
+        return self
+
+
+def _enter(self: Span) -> Span:
+    try:
+        lane: Lane = local.lane
+    except AttributeError:
+        _enter_slowly(self)
+        return self
+    slot = lane.next
+    if slot >= lane.limit or _running_loop() is not None:
+        _enter_slowly(self)
+        return self
+    lane.next = slot + 1
+    stack = lane.stack
+    word = self._word
+    lane.metas[slot] = word | stack[-1] & SLOT_MASK
+    stack.append(word | slot)
+    lane.starts[slot] = _now()
+    return self
+
+
+def _enter_with_attributes(self: AttributedSpan) -> AttributedSpan:
+    try:
+        lane: Lane = local.lane
+        data = _encode(self.attributes)
+    except Exception:
+        _enter_slowly(self, encode(self.attributes))
+        return self
+    slot = lane.next
+    offset = lane.blob_next
+    after = offset + len(data)
+    # msgspec writes NaN as null: the careful way tells it from None.
+    if (
+        slot >= lane.limit
+        or after >= lane.blob_limit
+        or b"null" in data
+        or _running_loop() is not None
+    ):
+        _enter_slowly(self, encode(self.attributes))
+        return self
+    lane.blob_map[offset:after] = data
+    lane.blob_next = (after + 8) & -8
+    lane.next = slot + 1
+    stack = lane.stack
+    word = self._word
+    lane.metas[slot] = word | stack[-1] & SLOT_MASK | offset << ATTRIBUTE_SHIFT - 3
+    stack.append(word | slot)
+    lane.starts[slot] = _now()
+    return self
+
+
+def _exit(
+    self: Span,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    try:
+        lane: Lane = local.lane
+    except AttributeError:
+        return
+    if kind is None and not lane.frames:
+        entry = lane.stack.pop()
+        slot = entry ^ self._word
+        # What is left of the entry is a slot only if it was this span's.
+        if slot <= SLOT_MASK:
+            lane.ends[slot] = _now()
+            return
+        lane.stack.append(entry)
+    _exit_slowly(self, lane, error)
+
+
+@quietly
+def _enter_slowly(self: Span, attributes: bytes = b"") -> None:
+    """Enter for the first time in this thread, in a new segment, or inside a running loop."""
+    lane = current_lane()
+    if lane is None:
+        return
+    word = self._word
+    if _running_loop() is not None:
+        frames.enter(lane, word, attributes)
+        return
+    lane.make_room()
+    offset = lane.put_attributes(attributes) if attributes else 0
+    parent = lane.plain_parent_slot()
+    slot = lane.reserve()
+    if not slot:
+        lane.stack.append(parent | word | DROPPED)
+        return
+    lane.metas[slot] = parent | word | offset << ATTRIBUTE_SHIFT
+    lane.stack.append(word | slot)
+    lane.starts[slot] = _now()
+
+
+@quietly
+def _exit_slowly(self: Span, lane: Lane, error: BaseException | None) -> None:
+    """Leave with an error, out of order, or inside a running loop."""
+    failed = error is not None and not isinstance(error, NO_ERRORS)
+    flags = ERROR if failed else 0
+    frame = frames.leave(self._word, flags) if lane.frames else None
+    if frame is not None:
+        origin: int | None = frame.origin
+    else:
+        slot = lane.leave(self._word, _now() | flags)
+        origin = lane.origin(slot) if slot else None
+    if failed and error is not None and id(error) != lane.last_error:
+        # One record for an exception, on the innermost span that it went through.
+        lane.last_error = id(error)
+        lane.journal.write_error(lane, origin, error)
+
+
+def _merge(old: bytes, attributes: dict[str, Any]) -> bytes:
+    """An encoded attribute set with these added."""
+    if not old:
+        return encode(attributes)
+    return encode_carefully({**json.loads(old), **attributes})
+
+
+_on = (_enter, _enter_with_attributes, _exit)
+_off = (Span.__enter__, AttributedSpan.__enter__, Span.__exit__)
+
+
+def _switch(enabled: bool) -> None:
+    plain, attributed, leave = _on if enabled else _off
+    Span.__enter__ = plain  # type: ignore[method-assign]
+    AttributedSpan.__enter__ = attributed  # type: ignore[method-assign]
+    Span.__exit__ = leave  # type: ignore[method-assign]
+
+
+state.switches.append(_switch)

@@ -1,0 +1,70 @@
+"""Which journal records now, and each thread's lane in it. The one piece of global state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepwell.journal.journal import Journal
+    from stepwell.journal.lane import Lane
+
+local = threading.local()
+"""``local.lane``: this thread's lane. A thread that never recorded has no such attribute."""
+
+
+class State:
+    """The active journal, or how to open one when this process first records."""
+
+    __slots__ = ("enabled", "journal", "opener", "switches")
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.journal: Journal | None = None
+        self.opener: Callable[[], Journal | None] | None = None
+        self.switches: list[Callable[[bool], None]] = []
+
+    def activate(self, journal: Journal | None) -> None:
+        """Record into this journal from now on (None: into none)."""
+        self.journal = journal
+        self.opener = None
+        self._enable(journal is not None)
+
+    def open_when_used(self, opener: Callable[[], Journal | None]) -> None:
+        """Let the first record of this process open its journal."""
+        self.journal = None
+        self.opener = opener
+        self._enable(True)
+
+    def _enable(self, enabled: bool) -> None:
+        self.enabled = enabled
+        for switch in self.switches:
+            switch(enabled)
+
+
+state = State()
+
+
+def current_journal() -> Journal | None:
+    """The active journal; opens it if this is a worker that records for the first time."""
+    if state.journal is None and state.opener is not None:
+        state.activate(state.opener())
+    return state.journal
+
+
+def current_lane() -> Lane | None:
+    """This thread's lane in the active journal, made when there is none yet."""
+    lane: Lane | None = getattr(local, "lane", None)
+    journal = current_journal()
+    if lane is None or lane.journal is not journal:
+        lane = None if journal is None else journal.open_lane()
+        forget_lane()
+        if lane is not None:
+            local.lane = lane
+    return lane
+
+
+def forget_lane() -> None:
+    """Let this thread's next record find a lane anew."""
+    local.__dict__.pop("lane", None)

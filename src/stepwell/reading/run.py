@@ -1,0 +1,240 @@
+"""Recorded runs: a folder in, tables out."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepwell.journal.document import PROCESS, read_json
+from stepwell.journal.errors import StepwellError
+from stepwell.reading.clock import clock_offsets
+from stepwell.reading.context import ContextLog
+from stepwell.reading.process import process_folders, read_documents, read_processes, status_of
+from stepwell.reading.tables import (
+    ARTIFACTS,
+    EVENTS,
+    METRICS,
+    PLACE,
+    SPANS,
+    ProcessTables,
+    scan,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN = "run.json"
+TABLES = ("spans", "metrics", "events", "processes", "open_spans", "artifacts")
+PROCESSES = pl.Schema(
+    {
+        **PLACE,
+        "role": pl.String,
+        "parent": pl.String,
+        "worker": pl.Int32,
+        "status": pl.String,
+        "host": pl.String,
+        "pid": pl.Int64,
+        "local_rank": pl.Int32,
+        "world_size": pl.Int32,
+        "started_ns": pl.Int64,
+        "heartbeat_ns": pl.Int64,
+        "dropped": pl.Int64,
+        "error": pl.String,
+        "spool": pl.String,
+    }
+)
+
+
+def open_run(path: str | os.PathLike[str]) -> RecordedRun:
+    """The run in this folder, while it is being written or afterwards."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise StepwellError(f"there is no run folder {str(folder)!r}")
+    if not (folder / RUN).is_file() and not process_folders(folder):
+        inside = [run.id for run in list_runs(folder)]
+        hint = f": it holds the runs {', '.join(inside[:5])}" if inside else ""
+        raise StepwellError(f"{str(folder)!r} is not a run folder{hint}")
+    return RecordedRun(folder)
+
+
+def list_runs(dir: str | os.PathLike[str] = "runs") -> list[RecordedRun]:
+    """The runs below a folder, newest first."""
+    root = Path(dir).expanduser()
+    if not root.is_dir():
+        return []
+    found = [
+        RecordedRun(path)
+        for path in root.iterdir()
+        if path.is_dir() and ((path / RUN).is_file() or process_folders(path))
+    ]
+    return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)
+
+
+class RecordedRun:
+    """A run folder to read. Each table is read anew whenever it is collected."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.about: dict[str, Any] = read_json(path / RUN) or {}
+
+    @property
+    def id(self) -> str:
+        """The run id."""
+        return str(self.about.get("id") or self.path.name)
+
+    @property
+    def name(self) -> str:
+        """What the run was called."""
+        return str(self.about.get("name") or self.id)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the training was configured with."""
+        config = self.about.get("config")
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def created_ns(self) -> int:
+        """When the run was first started."""
+        created = self.about.get("created")
+        return created if isinstance(created, int) else 0
+
+    @property
+    def status(self) -> str:
+        """running, finished, failed, killed, or empty: the latest attempt's main processes decide."""
+        documents = [d for d in self._documents() if d.get("role") != "worker"]
+        latest = max((d["attempt"] for d in documents), default=0)
+        found = {status_of(d) for d in documents if d["attempt"] == latest}
+        for status in ("running", "failed", "killed", "finished"):
+            if status in found:
+                return status
+        return "empty"
+
+    # Tables
+
+    def spans(self) -> pl.LazyFrame:
+        """Spans: one row for each time a span was entered."""
+        return scan(SPANS, lambda wanted: self._each("spans", wanted))
+
+    def open_spans(self) -> pl.LazyFrame:
+        """What every thread is inside of now, or was when it died."""
+        columns = [*PLACE, "category", "id", "parent", "depth", "start_ns", "attributes"]
+        opened = scan(SPANS, lambda wanted: self._each("open", wanted))
+        return opened.select(columns)
+
+    def metrics(self, overwritten: bool = False) -> pl.LazyFrame:
+        """Metrics: one row for each number logged.
+
+        Where a later attempt logged the same metric at the same step, its value is the one shown.
+        ``overwritten=True`` shows all, with a column ``overwritten`` that tells which are not.
+        """
+        table = scan(METRICS, lambda wanted: self._each("metrics", wanted))
+        latest = pl.col("attempt").max().over("rank", "name", "step")
+        mark = pl.col("attempt") < latest
+        if overwritten:
+            return table.with_columns(overwritten=mark)
+        attempts = {d["attempt"] for d in self._documents()}
+        return table if len(attempts) < 2 else table.filter(~mark)
+
+    def events(self) -> pl.LazyFrame:
+        """Events: one row for each, exceptions and logged values that are no numbers included."""
+        return scan(EVENTS, lambda wanted: self._each("events", wanted))
+
+    def artifacts(self) -> pl.LazyFrame:
+        """Artifacts: one row for each file kept; its content is ``artifacts/<sha256>``."""
+        return scan(ARTIFACTS, lambda wanted: self._each("artifacts", wanted))
+
+    def processes(self) -> pl.LazyFrame:
+        """Processes: ranks and their workers, with state, host and what they could not keep."""
+        return scan(PROCESSES, lambda wanted: iter([self._process_frame()]))
+
+    def to_pandas(self, table: str) -> pd.DataFrame:
+        """One of the tables as a pandas DataFrame (needs pandas and pyarrow)."""
+        if table not in TABLES:
+            raise StepwellError(f"there is no table {table!r}: write one of {', '.join(TABLES)}")
+        try:
+            import pandas  # noqa: F401
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise StepwellError(
+                f"{error.name} is missing: pip install 'stepwell[pandas]'"
+            ) from None
+        lazy: pl.LazyFrame = getattr(self, table)()
+        return lazy.collect().to_pandas()
+
+    def __repr__(self) -> str:
+        return f"<recorded run {self.id} in {self.path}>"
+
+    # Reading
+
+    def _documents(self) -> list[dict[str, Any]]:
+        return [d for folder in process_folders(self.path) for d in read_documents(folder)]
+
+    def _each(self, table: str, wanted: set[str]) -> Iterator[pl.DataFrame]:
+        documents = self._documents()
+        offsets = clock_offsets(documents)
+        numbers = _process_numbers(documents)
+        for folder in process_folders(self.path):
+            processes = read_processes(folder)
+            context = ContextLog(processes[0]) if processes else None
+            for process in processes:
+                assert context is not None
+                offset = offsets.get(process.about["boot"], 0)
+                number = numbers.get(process.name, 0)
+                tables = ProcessTables(process, context, offset, number, self.id)
+                if table in ("spans", "open"):
+                    yield from tables.spans(wanted, only_open=table == "open")
+                elif table == "metrics":
+                    yield from tables.metrics(wanted)
+                else:
+                    yield from tables.events(wanted, artifacts=table == "artifacts")
+
+    def _process_frame(self) -> pl.DataFrame:
+        rows = []
+        for folder in process_folders(self.path):
+            processes = read_processes(folder)
+            context = ContextLog(processes[0]).latest() if processes else (None, None)
+            for process in processes:
+                rows.append(_process_row(process.about, self.id, context))
+        return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
+
+
+def _process_row(
+    about: dict[str, Any], run: str, context: tuple[int | None, int | None]
+) -> dict[str, Any]:
+    worker = about.get("worker")
+    error = about.get("error")
+    return {
+        **{key: about.get(key) for key in PROCESSES},
+        "run": run,
+        "thread": None,
+        "step": context[0],
+        "epoch": context[1],
+        "name": about.get("role") if worker is None else f"worker-{worker}",
+        "status": status_of(about),
+        "started_ns": about.get("started"),
+        "heartbeat_ns": about.get("heartbeat"),
+        "dropped": sum((about.get("drops") or {}).values()),
+        "error": None if not error else f"{error.get('type')}: {error.get('message')}",
+    }
+
+
+def _process_numbers(documents: list[dict[str, Any]]) -> dict[str, int]:
+    """A number for each process, the same whenever it is read, no two alike."""
+    numbers: dict[str, int] = {}
+    taken: set[int] = set()
+    for name in sorted(d["process"] for d in documents):
+        number = zlib.crc32(name.encode()) & 0x7FFFFFFF
+        while number in taken:
+            number = (number + 1) & 0x7FFFFFFF
+        taken.add(number)
+        numbers[name] = number
+    return numbers
+
+
+__all__ = ["PROCESS", "RecordedRun", "list_runs", "open_run"]

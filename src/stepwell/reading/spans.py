@@ -1,0 +1,135 @@
+"""Span segments as rows: identities, parents, depths, states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.journal.format import (
+    ABANDONED,
+    ATTRIBUTE_SHIFT,
+    CARRIED,
+    ERROR,
+    LINK_NAME,
+    NAME_SHIFT,
+    SLOT_MASK,
+    TIME_MASK,
+    span_id,
+)
+from stepwell.reading.process import Process
+from stepwell.reading.segments import Segment
+
+STATUSES = ("ok", "error", "open", "unfinished")
+OK, FAILED, OPEN, UNFINISHED = range(4)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SpanRows:
+    """The spans of one segment; ``parent`` is -1 for none."""
+
+    id: Array
+    parent: Array
+    depth: Array
+    name: Array
+    start: Array
+    end: Array
+    status: Array
+    attributes: Array
+
+
+class SpanReader:
+    """Reads the span segments of one process; knows which spans went on in a later segment."""
+
+    def __init__(self, process: Process) -> None:
+        self.segments = process.of_kind("spans")
+        self._latest: dict[int, int] = {}
+        self._continued: set[int] = set()
+        for segment in self.segments:
+            self._latest[segment.lane] = max(self._latest.get(segment.lane, -1), segment.seq)
+            self._continued.update(origin for target, origin in _continuations(segment))
+
+    def rows(self, segment: Segment) -> SpanRows:
+        """The spans of a segment, those that went on elsewhere left out."""
+        meta, start, end = segment.columns
+        slots = len(start)
+        name = ((meta >> NAME_SHIFT) & 0xFFFFFF).astype(np.int64)
+        published = (start != 0) & (meta != 0)
+        link = published & (name == LINK_NAME)
+        identity = np.arange(slots, dtype=np.int64) + span_id(segment.seq, 0)
+        target = (meta[link] & SLOT_MASK).astype(np.int64)
+        inside = target < slots
+        identity[target[inside]] = start[link][inside].astype(np.int64) - 1
+        parent = _parents(meta, start)
+        depth = _depths(parent)
+        keep = published & ~link & ((end & CARRIED) == 0)
+        keep &= ~((end == 0) & np.isin(identity, list(self._continued)) & ~_own(segment, slots))
+        status = np.where(end & ERROR != 0, FAILED, OK)
+        status[end & ABANDONED != 0] = UNFINISHED
+        is_latest = self._latest[segment.lane] == segment.seq
+        status[end == 0] = OPEN if is_latest else UNFINISHED
+        return SpanRows(
+            id=identity[keep],
+            parent=np.where(parent > 0, identity[parent], -1)[keep],
+            depth=depth[keep],
+            name=name[keep],
+            start=start[keep],
+            end=(end & TIME_MASK)[keep],
+            status=status[keep],
+            attributes=(meta >> ATTRIBUTE_SHIFT)[keep].astype(np.int64),
+        )
+
+
+def may_be_open(segment: Segment) -> bool:
+    """Whether a segment may hold spans without an end."""
+    return segment.sealed is None or bool(segment.header.get("open", 1))
+
+
+def _continuations(segment: Segment) -> list[tuple[int, int]]:
+    """(slot, identity) of the spans that went on in this segment."""
+    if segment.sealed is not None:
+        links = [(int(t), int(o)) for t, o in segment.header.get("links", [])]
+    else:
+        meta, start, _ = segment.columns
+        slots = np.flatnonzero((start != 0) & ((meta >> NAME_SHIFT) & 0xFFFFFF == LINK_NAME))
+        links = [(int(meta[s] & SLOT_MASK), int(start[s]) - 1) for s in slots]
+        # A link to itself stands for a span; the span does not go on here.
+        links = [(t, o) for s, (t, o) in zip(slots, links, strict=True) if t != s]
+        links = [(t, o) for t, o in links if t < len(start) and start[t]]
+    return links
+
+
+def _own(segment: Segment, slots: int) -> Array:
+    """Marks the slots that are the continuation, rather than what was continued."""
+    own = np.zeros(slots, bool)
+    targets = [target for target, _ in _continuations(segment) if target < slots]
+    own[targets] = True
+    return own
+
+
+def _parents(meta: Array, start: Array) -> Array:
+    """Parent slots; a parent that was never published (an interrupt) is passed over."""
+    parent = (meta & SLOT_MASK).astype(np.int64)
+    parent[parent >= len(meta)] = 0
+    # A parent is always entered before its child; anything else is damage.
+    parent[parent >= np.arange(len(meta))] = 0
+    for _ in range(64):
+        hole = (parent > 0) & (start[parent] == 0)
+        if not hole.any():
+            break
+        parent[hole] = parent[parent[hole]]
+    return parent
+
+
+def _depths(parent: Array) -> Array:
+    """Number of ancestors of each slot."""
+    depth = np.zeros(len(parent), np.int32)
+    above = parent.copy()
+    while (above > 0).any():
+        depth[above > 0] += 1
+        above = parent[above]
+    return depth

@@ -1,0 +1,257 @@
+"""The tables of a run: their columns, and how they are filled process by process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from polars.io.plugins import register_io_source
+
+from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, OWNER_SHIFT, STEP_BIAS
+from stepwell.reading.context import ContextLog
+from stepwell.reading.process import Process
+from stepwell.reading.segments import Segment
+from stepwell.reading.spans import OPEN, STATUSES, SpanReader, SpanRows, may_be_open
+
+PLACE: dict[str, Any] = {
+    "run": pl.String,
+    "attempt": pl.Int32,
+    "rank": pl.Int32,
+    "process": pl.String,
+    "thread": pl.String,
+    "step": pl.Int64,
+    "epoch": pl.Int64,
+    "name": pl.String,
+}
+"""Columns that every table has."""
+
+SPANS = pl.Schema(
+    {
+        **PLACE,
+        "category": pl.String,
+        "id": pl.Int64,
+        "parent": pl.Int64,
+        "depth": pl.Int32,
+        "start_ns": pl.Int64,
+        "duration_ns": pl.Int64,
+        "status": pl.String,
+        "attributes": pl.String,
+    }
+)
+METRICS = pl.Schema({**PLACE, "time_ns": pl.Int64, "value": pl.Float64})
+EVENTS = pl.Schema({**PLACE, "time_ns": pl.Int64, "span": pl.Int64, "attributes": pl.String})
+ARTIFACTS = pl.Schema(
+    {
+        **PLACE,
+        "time_ns": pl.Int64,
+        "span": pl.Int64,
+        "sha256": pl.String,
+        "size": pl.Int64,
+        "attributes": pl.String,
+    }
+)
+
+Frames = Callable[[set[str]], Iterator[pl.DataFrame]]
+PROCESS_BITS = 32
+
+
+class ProcessTables:
+    """Turns one process's records into rows. ``number`` makes span ids unique within the run."""
+
+    def __init__(
+        self, process: Process, context: ContextLog, offset: int, number: int, run: str
+    ) -> None:
+        self.process = process
+        self.context = context
+        self.offset = offset
+        self.base = number << PROCESS_BITS
+        self.run = run
+        self._threads = _thread_names(process)
+
+    # Spans
+
+    def spans(self, wanted: set[str], only_open: bool = False) -> Iterator[pl.DataFrame]:
+        """Rows of SPANS, one frame a segment."""
+        reader = SpanReader(self.process)
+        texts = {s.seq: s for s in self.process.of_kind("attributes")}
+        for segment in reader.segments:
+            if not only_open or may_be_open(segment):
+                rows = reader.rows(segment)
+                frame = self._span_frame(segment, rows, texts.get(segment.seq), wanted)
+                yield frame.filter(pl.Series(rows.status == OPEN)) if only_open else frame
+
+    def _span_frame(
+        self, segment: Segment, rows: SpanRows, texts: Segment | None, wanted: set[str]
+    ) -> pl.DataFrame:
+        count = len(rows.id)
+        columns = self._place(segment.lane, count, wanted)
+        columns |= self._context(rows.start, wanted)
+        columns |= self._names(rows.name, wanted)
+        columns["id"] = rows.id + self.base
+        columns["parent"] = _nullable(rows.parent + self.base, rows.parent >= 0)
+        columns["depth"] = rows.depth
+        columns["start_ns"] = rows.start.astype(np.int64) + self.offset
+        duration = rows.end.astype(np.int64) - rows.start.astype(np.int64)
+        columns["duration_ns"] = _nullable(duration, rows.end != 0)
+        if "status" in wanted:
+            columns["status"] = pl.Series(STATUSES, dtype=pl.String).gather(rows.status)
+        if "attributes" in wanted:
+            columns["attributes"] = _texts(rows.attributes, texts)
+        return _frame(columns, SPANS, wanted)
+
+    # Metrics
+
+    def metrics(self, wanted: set[str]) -> Iterator[pl.DataFrame]:
+        """Rows of METRICS, one frame a segment."""
+        for segment in self.process.of_kind("metrics"):
+            clock, value, step_word, name_word = segment.columns
+            keep = (name_word != CONTEXT_NAME) & (name_word != 0)
+            clock, value, step_word = clock[keep], value[keep], step_word[keep]
+            name_word = name_word[keep].astype(np.int64)
+            columns = self._place(segment.lane, len(clock), wanted)
+            owner = (name_word >> OWNER_SHIFT) - 1
+            if "thread" in wanted and (owner >= 0).any():
+                columns["thread"] = [
+                    self._threads.get(o if o >= 0 else segment.lane, "") for o in owner.tolist()
+                ]
+            columns |= self._names(name_word & 0xFFFFFF, wanted)
+            columns |= self._metric_steps(clock, step_word)
+            columns["time_ns"] = clock.astype(np.int64) + self.offset
+            columns["value"] = np.ascontiguousarray(value).view(np.float64)
+            yield _frame(columns, METRICS, wanted)
+
+    def _metric_steps(self, clock: NDArray[Any], word: NDArray[Any]) -> dict[str, Any]:
+        step, epoch = self.context.at(clock)
+        implicit = word & IMPLICIT_STEP != 0
+        counted = (word & (IMPLICIT_STEP - 1)).astype(np.int64)
+        explicit = counted - STEP_BIAS
+        known = np.where(implicit, np.where(step >= 0, step, counted), explicit)
+        return {"step": known, "epoch": _nullable(epoch, epoch >= 0)}
+
+    # Events and artifacts
+
+    def events(self, wanted: set[str], artifacts: bool = False) -> Iterator[pl.DataFrame]:
+        """Rows of EVENTS, or of ARTIFACTS."""
+        found = [e for e in self.process.events() if (e.get("kind") == "artifact") is artifacts]
+        if not found:
+            return
+        clock = np.array([e["time"] for e in found], np.int64)
+        spans = [e.get("span") for e in found]
+        columns = self._place(0, len(found), wanted)
+        columns["thread"] = [self._thread(e) for e in found]
+        columns |= self._context(clock, wanted | {"step", "epoch"})
+        columns["name"] = [str(e.get("name")).encode("utf-8", "replace").decode() for e in found]
+        columns["time_ns"] = clock + self.offset
+        columns["span"] = [None if s is None else int(s) + self.base for s in spans]
+        about = [e.get("attributes") or {} for e in found]
+        if artifacts:
+            columns["sha256"] = [a.get("sha256") for a in about]
+            columns["size"] = [a.get("size") for a in about]
+            about = [a.get("attributes") or {} for a in about]
+        columns["attributes"] = [_json(a) for a in about]
+        yield _frame(columns, ARTIFACTS if artifacts else EVENTS, wanted)
+
+    # Columns
+
+    def _thread(self, event: dict[str, Any]) -> str:
+        return self._threads.get(event.get("lane", -1)) or str(event.get("thread"))
+
+    def _place(self, lane: int, count: int, wanted: set[str]) -> dict[str, Any]:
+        about = self.process.about
+        values = {
+            "run": self.run,
+            "attempt": about["attempt"],
+            "rank": about["rank"],
+            "process": self.process.name,
+            "thread": self._threads.get(lane, ""),
+        }
+        return {
+            key: pl.Series(key, [value], dtype=PLACE[key]).new_from_index(0, count)
+            for key, value in values.items()
+            if key in wanted
+        }
+
+    def _context(self, clock: NDArray[Any], wanted: set[str]) -> dict[str, Any]:
+        if not wanted & {"step", "epoch"}:
+            return {}
+        step, epoch = self.context.at(clock)
+        return {"step": _nullable(step, step >= 0), "epoch": _nullable(epoch, epoch >= 0)}
+
+    def _names(self, ids: NDArray[Any], wanted: set[str]) -> dict[str, Any]:
+        known = self.process.names
+        unique, inverse = np.unique(ids, return_inverse=True)
+        found = [known.get(int(i), ("", "", f"(name {i} was lost)")) for i in unique]
+        columns = {}
+        for key, at in (("name", 2), ("category", 1)):
+            if key in wanted:
+                words = pl.Series(key, [entry[at] for entry in found], dtype=pl.String)
+                columns[key] = words.gather(inverse)
+        return columns
+
+
+def scan(schema: pl.Schema, frames: Frames) -> pl.LazyFrame:
+    """A lazy table that reads segment by segment, and only the columns that are asked for."""
+
+    def source(
+        with_columns: list[str] | None,
+        predicate: pl.Expr | None,
+        n_rows: int | None,
+        batch_size: int | None,
+    ) -> Iterator[pl.DataFrame]:
+        names = list(schema) if with_columns is None else with_columns
+        left = n_rows
+        for frame in frames(set(names)):
+            part = frame.select(names)
+            if predicate is not None:
+                part = part.filter(predicate)
+            if left is not None:
+                part = part.head(left)
+                left -= part.height
+            yield part
+            if left == 0:
+                return
+
+    return register_io_source(source, schema=schema)
+
+
+def _frame(columns: dict[str, Any], schema: pl.Schema, wanted: set[str]) -> pl.DataFrame:
+    series = [
+        pl.Series(name, columns[name], dtype=schema[name], strict=False)
+        for name in schema
+        if name in wanted
+    ]
+    return pl.DataFrame(series)
+
+
+def _nullable(values: NDArray[Any], known: NDArray[Any]) -> pl.Series:
+    return pl.Series(values).set(pl.Series(~known), None)
+
+
+def _texts(offsets: NDArray[Any], segment: Segment | None) -> pl.Series:
+    texts = segment.texts if segment is not None else {}
+    unique, inverse = np.unique(offsets, return_inverse=True)
+    return pl.Series([texts.get(int(o)) for o in unique], dtype=pl.String).gather(inverse)
+
+
+def _json(attributes: dict[str, Any]) -> str | None:
+    import json
+
+    return json.dumps(attributes) if attributes else None
+
+
+def _thread_names(process: Process) -> dict[int, str]:
+    """Thread names by lane; threads of one name are told apart by a number."""
+    lanes = {s.lane: s.thread for s in process.segments}
+    lanes |= {
+        e["lane"]: str(e.get("thread")) for e in process.events() if isinstance(e.get("lane"), int)
+    }
+    names: dict[int, str] = {}
+    used: dict[str, int] = {}
+    for lane in sorted(lanes):
+        name = lanes[lane].encode("utf-8", "replace").decode()
+        used[name] = used.get(name, 0) + 1
+        names[lane] = name if used[name] == 1 else f"{name} #{used[name]}"
+    return names

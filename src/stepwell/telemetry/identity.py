@@ -1,0 +1,323 @@
+"""What produced a run: host, Python, code, launch and configuration, as values for JSON.
+
+Every function returns what it could find out and leaves out the rest; only `config_to_dict`
+raises, for something that is no configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from stepwell.journal.system import boot_id
+from stepwell.telemetry.masking import mask, mask_argv
+
+__all__ = [
+    "config_to_dict",
+    "describe_code",
+    "describe_host",
+    "describe_launch_environment",
+    "describe_python",
+    "mask",
+    "mask_argv",
+]
+
+_GIT_SECONDS = 2.0
+_DEEPEST = 32
+
+_DISTRIBUTIONS = (
+    "stepwell",
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "lightning",
+    "pytorch-lightning",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "deepspeed",
+    "peft",
+    "jax",
+    "flax",
+    "tensorflow",
+    "keras",
+    "scikit-learn",
+    "xgboost",
+    "numpy",
+    "pandas",
+    "polars",
+    "mlflow",
+    "wandb",
+    "tensorboard",
+    "hydra-core",
+    "omegaconf",
+    "triton",
+    "flash-attn",
+    "zstandard",
+    "msgspec",
+)
+
+_LAUNCH_VARIABLE = (
+    "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|LOCAL_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT"
+    "|(?:GROUP|ROLE)_(?:RANK|WORLD_SIZE|NAME)|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+    "|(?:TORCHELASTIC|SLURM|OMPI|PMI|PMIX|NCCL|TORCH_NCCL|STEPWELL)_.*"
+)
+
+
+def describe_host() -> dict[str, Any]:
+    """Return hostname, operating system, kernel, machine, processors, memory and boot id."""
+    import platform
+
+    return _without_none(
+        {
+            "hostname": socket.gethostname(),
+            "os": platform.system(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "cpu_count": os.cpu_count(),
+            "cpu_usable": _count_usable_cpus(),
+            "memory_bytes": _read_memory_bytes(),
+            "boot_id": boot_id(),
+        }
+    )
+
+
+def describe_python() -> dict[str, Any]:
+    """Return the interpreter and the versions of the installed packages that matter to training.
+
+    Nothing is imported to find them out.
+    """
+    return {
+        "version": ".".join(str(part) for part in sys.version_info[:3]),
+        "implementation": sys.implementation.name,
+        "executable": sys.executable,
+        "packages": _find_versions(_DISTRIBUTIONS),
+    }
+
+
+def describe_code(cwd: Path) -> dict[str, Any]:
+    """Return commit, branch, dirty flag and remote of the git repository around a folder.
+
+    What git cannot tell within two seconds is left out; outside of a repository that is all.
+    Files that git does not track do not make it dirty.
+    """
+    deadline = time.monotonic() + _GIT_SECONDS
+    commit = _ask_git(cwd, deadline, "rev-parse", "--verify", "HEAD")
+    branch = _ask_git(cwd, deadline, "symbolic-ref", "--short", "--quiet", "HEAD")
+    if commit is None and branch is None:
+        return {}
+    remote = _ask_git(cwd, deadline, "config", "--get", "remote.origin.url")
+    # Last, because it reads the whole working tree.
+    changes = _ask_git(cwd, deadline, "status", "--porcelain", "--untracked-files=no")
+    return _without_none(
+        {
+            "commit": commit,
+            "branch": branch,
+            "dirty": None if changes is None else bool(changes),
+            "remote": _strip_credentials(remote) if remote else None,
+        }
+    )
+
+
+def describe_launch_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that launchers and communication libraries use, secrets masked."""
+    found = {
+        name: environ[name] for name in sorted(environ) if re.fullmatch(_LAUNCH_VARIABLE, name)
+    }
+    masked: dict[str, str] = mask(found)
+    return masked
+
+
+def config_to_dict(config: object) -> dict[str, Any]:
+    """Return a configuration as a dict with string keys, configurations inside it converted too.
+
+    Takes a dict or other mapping, a Namespace, a dataclass or attrs instance, a pydantic model,
+    an OmegaConf config, a named tuple, an object with to_dict() or the like, or one with plain
+    attributes. None is empty; a TypeError says what to pass instead of anything else.
+    """
+    if config is None:
+        return {}
+    items = _find_items(config)
+    if items is None and not _is_plain_value(config):
+        items = _public_attributes(config) or None
+    if items is None:
+        raise TypeError(
+            f"config is {_name_type(config)}; pass a dict, an argparse.Namespace, a dataclass "
+            "instance, or an object with to_dict() or with attributes"
+        )
+    return _convert_items(items, 0)
+
+
+def _convert_items(items: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    converted: dict[str, Any] = {}
+    for key in items:
+        try:
+            value = items[key]
+        except Exception as error:
+            # OmegaConf raises for a value that is still to be filled in.
+            value = f"<{type(error).__name__}>"
+        converted[str(key)] = _convert(value, depth + 1)
+    return converted
+
+
+def _convert(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST or _is_plain_value(value):
+        return value
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
+        return [_convert(item, depth + 1) for item in value]
+    items = _find_items(value) if _is_structure(value) else None
+    return value if items is None else _convert_items(items, depth)
+
+
+def _is_structure(value: object) -> bool:
+    """Whether a value inside a configuration is one itself; a model or tensor is not."""
+    if isinstance(value, type):
+        return False
+    return (
+        isinstance(value, Mapping)
+        or _is_namespace(value)
+        or is_dataclass(value)
+        or any(hasattr(value, name) for name in ("model_dump", "_asdict", "__attrs_attrs__"))
+    )
+
+
+def _is_namespace(value: object) -> bool:
+    # Whoever has such an object has imported argparse, which is too slow to import for nothing.
+    argparse = sys.modules.get("argparse")
+    return isinstance(value, SimpleNamespace) or (
+        argparse is not None and isinstance(value, argparse.Namespace)
+    )
+
+
+def _is_plain_value(value: object) -> bool:
+    return value is None or isinstance(value, (str, bytes, bool, int, float, complex, type, Path))
+
+
+def _find_items(config: object) -> Mapping[Any, Any] | None:
+    """Return the fields of an object that has fields, or None."""
+    if isinstance(config, type):
+        return None
+    if isinstance(config, Mapping):
+        return config
+    if _is_namespace(config):
+        return vars(config)
+    for name in ("model_dump", "to_dict", "as_dict", "_asdict", "dict"):
+        items = _call(config, name)
+        if isinstance(items, Mapping):
+            return items
+    if is_dataclass(config):
+        return _read_attributes(config, (field.name for field in fields(config)))
+    attrs = getattr(config, "__attrs_attrs__", None)
+    if attrs is not None:
+        return _read_attributes(config, (str(attribute.name) for attribute in attrs))
+    pairs = _call(config, "items")
+    return None if pairs is None else _make_dict(pairs)
+
+
+def _call(config: object, name: str) -> Any:
+    """Return what a method without arguments gives; a stranger's method may do anything."""
+    try:
+        method = getattr(config, name, None)
+        return method() if callable(method) else None
+    except Exception:
+        return None
+
+
+def _make_dict(pairs: Any) -> dict[Any, Any] | None:
+    try:
+        return dict(pairs)
+    except (TypeError, ValueError):
+        return None
+
+
+def _read_attributes(config: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
+
+
+def _public_attributes(config: object) -> dict[str, Any]:
+    attributes = getattr(config, "__dict__", {})
+    return {name: value for name, value in attributes.items() if not name.startswith("_")}
+
+
+def _name_type(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _count_usable_cpus() -> int | None:
+    """Return the processors this process may run on, which a job scheduler may have restricted."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return None
+
+
+def _read_memory_bytes() -> int | None:
+    try:
+        found = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
+    from importlib import metadata
+
+    versions: dict[str, str] = {}
+    for distribution in distributions:
+        try:
+            version = metadata.version(distribution)
+        except Exception:
+            # Not installed, or an installation that is damaged.
+            continue
+        if version:
+            versions[distribution] = version
+    return versions
+
+
+def _ask_git(cwd: Path, deadline: float, *arguments: str) -> str | None:
+    """Return what git answers, or None if it fails, is missing or takes too long."""
+    import subprocess
+
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    # A repository can name a program that git runs to watch its files. It shall not run here.
+    command = ["git", "-c", "core.fsmonitor=false", *arguments]
+    try:
+        answer = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=max(0.0, deadline - time.monotonic()),
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.decode("utf-8", "replace").strip()
+
+
+def _strip_credentials(url: str) -> str:
+    """Return the address without user, password and query; ssh needs its user, who is no secret."""
+    url = re.sub(r"[?#].*", "", url)
+    url = re.sub(r"^(ssh://|git\+ssh://)([^\s/:@]*):[^\s/]*@", r"\1\2@", url)
+    url = re.sub(r"^((?!ssh|git\+ssh)[a-zA-Z][\w+.-]*://)[^\s/]*@", r"\1", url)
+    masked: str = mask(url)
+    return masked
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,268 @@
+"""Runs: the object that ``stepwell.init`` returns, and the functions on the active one."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stepwell.journal.errors import StepwellError, logger, quietly, warn_once
+from stepwell.journal.metrics import log as log
+from stepwell.journal.metrics import set_context
+from stepwell.journal.span import AttributedSpan, Span
+from stepwell.journal.state import current_journal, state
+from stepwell.journal.values import cut
+from stepwell.telemetry import artifacts
+from stepwell.telemetry.children import adopt_children, release_children
+from stepwell.telemetry.recorder import Recorder
+
+STATUSES = ("finished", "failed", "killed")
+FINISH_TIMEOUT = 30.0
+
+_new = object.__new__
+_spans: dict[str, Span] = {}
+MAX_CACHED_SPANS = 10_000
+
+
+def span(name: str, /, **attributes: Any) -> Span:
+    """Give a name to a stretch of time: ``with span("forward"):`` or ``@span("load")``.
+
+    It can be kept and entered as often as you like, also recursively and from several threads.
+    Attributes are recorded each time it is entered.
+    """
+    try:
+        found = _spans[name]
+    except (KeyError, TypeError):
+        found = _new_span(name)
+    if attributes:
+        made = _new(AttributedSpan)
+        made._word = found._word
+        made.attributes = attributes
+        return made
+    return found
+
+
+def _new_span(name: str) -> Span:
+    made = Span(name if isinstance(name, str) else str(getattr(name, "value", name)))
+    if isinstance(name, str) and len(_spans) < MAX_CACHED_SPANS:
+        _spans[name] = made
+    return made
+
+
+@quietly
+def event(name: str, /, **attributes: Any) -> None:
+    """Record that something happened now, inside the innermost open span."""
+    journal = current_journal() if state.enabled else None
+    if journal is not None:
+        journal.write_event("event", str(name), attributes)
+
+
+def set_step(step: int | None, epoch: int | None = None) -> None:
+    """Say which optimizer step (from 0) and epoch it is now; what follows belongs to it."""
+    if state.enabled:
+        set_context(step, epoch)
+
+
+class Run:
+    """A run that is being recorded. Also a context manager that finishes it.
+
+    Attributes:
+        id: the run id.
+        name: the name given to ``init``, or the id.
+        path: the run folder.
+        attempt: 0 for the first launch of this run, one more for each restart.
+        rank: rank of this process.
+        disabled: whether nothing is recorded (``STEPWELL_MODE=off``).
+    """
+
+    def __init__(
+        self, *, id: str, name: str, path: Path, attempt: int, rank: int, recorder: Recorder | None
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.path = path
+        self.attempt = attempt
+        self.rank = rank
+        self.disabled = recorder is None
+        self.status = "running"
+        self._recorder = recorder
+
+    # Recording
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers, such as ``{"loss": 0.3}``, at this step or at the current one."""
+        log(values, step)
+
+    def span(self, name: str, /, **attributes: Any) -> Span:
+        """A span of this name, to use in a ``with`` statement or as a decorator."""
+        return span(name, **attributes)
+
+    def event(self, name: str, /, **attributes: Any) -> None:
+        """Record that something happened now, inside the innermost open span."""
+        event(name, **attributes)
+
+    def set_step(self, step: int | None, epoch: int | None = None) -> None:
+        """Say which optimizer step (from 0) and epoch it is now; what follows belongs to it."""
+        set_step(step, epoch)
+
+    def artifact(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        name: str | None = None,
+        **attributes: Any,
+    ) -> None:
+        """Keep a copy of a file, of each file of a folder, or of bytes with the run.
+
+        The content is copied before the call returns, so the original may change afterwards.
+        """
+        if state.enabled:
+            self._keep(path_or_bytes, name, attributes)
+
+    @quietly
+    def _keep(self, source: str | os.PathLike[str] | bytes, name: str | None, more: Any) -> None:
+        journal = current_journal()
+        if journal is None:
+            return
+        try:
+            for content, called in _contents(source, name):
+                sha256, size = artifacts.store(self.path, content)
+                about = {"sha256": sha256, "size": size, "attributes": more}
+                journal.write_event("artifact", called, about)
+        except OSError as error:
+            journal.count_drop("artifacts")
+            warn_once(f"artifact {error.errno}", "an artifact was not kept: %s", error)
+
+    # Ending
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until what was recorded so far is in the run folder; whether it was in time."""
+        return self._recorder is None or self._recorder.pump.flush(timeout)
+
+    def finish(self, status: str = "finished", *, timeout: float = FINISH_TIMEOUT) -> None:
+        """End the run: seal its files and say how it ended: finished, failed or killed."""
+        if status not in STATUSES:
+            raise StepwellError(f"status is {status!r}: write one of {', '.join(STATUSES)}")
+        self._end(status, None, timeout)
+
+    def _end(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None or recorder.pid != os.getpid():
+            return
+        self.status = status
+        if _active.run is self:
+            _active.run = None
+            release_children()
+        _close(recorder, status, error, timeout)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._end("finished", None, FINISH_TIMEOUT)
+        else:
+            status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._end(status, describe_error(error), FINISH_TIMEOUT)
+
+    def __repr__(self) -> str:
+        return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
+
+
+@quietly
+def _close(recorder: Recorder, status: str, error: dict[str, Any] | None, timeout: float) -> None:
+    recorder.close(status, error, timeout)
+
+
+def _contents(
+    source: str | os.PathLike[str] | bytes, name: str | None
+) -> Iterable[tuple[bytes | Path, str]]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return [(bytes(source), name or "bytes")]
+    path = Path(source)
+    found = list(artifacts.files_below(path))
+    if name is None:
+        return found
+    return [(file, name + called[len(path.name) :]) for file, called in found]
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception in words, for process.json."""
+    import traceback
+
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return {
+        "type": type(error).__qualname__,
+        "message": cut(str(error), 2000),
+        "traceback": cut("".join(lines), 8000),
+    }
+
+
+class _Active:
+    run: Run | None = None
+    at_exit = False
+
+
+_active = _Active()
+
+
+def active_run() -> Run | None:
+    """The run that is being recorded, or None."""
+    return _active.run
+
+
+def activate(run: Run, recorder: Recorder) -> None:
+    """Make this the active run; an earlier one is finished first."""
+    _active.run = run
+    recorder.open()
+    adopt_children(recorder.journal.folder, recorder.about)
+    if not _active.at_exit:
+        _active.at_exit = True
+        atexit.register(_finish_at_exit)
+
+
+def finish_active(why: str) -> None:
+    """Finish the active run, if there is one, because something else begins."""
+    if _active.run is not None:
+        logger.info("finishing run %s: %s", _active.run.id, why)
+        _active.run.finish()
+
+
+def _finish_at_exit() -> None:
+    run = _active.run
+    if run is None:
+        return
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, KeyboardInterrupt):
+        run._end("killed", describe_error(error), FINISH_TIMEOUT)
+    elif error is not None:
+        run._end("failed", describe_error(error), FINISH_TIMEOUT)
+    else:
+        run.finish()
+
+
+def artifact(
+    path_or_bytes: str | os.PathLike[str] | bytes, name: str | None = None, **attributes: Any
+) -> None:
+    """Keep a copy of a file, of each file of a folder, or of bytes with the active run."""
+    if _active.run is not None:
+        _active.run.artifact(path_or_bytes, name, **attributes)
+
+
+def flush(timeout: float = 10.0) -> bool:
+    """Wait until what the active run recorded so far is in its folder; whether it was in time."""
+    return _active.run is None or _active.run.flush(timeout)
+
+
+def finish(status: str = "finished") -> None:
+    """Finish the active run."""
+    if _active.run is not None:
+        _active.run.finish(status)

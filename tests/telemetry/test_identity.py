@@ -1,0 +1,516 @@
+"""What produced a run is described without secrets, and without ever getting in the way."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepwell.telemetry.identity import (
+    config_to_dict,
+    describe_code,
+    describe_host,
+    describe_launch_environment,
+    mask,
+    mask_argv,
+)
+
+SECRET = "correct-horse"
+
+
+# Host and Python.
+
+
+def test_the_host_is_described_as_the_system_itself_does() -> None:
+    """Name, kernel and processors are those that uname and Python report; all of it is JSON."""
+    host = describe_host()
+    assert host["hostname"] == platform.node()
+    assert host["kernel"] == os.uname().release
+    assert host["cpu_count"] == os.cpu_count()
+    assert json.loads(json.dumps(host)) == host
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="from /proc")
+def test_on_linux_memory_and_boot_are_known() -> None:
+    """Memory is what sysconf says, to a few per cent that the kernel keeps for itself."""
+    host = describe_host()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert host["memory_bytes"] == pytest.approx(pages, rel=0.05)
+    assert host["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_python_is_described_with_the_packages_that_matter_and_no_import_of_them() -> None:
+    """Versions of installed packages are found although nobody imported them."""
+    script = (
+        "import json, sys\n"
+        "from stepwell.telemetry.identity import describe_python\n"
+        "print(json.dumps([describe_python(), sorted(sys.modules)]))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    answer = subprocess.run(
+        [sys.executable, "-c", script], env=environ, check=True, capture_output=True, text=True
+    )
+    python, modules = json.loads(answer.stdout)
+    assert python["version"] == platform.python_version()
+    assert python["executable"] == sys.executable
+    assert python["implementation"] == "cpython"
+    assert python["packages"]["numpy"][0].isdigit()
+    assert "pytest" not in python["packages"]
+    assert "numpy" not in modules
+
+
+# Code.
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=trunk")
+    (folder / "train.py").write_text("print(1)\n")
+    git(folder, "add", "train.py")
+    git(folder, "commit", "--quiet", "--message=first")
+    return folder
+
+
+def test_a_clean_repository_gives_commit_branch_and_remote(repository: Path) -> None:
+    """The commit is git's own, untracked files are no change, and the password stays out."""
+    git(repository, "remote", "add", "origin", f"https://me:{SECRET}@example.org/a/b.git")
+    (repository / "runs").mkdir()
+    (repository / "runs" / "untracked").touch()
+    assert describe_code(repository / "runs") == {
+        "commit": git(repository, "rev-parse", "HEAD"),
+        "branch": "trunk",
+        "dirty": False,
+        "remote": "https://example.org/a/b.git",
+    }
+
+
+def test_a_changed_file_makes_the_code_dirty(repository: Path) -> None:
+    """What ran is not what was committed, and a detached head has no branch."""
+    git(repository, "checkout", "--quiet", "--detach")
+    (repository / "train.py").write_text("print(2)\n")
+    described = describe_code(repository)
+    assert described["dirty"] is True
+    assert "branch" not in described
+
+
+@pytest.mark.parametrize(
+    ("remote", "kept"),
+    [
+        ("git@example.org:a/b.git", "git@example.org:a/b.git"),
+        ("ssh://git@example.org/a/b", "ssh://git@example.org/a/b"),
+        (f"ssh://git:{SECRET}@example.org/a/b", "ssh://git@example.org/a/b"),
+        (f"https://{SECRET}@example.org/a/b", "https://example.org/a/b"),
+        (f"https://me:p@{SECRET}@example.org/a", "https://example.org/a"),
+        (f"https://example.org/a?private_token={SECRET}", "https://example.org/a"),
+        ("/srv/git/a.git", "/srv/git/a.git"),
+    ],
+)
+def test_a_remote_is_kept_without_credentials(repository: Path, remote: str, kept: str) -> None:
+    """Only the user of an ssh address, who is no secret, stays."""
+    git(repository, "config", "remote.origin.url", remote)
+    assert describe_code(repository)["remote"] == kept
+
+
+def test_a_repository_does_not_get_its_own_programs_run(repository: Path) -> None:
+    """A repository may configure a file-system monitor; describing the code does not start it."""
+    monitor = repository.parent / "monitor.sh"
+    monitor.write_text(f"#!/bin/sh\ntouch {repository.parent / 'ran'}\n")
+    monitor.chmod(0o755)
+    git(repository, "config", "core.fsmonitor", str(monitor))
+    assert describe_code(repository)["dirty"] is False
+    assert not (repository.parent / "ran").exists()
+
+
+def test_describing_leaves_the_index_alone(repository: Path) -> None:
+    """No optional lock is taken, so a commit under way elsewhere is not disturbed."""
+    (repository / "train.py").touch()
+    index = repository / ".git" / "index"
+    before = index.read_bytes()
+    describe_code(repository)
+    assert index.read_bytes() == before
+
+
+def test_without_a_repository_or_git_there_is_nothing_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a plain folder, a missing one nor a machine without git raises."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert describe_code(tmp_path) == {}
+    assert describe_code(tmp_path / "missing") == {}
+    monkeypatch.setenv("PATH", "")
+    assert describe_code(tmp_path) == {}
+
+
+def test_a_git_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All questions together take no more than about two seconds."""
+    hanging = tmp_path / "bin" / "git"
+    hanging.parent.mkdir()
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{hanging.parent}{os.pathsep}{os.environ['PATH']}")
+    begin = time.monotonic()
+    assert describe_code(tmp_path) == {}
+    assert time.monotonic() - begin < 10
+
+
+# The launch environment.
+
+
+def test_only_launch_variables_are_kept_and_their_secrets_are_not() -> None:
+    """What is not a launcher's is none of our business; a token among them is masked."""
+    kept = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "node-a",
+        "TORCHELASTIC_RUN_ID": "none",
+        "SLURM_JOB_ID": "4711",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMI_RANK": "1",
+        "PMIX_NAMESPACE": "job",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NCCL_DEBUG": "INFO",
+        "STEPWELL_DIR": "runs",
+    }
+    masked = {"SLURM_JWT": SECRET, "STEPWELL_TOKEN": SECRET}
+    others = {"HOME": "/home/me", "MASTER_KEY": SECRET, "LOCAL_DATABASE": SECRET, "MY_RANK": "1"}
+    described = describe_launch_environment({**kept, **masked, **others})
+    assert described == {**kept, "SLURM_JWT": "***", "STEPWELL_TOKEN": "***"}
+
+
+# Masking.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "password",
+        "DB_PASSWORD",
+        "dbPassword",
+        "passwd",
+        "db_pass",
+        "client_secret",
+        "token",
+        "hf_token",
+        "HF_TOKEN",
+        "auth-token",
+        "githubToken2",
+        "api_key",
+        "apikey",
+        "WANDB_API_KEY",
+        "openaiApiKey",
+        "aws_access_key_id",
+        "AWS_SECRET_ACCESS_KEY",
+        "private_key",
+        "credentials",
+        "auth",
+        "Authorization",
+        "session_key",
+        "cookie",
+        "sentry_dsn",
+        "connection_string",
+        "logger.wandb.api_key",
+    ],
+)
+def test_a_value_under_a_secret_name_is_masked(name: str) -> None:
+    """However the name is written, the value is replaced, and so is all that lies below it."""
+    assert mask({name: SECRET}) == {name: "***"}
+    assert mask([{"a": {name: {"user": "me", "value": [SECRET]}}}]) == [{"a": {name: "***"}}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens",
+        "max_tokens",
+        "num_tokens",
+        "tokens_per_second",
+        "tokenizer",
+        "token_type_ids",
+        "pad_token",
+        "eos_token",
+        "pad_token_id",
+        "loss_per_token",
+        "author",
+        "authors",
+        "authority",
+        "key",
+        "keys",
+        "monkey",
+        "forward_pass",
+        "passes",
+        "secretary",
+        "num_key_value_heads",
+        "private",
+        "session",
+        "compass",
+    ],
+)
+def test_a_name_of_training_is_not_taken_for_a_secret(name: str) -> None:
+    """Words that merely contain or resemble a secret one are left alone."""
+    assert mask({name: "value"}) == {name: "value"}
+
+
+def test_nothing_and_switches_stay_readable_under_a_secret_name() -> None:
+    """That no password is set, or that a token is used, is worth knowing and no secret."""
+    harmless = {"password": "", "token": None, "use_auth_token": True, "auth": False}
+    assert mask(harmless) == harmless
+    assert mask({"password": 12345}) == {"password": "***"}
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("https://me:pw@example.org/x", "https://me:***@example.org/x"),
+        ("redis://:p@ss@cache:6379/0", "redis://:***@cache:6379/0"),
+        ("see postgres://u:p@h/db and http://h:80/", "see postgres://u:***@h/db and http://h:80/"),
+        ("https://example.org/?a=1&api_key=x&b=2", "https://example.org/?a=1&api_key=***&b=2"),
+        ("host=db password='a b' user=me", "host=db password=*** user=me"),
+        ("Server=db;Password=x;User=me", "Server=db;Password=***;User=me"),
+        ('{"token": "a\\"b", "lr": "1"}', '{"token": "***", "lr": "1"}'),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic ***"),
+        ("Bearer abcdefgh12345678", "Bearer ***"),
+        ("hf_" + "aB3" * 12, "***"),
+        ("use ghp_" + "aB3" * 12 + " here", "use *** here"),
+        ("sk-proj-" + "aB3" * 12, "***"),
+        ("AKIA" + "A1B2C3D4E5F6G7H8", "***"),
+        ("xoxb-1234567890-abcdef", "***"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nend",
+            "***\nend",
+        ),
+    ],
+)
+def test_a_secret_inside_a_text_is_masked(text: str, masked: str) -> None:
+    """Passwords in addresses and keys of well-known shapes are found wherever they stand."""
+    assert mask({"note": [text]}) == {"note": [masked]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_model",
+        "a basic training of risk-aware-policies-for-sk-learn-pipelines",
+        "sk-learn-random-forest-classifier-large",
+        "0123456789abcdef0123456789abcdef01234567",
+        "mailto:me@example.org",
+        "s3://bucket/key@version",
+        "lr=0.1 tokenizer=gpt2",
+    ],
+)
+def test_an_ordinary_text_is_left_alone(text: str) -> None:
+    """Names, commits and paths that look a little like keys stay."""
+    assert mask({"note": text}) == {"note": text}
+
+
+def test_a_bare_hexadecimal_key_is_masked_only_where_its_name_says_so() -> None:
+    """Forty hexadecimal digits are a commit, unless they go under the name of a key."""
+    digits = "0123456789abcdef0123456789abcdef01234567"
+    assert mask({"commit": digits, "wandb": digits}) == {"commit": digits, "wandb": "***"}
+
+
+def test_what_refers_to_itself_comes_to_an_end() -> None:
+    """A configuration that contains itself is cut off, not followed for ever."""
+    loop: dict[str, Any] = {"lr": 1}
+    loop["self"] = loop
+    assert mask(loop)["self"]["self"]["lr"] == 1
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_masking_never_fails_and_keeps_the_shape(value: Any) -> None:
+    """Any nested value comes back with the same keys and lengths, and masking it again is the same."""
+    masked = mask(value)
+    assert mask(masked) == masked
+    if isinstance(value, dict):
+        assert masked.keys() == value.keys()
+    if isinstance(value, list):
+        assert len(masked) == len(value)
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "://" * 60_000, "sk-" * 60_000, "'a':" * 50_000])
+def test_a_long_text_is_masked_in_reasonable_time(text: str) -> None:
+    """No text makes the search take more than a moment."""
+    begin = time.process_time()
+    mask(text)
+    assert time.process_time() - begin < 5
+
+
+def test_a_command_line_is_masked_in_each_spelling() -> None:
+    """Options with and without an equals sign, and overrides, lose their secrets and nothing else."""
+    argv = [
+        "train.py",
+        f"--api-key={SECRET}",
+        "--api-key",
+        SECRET,
+        "--hf_token",
+        f"-{SECRET}",
+        f"api_key={SECRET}",
+        f"+logger.wandb.api_key={SECRET}",
+        "--url",
+        f"https://me:{SECRET}@example.org",
+        "--max-tokens",
+        "100",
+        "--tokenizer=gpt2",
+        "--use-auth",
+        "--lr",
+        "0.1",
+    ]
+    assert mask_argv(argv) == [
+        "train.py",
+        "--api-key=***",
+        "--api-key",
+        "***",
+        "--hf_token",
+        "***",
+        "api_key=***",
+        "+logger.wandb.api_key=***",
+        "--url",
+        "https://me:***@example.org",
+        "--max-tokens",
+        "100",
+        "--tokenizer=gpt2",
+        "--use-auth",
+        "--lr",
+        "0.1",
+    ]
+
+
+# Configurations.
+
+
+@dataclass
+class Optimizer:
+    lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+@dataclass
+class Config:
+    name: str = "net"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    stages: list[Optimizer] = field(default_factory=lambda: [Optimizer(lr=1.0)])
+
+
+class WithToDict:
+    def to_dict(self) -> dict[str, Any]:
+        return {"lr": 0.1}
+
+
+class WithItems:
+    def items(self) -> list[tuple[str, float]]:
+        return [("lr", 0.1)]
+
+
+class WithAttributes:
+    def __init__(self) -> None:
+        self.lr = 0.1
+        self._hidden = 1
+
+
+class Unfilled(Mapping[str, Any]):
+    """Like an OmegaConf config with a value that is still to be given."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "missing":
+            raise ValueError("Missing mandatory value: missing")
+        return 0.1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["lr", "missing"])
+
+    def __len__(self) -> int:
+        return 2
+
+
+Point = namedtuple("Point", ["lr"])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, {}),
+        ({}, {}),
+        ({"lr": 0.1, 3: "three"}, {"lr": 0.1, "3": "three"}),
+        (argparse.Namespace(lr=0.1), {"lr": 0.1}),
+        (SimpleNamespace(lr=0.1), {"lr": 0.1}),
+        (WithToDict(), {"lr": 0.1}),
+        (WithItems(), {"lr": 0.1}),
+        (WithAttributes(), {"lr": 0.1}),
+        (Point(lr=0.1), {"lr": 0.1}),
+        (Unfilled(), {"lr": 0.1, "missing": "<ValueError>"}),
+        (
+            Config(),
+            {
+                "name": "net",
+                "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]},
+                "stages": [{"lr": 1.0, "betas": [0.9, 0.99]}],
+            },
+        ),
+        (
+            {"a": argparse.Namespace(b=[Point(lr=1)], c=Path("x"))},
+            {"a": {"b": [{"lr": 1}], "c": Path("x")}},
+        ),
+    ],
+)
+def test_a_configuration_becomes_a_dict(config: object, expected: dict[str, Any]) -> None:
+    """Whatever people keep their settings in gives the same plain dict, inside and out."""
+    assert config_to_dict(config) == expected
+
+
+def test_a_pydantic_model_becomes_a_dict() -> None:
+    """A model gives its fields, and models inside it theirs."""
+    pydantic = pytest.importorskip("pydantic")
+    inner = pydantic.create_model("Inner", lr=(float, 0.1))
+    outer = pydantic.create_model("Outer", optimizer=(inner, inner()), name=(str, "net"))
+    expected = {"optimizer": {"lr": 0.1}, "name": "net"}
+    assert config_to_dict(outer()) == expected
+    assert config_to_dict({"model": outer()}) == {"model": expected}
+
+
+def test_secrets_in_nested_configurations_are_found_once_converted() -> None:
+    """Masking a converted configuration reaches the attributes of the objects in it."""
+    config = {"logger": argparse.Namespace(api_key=SECRET, project="p")}
+    assert mask(config_to_dict(config)) == {"logger": {"api_key": "***", "project": "p"}}
+
+
+@pytest.mark.parametrize("config", ["lr=0.1", 3, 0.5, [("lr", 0.1)], Config, print, object()])
+def test_what_is_no_configuration_is_refused_with_advice(config: object) -> None:
+    """The error says what was given and what to pass instead."""
+    with pytest.raises(TypeError, match=r"config is .*; pass a dict"):
+        config_to_dict(config)
+
+
+def test_the_given_configuration_is_not_changed_or_shared() -> None:
+    """The dict that comes back is another one, so later changes do not reach the record."""
+    config = {"optimizer": {"lr": 0.1}}
+    converted = config_to_dict(config)
+    config["optimizer"]["lr"] = 0.2
+    assert converted == {"optimizer": {"lr": 0.1}}
