@@ -25,7 +25,7 @@ from stepwell.journal.names import names
 from stepwell.journal.seal import seal
 from stepwell.journal.segment import Segment
 from stepwell.journal.spool import SpoolCopy
-from stepwell.journal.workers import fold_workers
+from stepwell.journal.workers import fold_workers, remove_if_empty
 
 TICK = 0.2
 WORKERS_EVERY = 1.0
@@ -133,6 +133,7 @@ class Pump:
                 time.sleep(0.1)
         self._guard("names", names.retry)
         self._guard("workers", self.fold)
+        remove_if_empty(self.journal.folder)
         self.journal.drop_spare()
         if self.spool is not None:
             self._guard("spool", self.spool.finish)

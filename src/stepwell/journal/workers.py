@@ -7,6 +7,7 @@ frame, its segments others, its folder goes. So the number of files does not gro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -18,10 +19,9 @@ from stepwell.journal.seal import seal
 from stepwell.journal.system import is_alive
 
 WORKERS = "workers"
-GRACE = 5.0
 
 
-def fold_workers(folder: Path, archives: dict[str, Archive], ended_only: bool = True) -> int:
+def fold_workers(folder: Path, archives: dict[str, Archive]) -> int:
     """Take over what workers below ``folder`` have finished; returns bytes added to archives."""
     added = 0
     try:
@@ -40,6 +40,12 @@ def fold_workers(folder: Path, archives: dict[str, Archive], ended_only: bool = 
         if ended:
             shutil.rmtree(worker, ignore_errors=True)
     return added
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove ``workers/`` once nobody is in it."""
+    with contextlib.suppress(OSError):
+        (folder / WORKERS).rmdir()
 
 
 def _segments(worker: Path, ended: bool) -> list[Path]:

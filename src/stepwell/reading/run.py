@@ -19,6 +19,7 @@ from stepwell.reading.tables import (
     ARTIFACTS,
     EVENTS,
     METRICS,
+    OPEN_SPANS,
     PLACE,
     SPANS,
     ProcessTables,
@@ -48,6 +49,18 @@ PROCESSES = pl.Schema(
         "spool": pl.String,
     }
 )
+
+
+SCHEMAS = {
+    "spans": SPANS,
+    "open_spans": OPEN_SPANS,
+    "metrics": METRICS,
+    "events": EVENTS,
+    "artifacts": ARTIFACTS,
+    "processes": PROCESSES,
+}
+_LATER = pl.col("attempt") < pl.col("attempt").max().over("rank", "name", "step")
+"""Whether a later attempt logged the same metric at the same step."""
 
 
 def open_run(path: str | os.PathLike[str]) -> RecordedRun:
@@ -119,13 +132,11 @@ class RecordedRun:
 
     def spans(self) -> pl.LazyFrame:
         """Spans: one row for each time a span was entered."""
-        return scan(SPANS, lambda wanted: self._each("spans", wanted))
+        return self.table("spans")
 
     def open_spans(self) -> pl.LazyFrame:
         """What every thread is inside of now, or was when it died."""
-        columns = [*PLACE, "category", "id", "parent", "depth", "start_ns", "attributes"]
-        opened = scan(SPANS, lambda wanted: self._each("open", wanted))
-        return opened.select(columns)
+        return self.table("open_spans")
 
     def metrics(self, overwritten: bool = False) -> pl.LazyFrame:
         """Metrics: one row for each number logged.
@@ -133,30 +144,27 @@ class RecordedRun:
         Where a later attempt logged the same metric at the same step, its value is the one shown.
         ``overwritten=True`` shows all, with a column ``overwritten`` that tells which are not.
         """
-        table = scan(METRICS, lambda wanted: self._each("metrics", wanted))
-        latest = pl.col("attempt").max().over("rank", "name", "step")
-        mark = pl.col("attempt") < latest
-        if overwritten:
-            return table.with_columns(overwritten=mark)
-        attempts = {d["attempt"] for d in self._documents()}
-        return table if len(attempts) < 2 else table.filter(~mark)
+        return (
+            self._metrics(None).with_columns(overwritten=_LATER)
+            if overwritten
+            else self.table("metrics")
+        )
 
     def events(self) -> pl.LazyFrame:
         """Events: one row for each, exceptions and logged values that are no numbers included."""
-        return scan(EVENTS, lambda wanted: self._each("events", wanted))
+        return self.table("events")
 
     def artifacts(self) -> pl.LazyFrame:
         """Artifacts: one row for each file kept; its content is ``artifacts/<sha256>``."""
-        return scan(ARTIFACTS, lambda wanted: self._each("artifacts", wanted))
+        return self.table("artifacts")
 
     def processes(self) -> pl.LazyFrame:
         """Processes: ranks and their workers, with state, host and what they could not keep."""
-        return scan(PROCESSES, lambda wanted: iter([self._process_frame()]))
+        return self.table("processes")
 
     def to_pandas(self, table: str) -> pd.DataFrame:
         """One of the tables as a pandas DataFrame (needs pandas and pyarrow)."""
-        if table not in TABLES:
-            raise StepwellError(f"there is no table {table!r}: write one of {', '.join(TABLES)}")
+        lazy = self.table(table)
         try:
             import pandas  # noqa: F401
             import pyarrow  # noqa: F401
@@ -164,22 +172,45 @@ class RecordedRun:
             raise StepwellError(
                 f"{error.name} is missing: pip install 'stepwell[pandas]'"
             ) from None
-        lazy: pl.LazyFrame = getattr(self, table)()
         return lazy.collect().to_pandas()
+
+    def table(self, name: str, rank: int | None = None) -> pl.LazyFrame:
+        """A table by its name, of one rank or of all."""
+        if name not in TABLES:
+            raise StepwellError(f"there is no table {name!r}: write one of {', '.join(TABLES)}")
+        if name == "processes":
+            return scan(PROCESSES, lambda wanted: iter([self._process_frame(rank)]))
+        if name == "metrics":
+            several = len({d["attempt"] for d in self._documents()}) > 1
+            return self._metrics(rank).filter(~_LATER) if several else self._metrics(rank)
+        return scan(SCHEMAS[name], lambda wanted: self._each(name, wanted, rank))
+
+    def ranks(self) -> list[int]:
+        """The ranks that recorded."""
+        return sorted({int(d["rank"]) for d in self._documents()})
 
     def __repr__(self) -> str:
         return f"<recorded run {self.id} in {self.path}>"
 
     # Reading
 
+    def _metrics(self, rank: int | None) -> pl.LazyFrame:
+        return scan(METRICS, lambda wanted: self._each("metrics", wanted, rank))
+
+    def _folders(self, rank: int | None) -> list[Path]:
+        folders = process_folders(self.path)
+        if rank is None:
+            return folders
+        return [f for f in folders if (read_json(f / PROCESS) or {}).get("rank") == rank]
+
     def _documents(self) -> list[dict[str, Any]]:
         return [d for folder in process_folders(self.path) for d in read_documents(folder)]
 
-    def _each(self, table: str, wanted: set[str]) -> Iterator[pl.DataFrame]:
+    def _each(self, table: str, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
         documents = self._documents()
         offsets = clock_offsets(documents)
         numbers = _process_numbers(documents)
-        for folder in process_folders(self.path):
+        for folder in self._folders(rank):
             processes = read_processes(folder)
             context = ContextLog(processes[0]) if processes else None
             for process in processes:
@@ -187,16 +218,16 @@ class RecordedRun:
                 offset = offsets.get(process.about["boot"], 0)
                 number = numbers.get(process.name, 0)
                 tables = ProcessTables(process, context, offset, number, self.id)
-                if table in ("spans", "open"):
-                    yield from tables.spans(wanted, only_open=table == "open")
+                if table in ("spans", "open_spans"):
+                    yield from tables.spans(wanted, only_open=table == "open_spans")
                 elif table == "metrics":
                     yield from tables.metrics(wanted)
                 else:
                     yield from tables.events(wanted, artifacts=table == "artifacts")
 
-    def _process_frame(self) -> pl.DataFrame:
+    def _process_frame(self, rank: int | None) -> pl.DataFrame:
         rows = []
-        for folder in process_folders(self.path):
+        for folder in self._folders(rank):
             processes = read_processes(folder)
             context = ContextLog(processes[0]).latest() if processes else (None, None)
             for process in processes:
@@ -235,6 +266,3 @@ def _process_numbers(documents: list[dict[str, Any]]) -> dict[str, int]:
         taken.add(number)
         numbers[name] = number
     return numbers
-
-
-__all__ = ["PROCESS", "RecordedRun", "list_runs", "open_run"]

@@ -41,6 +41,7 @@ SPANS = pl.Schema(
         "attributes": pl.String,
     }
 )
+OPEN_SPANS = pl.Schema({key: SPANS[key] for key in SPANS if key not in ("duration_ns", "status")})
 METRICS = pl.Schema({**PLACE, "time_ns": pl.Int64, "value": pl.Float64})
 EVENTS = pl.Schema({**PLACE, "time_ns": pl.Int64, "span": pl.Int64, "attributes": pl.String})
 ARTIFACTS = pl.Schema(

@@ -29,7 +29,7 @@ MAX_CACHED_SPANS = 10_000
 
 
 def span(name: str, /, **attributes: Any) -> Span:
-    """Give a name to a stretch of time: ``with span("forward"):`` or ``@span("load")``.
+    """Give a name to a stretch of time, in a ``with`` statement or above a function.
 
     It can be kept and entered as often as you like, also recursively and from several threads.
     Attributes are recorded each time it is entered.

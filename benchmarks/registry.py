@@ -1,0 +1,54 @@
+"""All rows with their targets, which are those of the design."""
+
+from __future__ import annotations
+
+from benchmarks import background, disabled, growth, importing, scalars, spans
+from benchmarks.peers import scalars as scalar_peers
+from benchmarks.peers import spans as span_peers
+from benchmarks.row import Row
+
+ROWS = (
+    Row("reused", "reused span", spans.reused, 2.5),
+    Row("named", 'span("name")', spans.named, 3.2),
+    Row("attributes", 'span("name", a=…, b=…)', spans.attributes, 5.5),
+    Row("task", "span in an asyncio task", spans.in_task, 7.0),
+    Row("scalar", "log one scalar", scalars.one, 2.2),
+    Row("scalar-step", "log one scalar, step=…", scalars.one_with_step),
+    Row("scalar-bare", "log one scalar, no step set", scalars.one_without_step),
+    Row("scalars", "log ten scalars at once", scalars.ten, 8.0),
+    Row("off-reused", "disabled: reused span", disabled.reused, 0.6),
+    Row("off-named", 'disabled: span("name")', disabled.named, 0.6),
+    Row("off-attributes", 'disabled: span("name", a=…, b=…)', disabled.attributes, 1.0),
+    Row("off-log", "disabled: log one scalar", disabled.log, 0.6),
+    Row("pump", "background CPU per span", background.pump_cpu, 0.6),
+    Row("bytes", "sealed, per span of a tight loop", background.bytes_tight, 10.0, "B"),
+    Row("bytes-matmul", "sealed, per span of a matmul loop", background.bytes_matmul, 10.0, "B"),
+    Row("memory", "growth of resident memory", growth.memory, 20.0, "MB"),
+    Row("drift", "cost at the end : at the start", growth.cost, 1.2),
+    Row("import", "import stepwell, CPU", importing.cpu, 60.0, "ms"),
+)
+
+PEERS = (
+    Row(
+        "dftracer",
+        "dftracer, ai.compute.forward",
+        span_peers.dftracer,
+        6.0,
+        like="reused",
+        environment=(("DFTRACER_ENABLE", "1"),),
+    ),
+    Row(
+        "opentelemetry",
+        "OpenTelemetry SDK, null exporter",
+        span_peers.opentelemetry,
+        15.0,
+        like="named",
+    ),
+    Row("one-logger", "nv-one-logger, FileExporter", span_peers.one_logger, like="named"),
+    Row("trackio", "trackio", scalar_peers.trackio, 8.0, like="scalar-step"),
+    Row("wandb", "W&B, offline", scalar_peers.wandb, like="scalar-step"),
+    Row("tensorboard", "TensorBoard", scalar_peers.tensorboard, like="scalar-step"),
+    Row("mlflow", "MLflow, SQLite", scalar_peers.mlflow, like="scalar-step"),
+)
+
+EVERYTHING = {row.name: row for row in ROWS + PEERS}

@@ -1,0 +1,124 @@
+"""The tables that ``make bench`` prints."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from statistics import median
+
+from rich.table import Table
+
+from benchmarks.floor import Measured
+from benchmarks.row import Row
+from benchmarks.runner import Outcome
+
+Outcomes = dict[str, Outcome]
+
+
+def own_table(rows: Iterable[Row], outcomes: Outcomes) -> Table:
+    """What stepwell costs, next to its targets."""
+    table = _table("What recording costs (× is a multiple of the floor)")
+    table.add_column("", no_wrap=True)
+    table.add_column("measured", justify="right")
+    table.add_column("half of them", justify="right")
+    table.add_column("target", justify="right")
+    table.add_column("")
+    for row in rows:
+        outcome = outcomes.get(row.name)
+        if outcome is None:
+            continue
+        if outcome.measured is None:
+            table.add_row(row.title, "–", "", "", outcome.why)
+            continue
+        got = outcome.measured
+        target = "" if row.target is None else f"≤ {_number(row.target, row.unit)}"
+        note = f"  {got.note}" if got.note else ""
+        table.add_row(
+            row.title, _number(got.value, row.unit), _spread(got, row), target, verdict(outcome) + note
+        )
+    return table
+
+
+def peer_table(peers: Iterable[Row], outcomes: Outcomes) -> Table:
+    """What other tools cost, and how many times less stepwell does for the same."""
+    table = _table("Other tools, CPU time of the calling thread")
+    table.add_column("", no_wrap=True)
+    table.add_column("measured", justify="right")
+    table.add_column("half of them", justify="right")
+    table.add_column("stepwell", justify="right")
+    table.add_column("cheaper by", justify="right")
+    table.add_column("target", justify="right")
+    table.add_column("")
+    for row in peers:
+        outcome = outcomes.get(row.name)
+        if outcome is None:
+            continue
+        if outcome.measured is None:
+            table.add_row(row.title, "–", "", "", "", "", outcome.why)
+            continue
+        ours = outcomes.get(row.like)
+        times = times_cheaper(outcome, ours)
+        table.add_row(
+            row.title,
+            _number(outcome.measured.value, "×"),
+            _spread(outcome.measured, row),
+            "" if ours is None or ours.measured is None else _number(ours.measured.value, "×"),
+            "" if times is None else _number(times, "×"),
+            "" if row.target is None else f"≥ {_number(row.target, '×')}",
+            verdict(outcome, ours),
+        )
+    return table
+
+
+def times_cheaper(peer: Outcome, ours: Outcome | None) -> float | None:
+    """How many times less stepwell costs than this tool."""
+    if peer.measured is None or ours is None or ours.measured is None:
+        return None
+    return peer.measured.value / ours.measured.value
+
+
+def verdict(outcome: Outcome, ours: Outcome | None = None) -> str:
+    """Whether the target is met: "ok", "over" (or, of a peer, "under"), or "" without one."""
+    target, measured = outcome.row.target, outcome.measured
+    if target is None or measured is None:
+        return ""
+    if not outcome.row.like:
+        return "ok" if measured.value <= target else "over"
+    times = times_cheaper(outcome, ours)
+    if times is None:
+        return ""
+    return "ok" if times >= target else "under"
+
+
+def machine(outcomes: Iterable[Outcome]) -> str:
+    """Where this was measured, and how much to trust it."""
+    floors = [o.measured.floor_ns for o in outcomes if o.measured and o.measured.floor_ns]
+    where = f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    text = f"{where} {platform.machine()}, {os.cpu_count()} cores{load}."
+    if floors:
+        text += (
+            f" The floor took {median(floors):.0f} ns per span, {min(floors):.0f} to"
+            f" {max(floors):.0f} from row to row: that is the noise which the ratios take out;"
+            " about 10 % of it stays."
+        )
+    return text
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+
+
+def _spread(measured: Measured, row: Row) -> str:
+    if measured.low == measured.high:
+        return ""
+    return f"{_digits(measured.low)} – {_digits(measured.high)}"
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{_digits(value)} {unit}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"

@@ -1,0 +1,209 @@
+"""An overview of one run: how it ended, how long it took, what it was inside of, what it logged."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from stepwell.reading import RecordedRun
+
+
+@dataclass(frozen=True)
+class SpanLine:
+    """All spans of one name in main processes, or in workers."""
+
+    name: str
+    worker: bool
+    depth: int
+    count: int
+    total_s: float
+    p50_s: float
+    p95_s: float
+    max_s: float
+    errors: int
+
+
+@dataclass(frozen=True)
+class MetricLine:
+    """One metric: how it began, went and ended."""
+
+    name: str
+    count: int
+    first: float
+    last: float
+    last_step: int
+    low: float
+    low_step: int
+    high: float
+    high_step: int
+    curve: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OpenLine:
+    """A span that has no end."""
+
+    rank: int
+    process: str
+    thread: str
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What ``stepwell show`` tells about a run."""
+
+    id: str
+    name: str
+    path: Path
+    status: str
+    error: str | None
+    attempts: int
+    ranks: int
+    workers: int
+    wall_s: float
+    last_step: int | None
+    spans: list[SpanLine]
+    span_count: int
+    metrics: list[MetricLine]
+    metric_count: int
+    events: int
+    artifacts: int
+    dropped: int
+    disk_bytes: int
+    open: list[OpenLine]
+
+
+CURVE_POINTS = 16
+
+
+def overview(run: RecordedRun, most: int = 12) -> Overview:
+    """Read a run once through and sum it up; ``most`` bounds the number of lines of a kind."""
+    processes = run.processes().collect()
+    mains = processes.filter(pl.col("role") != "worker")
+    errors = processes.filter(pl.col("error").is_not_null())["error"].to_list()
+    spans = _spans(run)
+    metrics = run.metrics().collect()
+    return Overview(
+        id=run.id,
+        name=run.name,
+        path=run.path,
+        status=run.status,
+        error=errors[-1] if errors else None,
+        attempts=mains["attempt"].n_unique(),
+        ranks=mains["rank"].n_unique(),
+        workers=processes.height - mains.height,
+        wall_s=_wall(mains),
+        last_step=mains["step"].max(),  # type: ignore[arg-type]
+        spans=_longest(spans, most),
+        span_count=sum(line.count for line in spans),
+        metrics=_metrics(metrics)[:most],
+        metric_count=metrics.height,
+        events=run.events().select(pl.len()).collect().item(),
+        artifacts=run.artifacts().select(pl.len()).collect().item(),
+        dropped=int(processes["dropped"].sum() or 0),
+        disk_bytes=_disk(run.path),
+        open=_open(run, processes),
+    )
+
+
+def _wall(mains: pl.DataFrame) -> float:
+    """From the first start to the last heartbeat, gaps between attempts left out."""
+    attempts = mains.group_by("attempt").agg(
+        (pl.col("heartbeat_ns").max() - pl.col("started_ns").min()).alias("ns")
+    )
+    return float(attempts["ns"].sum() or 0) / 1e9
+
+
+def _spans(run: RecordedRun) -> list[SpanLine]:
+    worker = pl.col("process").str.contains(r"\.(?:worker-\d+|child)\.pid-").alias("worker")
+    seconds = pl.col("duration_ns") / 1e9
+    table = (
+        run.spans()
+        .select("name", worker, "depth", "start_ns", "duration_ns", "status")
+        .group_by("name", "worker")
+        .agg(
+            pl.col("depth").min(),
+            pl.len().alias("count"),
+            seconds.sum().alias("total_s"),
+            seconds.median().alias("p50_s"),
+            seconds.quantile(0.95).alias("p95_s"),
+            seconds.max().alias("max_s"),
+            (pl.col("status") == "error").sum().alias("errors"),
+            pl.col("start_ns").min().alias("began"),
+        )
+        .sort("worker", "began", "name")
+        .drop("began")
+        .collect()
+    )
+    return [SpanLine(**row) for row in table.with_columns(_seconds().fill_null(0.0)).to_dicts()]
+
+
+def _longest(lines: list[SpanLine], most: int) -> list[SpanLine]:
+    """Those with the most time in all, in the order in which they first began."""
+    kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:most]
+    return [line for line in lines if line in kept]
+
+
+def _seconds() -> pl.Expr:
+    return pl.col("total_s", "p50_s", "p95_s", "max_s")
+
+
+def _metrics(table: pl.DataFrame) -> list[MetricLine]:
+    lines = []
+    for (name,), part in table.sort("step", "time_ns").group_by("name", maintain_order=True):
+        known = part.filter(pl.col("value").is_not_nan())
+        if known.is_empty():
+            continue
+        low = known.row(int(known["value"].arg_min() or 0), named=True)
+        high = known.row(int(known["value"].arg_max() or 0), named=True)
+        lines.append(
+            MetricLine(
+                name=str(name),
+                count=part.height,
+                first=part["value"][0],
+                last=part["value"][-1],
+                last_step=part["step"][-1],
+                low=low["value"],
+                low_step=low["step"],
+                high=high["value"],
+                high_step=high["step"],
+                curve=_curve(known["value"]),
+            )
+        )
+    return sorted(lines, key=lambda line: line.name)
+
+
+def _curve(values: pl.Series) -> list[float]:
+    """The values thinned to a few means, for a small drawing."""
+    size = max(1, -(-len(values) // CURVE_POINTS))
+    parts = [values[i : i + size].mean() for i in range(0, len(values), size)]
+    return [float(v) for v in parts if isinstance(v, float)]
+
+
+def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
+    table = run.open_spans().sort("process", "thread", "depth").collect()
+    ends = {row["process"]: row["heartbeat_ns"] for row in processes.to_dicts()}
+    lines = []
+    for (process, thread), part in table.group_by("process", "thread", maintain_order=True):
+        innermost = part.row(-1, named=True)
+        end = ends.get(process) or innermost["start_ns"]
+        path = " › ".join(part["name"].to_list())
+        seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
+        lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))
+    return lines
+
+
+def _disk(path: Path) -> int:
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,54 @@
+"""How numbers, times and small curves look in a terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from rich.console import Console
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def console() -> Console:
+    """A console that keeps to 80 columns when its output is piped."""
+    return Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+
+
+def seconds(value: float) -> str:
+    """A duration with three figures: 1.23 s, 45.6 ms, 2 h 03 min."""
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    if value < 3600:
+        return f"{int(value // 60)} min {int(value % 60):02d} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"
+
+
+def number(value: float) -> str:
+    """A number with four figures."""
+    return f"{value:.4g}"
+
+
+def size(count: int) -> str:
+    """A number of bytes."""
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1024 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def curve(values: list[float]) -> str:
+    """A sparkline."""
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    if high == low:
+        return BARS[0] * len(finite)
+    return "".join(BARS[round((v - low) / (high - low) * (len(BARS) - 1))] for v in finite)

@@ -1,0 +1,128 @@
+"""``stepwell show``: an overview as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stepwell.analysis.overview import MetricLine, OpenLine, Overview, SpanLine
+from stepwell.cli.drawing import console, curve, number, seconds, size
+
+COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
+
+
+def show_overview(overview: Overview, as_json: bool = False) -> None:
+    """Print an overview."""
+    if as_json:
+        print(json.dumps(_plain(dataclasses.asdict(overview)), indent=1))
+        return
+    out = console()
+    out.print(_headline(overview))
+    for line in _facts(overview):
+        out.print(line, markup=False)
+    if overview.open:
+        _print_open(out, overview)
+    if overview.spans:
+        _print_spans(out, overview)
+    if overview.metrics:
+        _print_metrics(out, overview.metrics)
+
+
+def _headline(overview: Overview) -> Text:
+    text = Text.assemble((overview.name, "bold"), "  ")
+    text.append(overview.status, COLOURS.get(overview.status, "yellow"))
+    text.append(f" after {seconds(overview.wall_s)}")
+    if overview.last_step is not None:
+        text.append(f", step {overview.last_step}")
+    return text
+
+
+def _facts(overview: Overview) -> list[str]:
+    ranks = "1 rank" if overview.ranks == 1 else f"{overview.ranks} ranks"
+    workers = f", {overview.workers} worker processes" if overview.workers else ""
+    attempts = f", {overview.attempts} attempts" if overview.attempts > 1 else ""
+    facts = [
+        f"{overview.path}",
+        f"{ranks}{workers}{attempts} · {overview.span_count:,} spans · "
+        f"{overview.metric_count:,} numbers · {size(overview.disk_bytes)} on disk",
+    ]
+    if overview.error:
+        facts.append(f"ended with {overview.error}")
+    if overview.dropped:
+        facts.append(f"{overview.dropped:,} records were dropped (a full disk, or the size cap)")
+    return facts
+
+
+def _print_open(out: Console, overview: Overview) -> None:
+    ended = overview.status != "running"
+    out.print()
+    out.print("[bold]inside of, when it ended[/]" if ended else "[bold]inside of, now[/]")
+    for line in overview.open[:20]:
+        out.print(_open_line(line), markup=False)
+
+
+def _open_line(line: OpenLine) -> str:
+    return f"  rank {line.rank} {line.thread}: {line.path} ({seconds(line.seconds)})"
+
+
+def _print_spans(out: Console, overview: Overview) -> None:
+    out.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("spans", no_wrap=True, max_width=32)
+    for heading in ("count", "total", "of run", "p50", "p95", "max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in overview.spans:
+        table.add_row(*_span_cells(line, overview))
+    out.print(table)
+
+
+def _span_cells(line: SpanLine, overview: Overview) -> list[str]:
+    name = f"{line.name} (worker)" if line.worker else line.name
+    share = line.total_s / (overview.wall_s * overview.ranks) if overview.wall_s else math.nan
+    return [
+        f"{'  ' * min(line.depth, 4)}{name}",
+        f"{line.count:,}",
+        seconds(line.total_s),
+        "" if line.worker or math.isnan(share) else f"{share:.0%}",
+        seconds(line.p50_s),
+        seconds(line.p95_s),
+        seconds(line.max_s),
+    ]
+
+
+def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
+    out.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metrics", no_wrap=True, max_width=24)
+    for heading in ("first", "last", "lowest", "at", "highest", "at"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, max_width=16)
+    for line in lines:
+        table.add_row(
+            line.name,
+            number(line.first),
+            number(line.last),
+            number(line.low),
+            f"{line.low_step}",
+            number(line.high),
+            f"{line.high_step}",
+            curve(line.curve),
+        )
+    out.print(table)
+
+
+def _plain(value: Any) -> Any:
+    """Strict JSON: non-finite numbers as null, paths as text."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, int | str) else str(value)

@@ -1,0 +1,92 @@
+"""Recovery: collect what a dead process left in live files or in a spool.
+
+Nothing needs this to be read on the machine where it lies. It makes the run folder complete for other
+machines, and small.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal.archive import Archive
+from stepwell.journal.document import PROCESS, read_json, write_json
+from stepwell.journal.journal import EVENTS, NAMES
+from stepwell.journal.seal import seal
+from stepwell.journal.system import boot_id, is_alive
+from stepwell.journal.workers import fold_workers
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What became of one process: recovered, alive, clean, or elsewhere (its spool is on ``host``)."""
+
+    process: str
+    outcome: str
+    segments: int = 0
+    host: str = ""
+
+
+def recover_process(folder: Path) -> Recovery:
+    """Seal everything that a dead process left, and note in its document that it was killed."""
+    about = read_json(folder / PROCESS)
+    if about is None:
+        return Recovery(folder.name, "clean")
+    here = about.get("boot") == boot_id()
+    if here and is_alive(int(about["pid"]), int(about["start"])):
+        return Recovery(folder.name, "alive")
+    spool = _spool(folder, about)
+    if spool is not None and not spool.is_dir():
+        if not here and about.get("status") == "running":
+            return Recovery(folder.name, "elsewhere", host=str(about.get("host")))
+        spool = None
+    archives = {kind: Archive(folder, kind) for kind in ("spans", "metrics", "workers")}
+    count = 0
+    if spool is not None:
+        count += _collect_spool(spool, folder, archives)
+    count += _seal_folder(folder, folder.name, archives)
+    added = fold_workers(folder, archives)
+    if about.get("status") == "running":
+        write_json(folder / PROCESS, {**about, "status": "killed", "spool": None})
+    return Recovery(folder.name, "recovered" if count or added else "clean", count)
+
+
+def _spool(folder: Path, about: dict[str, Any]) -> Path | None:
+    spool = about.get("spool")
+    # Only a spool of this very process is taken, whatever the document says.
+    if not isinstance(spool, str) or Path(spool).name != folder.name:
+        return None
+    return None if Path(spool).is_symlink() else Path(spool)
+
+
+def _collect_spool(spool: Path, folder: Path, archives: dict[str, Archive]) -> int:
+    for name in (NAMES, EVENTS):
+        source, target = spool / name, folder / name
+        if source.is_file() and (not target.exists() or _longer(source, target)):
+            shutil.copyfile(source, target.with_name(f".{name}"))
+            target.with_name(f".{name}").replace(target)
+    count = _seal_folder(spool, folder.name, archives)
+    # Copies of what was just sealed from the spool itself.
+    for path in [*folder.glob("*.live"), *folder.glob("*.full")]:
+        path.unlink()
+    fold_workers(spool, archives)
+    shutil.rmtree(spool, ignore_errors=True)
+    return count
+
+
+def _longer(source: Path, target: Path) -> bool:
+    return source.stat().st_size > target.stat().st_size
+
+
+def _seal_folder(folder: Path, process: str, archives: dict[str, Archive]) -> int:
+    count = 0
+    # Sorted: attributes before the spans that refer to them.
+    for path in sorted([*folder.glob("*.live"), *folder.glob("*.full")]):
+        frame = seal(process, path.read_bytes())
+        if frame is not None:
+            archives["metrics" if path.name.startswith("metrics") else "spans"].append(frame)
+            count += 1
+        path.unlink()
+    return count
