@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,17 +11,19 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.telemetry.identity import describe_launch_environment
 
-OURS = ("STEPWELL_",)
+OURS_OR_A_LAUNCHERS = (
+    r"(STEPWELL|SLURM|OMPI|PMI|PMIX|MPI|TORCHELASTIC|MASTER)_?.*"
+    r"|(LOCAL_|GROUP_|NODE_|ROLE_)?(RANK|WORLD_SIZE|SIZE)"
+)
 
 
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of ours or of a launcher is set, and no run outlives its test."""
-    for name in [*describe_launch_environment(os.environ), *os.environ]:
-        if name.startswith(OURS) or name in describe_launch_environment(os.environ):
-            monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if re.fullmatch(OURS_OR_A_LAUNCHERS, name):
+            monkeypatch.delenv(name)
     yield
     stepwell.finish()
 

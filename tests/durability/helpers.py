@@ -1,0 +1,220 @@
+"""Real processes to hurt: a child that does what it is told, one that runs a script, and disks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import stepwell
+
+SOURCE = str(Path(stepwell.__file__).parents[1])
+REPOSITORY = str(Path(__file__).parents[2])
+PRELUDE = """
+import json, logging, os, signal, sys, threading, time
+import stepwell
+from stepwell import event, init, log, set_step, span
+
+warnings = []
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        warnings.append(record.getMessage())
+
+logging.getLogger("stepwell").addHandler(Keep(logging.WARNING))
+"""
+OBEY = """
+space = globals()
+for line in sys.stdin:
+    answer = None
+    exec(json.loads(line), space)
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a child: this package, no launcher, and what a test adds."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("STEPWELL_", "SLURM_"))}
+    path = os.pathsep.join([SOURCE, REPOSITORY])
+    return {**kept, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **variables}
+
+
+class Child:
+    """A Python process of its own that executes what it is handed, piece by piece."""
+
+    def __init__(self, cwd: Path, *, uid: int | None = None, **variables: str) -> None:
+        self.stderr_file = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + OBEY],
+            cwd=cwd,
+            env=environment(**variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr_file,
+            text=True,
+            user=uid,
+        )
+
+    def do(self, code: str, **values: Any) -> Any:
+        """Execute this in the child; returns what it left in ``answer``."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+        try:
+            self.process.stdin.write(json.dumps(given + code) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = self.process.stdout.readline()
+        assert line, f"the child died ({self.process.wait()}):\n{self.stderr()}"
+        return json.loads(line)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal and wait for the end."""
+        self.process.send_signal(number)
+        self.process.wait(60)
+
+    def end(self) -> int:
+        """Let it run off its end, as a script does; returns its exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(60)
+
+    def stderr(self) -> str:
+        """What it wrote to its standard error."""
+        self.stderr_file.seek(0)
+        return self.stderr_file.read()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout, self.stderr_file):
+            assert file is not None
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+
+def run_script(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a whole program to its end, however that comes about."""
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait for something that must come; it fails only when it does not come at all."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+# Reading
+
+
+def only_run(root: Path) -> stepwell.reading.RecordedRun:
+    """The one run below a folder."""
+    (run,) = stepwell.list_runs(root)
+    return run
+
+
+def attributes(frame: pl.DataFrame) -> list[Any]:
+    """The attribute sets of a table, parsed."""
+    return [None if text is None else json.loads(text) for text in frame["attributes"]]
+
+
+def numbers(run: Any, name: str, key: str = "i") -> list[int]:
+    """This attribute of the spans of a name, in the order in which they began."""
+    found = run.spans().filter(pl.col("name") == name).sort("id").collect()
+    return [entry[key] for entry in attributes(found)]
+
+
+def values(run: Any, name: str) -> list[float]:
+    """The values of a metric in the order of their steps."""
+    found = run.metrics().filter(pl.col("name") == name).sort("step").collect()
+    return found["value"].to_list()
+
+
+def main_process(run: Any) -> dict[str, Any]:
+    """The row of the one main process."""
+    (row,) = run.processes().filter(pl.col("role") == "main").collect().to_dicts()
+    return row
+
+
+def files_below(path: Path, pattern: str) -> list[str]:
+    """Names of the files below a folder that match."""
+    return sorted(p.name for p in path.rglob(pattern))
+
+
+# Disks
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{' '.join(command)} does not work here: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def mounted(kind: str, megabytes: int, tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own: ``tmpfs``, or ``ext4`` in a file."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it mounts a small file system to fill")
+    point = tmp_path / f"disk-{kind}"
+    point.mkdir()
+    if kind == "ext4":
+        if shutil.which("mkfs.ext4") is None:
+            pytest.skip("needs mkfs.ext4 (e2fsprogs)")
+        image = tmp_path / "disk.img"
+        with image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        _call("mkfs.ext4", "-q", "-m", "0", str(image))
+        _call("mount", "-o", "loop", str(image), str(point))
+    else:
+        _call("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(point))
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+def remount(point: Path, how: str) -> None:
+    """Make a mounted tmpfs ``ro`` or ``rw``."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(point)], check=True)
+
+
+def fill(point: Path) -> Path:
+    """Fill a file system to its last byte with one file; returns it."""
+    filler = point / "filler"
+    with filler.open("ab", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+        with contextlib.suppress(OSError):
+            os.fsync(file.fileno())
+    return filler
