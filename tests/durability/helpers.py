@@ -150,7 +150,12 @@ def attributes(frame: pl.DataFrame) -> list[Any]:
 def numbers(run: Any, name: str, key: str = "i") -> list[int]:
     """This attribute of the spans of a name, in the order in which they began."""
     found = run.spans().filter(pl.col("name") == name).sort("id").collect()
-    return [entry[key] for entry in attributes(found)]
+    return [entry[key] for entry in attributes(found) if entry is not None]
+
+
+def count(run: Any, name: str) -> int:
+    """How many spans of a name were recorded."""
+    return run.spans().filter(pl.col("name") == name).select("id").collect().height
 
 
 def values(run: Any, name: str) -> list[float]:

@@ -5,6 +5,7 @@ Lanes ask it for segments and hand back full ones; the pump, or for a worker its
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -45,7 +46,8 @@ class Journal:
         self._keeps_segments = keeps_segments
         self._seq = itertools.count()
         self._lane_numbers = itertools.count()
-        self._spare: Segment | None = None
+        # A deque: taking from it is one step, also when two threads roll over at once.
+        self._spares: deque[Segment] = deque()
         self._events_fd = -1
         self._names_fd = -1
         self._torn = False
@@ -62,7 +64,7 @@ class Journal:
             names.attach(self._names_fd)
 
     def open_lane(self) -> Lane:
-        """A lane for the calling thread."""
+        """A lane for the calling thread, which takes it for its own."""
         lane = Lane(self, next(self._lane_numbers), threading.current_thread())
         self.lanes.append(lane)
         return lane
@@ -81,10 +83,9 @@ class Journal:
         """A fresh segment; None when the disk is full, the cap is reached or the folder is gone."""
         if self.closed or self.capped(kind):
             return None
-        if kind == "spans":
-            spare, self._spare = self._spare, None
-            if spare is not None:
-                return spare
+        if kind == "spans" and self._spares:
+            with contextlib.suppress(IndexError):
+                return self._spares.popleft()
         if self.failing is not None:
             return None
         try:
@@ -95,12 +96,12 @@ class Journal:
 
     def prepare(self) -> None:
         """Make a span segment ahead of need; also finds out whether space has returned."""
-        if self._spare is None and not self.closed:
-            self._spare = Segment(self.folder, "spans", next(self._seq))
+        if not self._spares and not self.closed:
+            self._spares.append(Segment(self.folder, "spans", next(self._seq)))
 
     def wants_spare(self) -> bool:
         """Whether some lane is past half of its segment."""
-        return self._spare is None and any(lane.next > lane.limit // 2 > 0 for lane in self.lanes)
+        return not self._spares and any(lane.next > lane.limit // 2 > 0 for lane in self.lanes)
 
     def retire(self, segment: Segment, blob: Segment | None) -> None:
         """Hand over a segment that its lane has left."""
@@ -113,8 +114,8 @@ class Journal:
 
     def drop_spare(self) -> None:
         """Remove the segment that was prepared and not needed."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
+        while self._spares:
+            spare = self._spares.popleft()
             spare.unmap()
             spare.path.unlink(missing_ok=True)
 

@@ -23,9 +23,9 @@ from stepwell.journal.format import (
     LINK_WORD,
     METRIC_BYTES,
     NAME_MASK,
+    SLOT_BITS,
     SLOT_MASK,
     SPAN_SLOTS,
-    span_id,
 )
 
 if TYPE_CHECKING:
@@ -122,27 +122,53 @@ class Lane:
         old, old_blob = self.segment, self.blob
         self.blob = None
         self.blob_limit = 0
-        if old is None:
-            self.next = 1
-        else:
-            self._carry(fresh, old, old_blob)
         fresh.attach(**self.title)
-        self.segment = fresh
-        self.seq_bits = span_id(fresh.seq, 0)
-        self.metas, self.starts, self.ends = fresh.metas, fresh.starts, fresh.ends
-        self.limit = SPAN_SLOTS
+        moved = {0: 0}
+        origins: dict[int, int] = {}
+        following = self._carry(fresh, old, old_blob, moved, origins) if old is not None else 1
+        self._switch(fresh, following, moved, origins)
         if old is not None:
+            for slot in moved:
+                if slot and not old.ends[slot]:
+                    old.ends[slot] = CARRIED
             self.journal.retire(old, old_blob)
         return True
 
-    def _carry(self, fresh: Segment, old: Segment, old_blob: Segment | None) -> None:
-        """Copy what is open into ``fresh``, parents first, each behind a link to its origin."""
+    def _switch(
+        self, fresh: Segment, following: int, moved: dict[int, int], origins: dict[int, int]
+    ) -> None:
+        """Make ``fresh`` the current segment, its open spans being where ``moved`` says."""
+        stack = [entry & ~SLOT_MASK | moved.get(entry & SLOT_MASK, 0) for entry in self.stack]
+        orphans = [entry & ~SLOT_MASK | moved.get(entry & SLOT_MASK, 0) for entry in self.orphans]
+        for frame in self.frames:
+            frame.slot = moved[frame.slot]
+        # No call from here on that an interrupt could land behind.
+        self.stack[:] = stack
+        self.orphans = orphans
+        self.origins = origins
+        self.stand_ins = {}
+        self.segment = fresh
+        self.seq_bits = fresh.seq << SLOT_BITS
+        self.metas, self.starts, self.ends = fresh.metas, fresh.starts, fresh.ends
+        self.next = following
+        self.limit = SPAN_SLOTS
+
+    def _carry(
+        self,
+        fresh: Segment,
+        old: Segment,
+        old_blob: Segment | None,
+        moved: dict[int, int],
+        origins: dict[int, int],
+    ) -> int:
+        """Copy what is open into ``fresh``, parents first, each behind a link to its origin.
+
+        Notes in ``moved`` and ``origins`` what went where; returns the first free slot.
+        """
         self._shed()
         open_slots = {entry & SLOT_MASK for entry in self.entries()}
         open_slots.update(frame.slot for frame in self.frames)
         open_slots.discard(0)
-        moved = {0: 0}
-        origins: dict[int, int] = {}
         slot = 1
         for was in sorted(open_slots):
             meta = old.metas[was]
@@ -159,26 +185,13 @@ class Lane:
             attributes = self._copy_attributes(old_blob, meta >> ATTRIBUTE_SHIFT, fresh)
             fresh.metas[row] = moved[parent] | meta & NAME_MASK | attributes << ATTRIBUTE_SHIFT
             fresh.starts[row] = old.starts[was]
-            old.ends[was] = CARRIED
             moved[was] = row
             slot = row + 1
-        self.next = slot
-        self.origins = origins
-        self.stand_ins = {}
-        self._renumber(moved)
+        return slot
 
     def entries(self) -> list[int]:
         """Entries of the spans that plain code has open, orphans included."""
         return [*self.orphans, *self.stack]
-
-    def _renumber(self, moved: dict[int, int]) -> None:
-        def renumbered(entry: int) -> int:
-            return entry & ~SLOT_MASK | moved.get(entry & SLOT_MASK, 0)
-
-        self.stack[:] = [renumbered(entry) for entry in self.stack]
-        self.orphans[:] = [renumbered(entry) for entry in self.orphans]
-        for frame in self.frames:
-            frame.slot = moved[frame.slot]
 
     def _shed(self) -> None:
         """Give up on the outermost spans when more are open than a segment could take along."""

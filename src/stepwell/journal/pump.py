@@ -49,7 +49,7 @@ class Pump:
         }
         self.spool = SpoolCopy(journal, folder) if journal.folder != folder else None
         self._thread: threading.Thread | None = None
-        self._lane = journal.open_lane()
+        self._lane: Lane | None = None
         self._wake = threading.Event()
         self._stop = False
         self._asked = 0
@@ -120,8 +120,7 @@ class Pump:
         self._finish(deadline)
 
     def _finish(self, deadline: float) -> None:
-        while self._tasks:
-            self._guard("task", self._tasks.popleft())
+        self._guard("task", self.run_tasks)
         self._guard("scalars", self.resolve_scalars)
         self.journal.closed = True
         for lane in list(self.journal.lanes):
@@ -143,9 +142,9 @@ class Pump:
 
     def work(self, everything: bool = False) -> None:
         """One round of what is due, or of everything."""
-        while self._tasks:
-            self._guard("task", self._tasks.popleft())
         self._guard("retry", self.retry)
+        if self.journal.failing is None:
+            self._guard("task", self.run_tasks)
         self._guard("scalars", self.resolve_scalars)
         self._guard("threads", self.retire_ended_threads)
         self._guard("seal", self.seal_retired)
@@ -191,9 +190,23 @@ class Pump:
         names.retry()
         self._due.pop("heartbeat", None)
 
+    def run_tasks(self) -> None:
+        """Do what ``run_soon`` was given; a full disk may have space for it later."""
+        while self._tasks:
+            task = self._tasks.popleft()
+            try:
+                task()
+            except OSError:
+                self._tasks.append(task)
+                raise
+
     def resolve_scalars(self) -> None:
         """Fetch scalars that were logged while on an accelerator, all in one copy per device."""
         pending = self.journal.pending
+        if not pending:
+            return
+        if self._lane is None:
+            self._lane = self.journal.open_lane()
         batch = [pending.popleft() for _ in range(len(pending))]
         by_device: dict[str, list[int]] = {}
         for i, (_, _, tensor, _, _) in enumerate(batch):

@@ -140,7 +140,10 @@ class Run:
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until what was recorded so far is in the run folder; whether it was in time."""
-        return self._recorder is None or self._recorder.pump.flush(timeout)
+        recorder = self._recorder
+        if recorder is None or recorder.pid != os.getpid():
+            return True
+        return recorder.pump.flush(timeout)
 
     def finish(self, status: str = "finished", *, timeout: float = FINISH_TIMEOUT) -> None:
         """End the run: seal its files and say how it ended: finished, failed or killed."""

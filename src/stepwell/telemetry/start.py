@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwell.journal import errors
 from stepwell.journal.document import read_json, write_json
-from stepwell.journal.errors import StepwellError, warn_once
+from stepwell.journal.errors import StepwellError
 from stepwell.journal.system import boot_id
 from stepwell.telemetry import identity
 from stepwell.telemetry.claims import read_claim
@@ -57,7 +57,7 @@ def init(
     errors.set_quiet(place.rank != 0)
     launch = _find_launch(folder, place, run_id, name)
     path = folder / launch.run_id
-    attempt = _attempt(path, launch, resume)
+    attempt, obstacle = _attempt(path, launch, resume)
     finish_active("another run begins")
     process = f"rank-{place.rank:05d}.attempt-{attempt}.pid-{os.getpid()}"
     recorder = Recorder(path, process, _place_of(place, launch, attempt))
@@ -70,6 +70,8 @@ def init(
         recorder=recorder,
     )
     activate(run, recorder)
+    if obstacle is not None:
+        recorder.journal.fail(obstacle)
     recorder.pump.run_soon(lambda: _describe(path, launch.run_id, place, attempt, about))
     return run
 
@@ -107,7 +109,8 @@ def _find_launch(root: Path, place: Place, run_id: str | None, name: str | None)
         raise StepwellError(str(error)) from None
 
 
-def _attempt(path: Path, launch: Launch, resume: bool) -> int:
+def _attempt(path: Path, launch: Launch, resume: bool) -> tuple[int, OSError | None]:
+    """The number of this attempt, and what kept it from being claimed, if anything did."""
     if not resume:
         first = read_claim(path / "attempts" / "0.json")
         if first is not None and first.get("token") != launch.token:
@@ -116,16 +119,9 @@ def _attempt(path: Path, launch: Launch, resume: bool) -> int:
                 "or leave out resume=False to go on with it as its next attempt"
             )
     try:
-        return claim_attempt(path, launch.token)
+        return claim_attempt(path, launch.token), None
     except OSError as error:
-        warn_once(
-            f"fail {path}",
-            "cannot write to %s (%s): training goes on, records are dropped and counted until "
-            "writing works again",
-            path,
-            error.strerror or error,
-        )
-        return 0
+        return 0, error
 
 
 def _place_of(place: Place, launch: Launch, attempt: int) -> dict[str, Any]:
