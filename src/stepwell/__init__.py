@@ -14,10 +14,10 @@ stepwell.open_run(run.path).metrics().collect()
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from stepwell.journal.errors import StepwellError
-from stepwell.telemetry.children import join_parent_when_used
 from stepwell.telemetry.run import (
     Run,
     active_run,
@@ -53,7 +53,11 @@ __all__ = [
     "span",
 ]
 
-join_parent_when_used()
+if any("multiprocessing" in argument for argument in sys.orig_argv[1:]):
+    # Probably a spawned child, whose first record looks for its parent's run.
+    from stepwell.telemetry.children import join_parent_when_used
+
+    join_parent_when_used()
 
 
 def __getattr__(name: str) -> object:

@@ -7,7 +7,6 @@ Whatever goes wrong inside is counted and said once on the ``stepwell`` logger. 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -16,16 +15,15 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-logger = logging.getLogger("stepwell")
 counts: Counter[str] = Counter()
 """How often each internal problem came up in this process."""
-_level = logging.WARNING
+_quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
     """Whether warnings are for whoever asks only: a thousand ranks need not all say the same."""
-    global _level
-    _level = logging.INFO if quiet else logging.WARNING
+    global _quiet
+    _quiet = quiet
 
 
 class StepwellError(Exception):
@@ -58,8 +56,7 @@ def report(where: str, error: Exception) -> None:
     key = f"{where}: {type(error).__name__}"
     counts[key] += 1
     if counts[key] == 1:
-        logger.log(
-            _level,
+        say(
             "a problem inside stepwell (%s: %s); training is not affected, some records may be "
             "missing. Further ones of this kind are only counted.",
             key,
@@ -71,4 +68,11 @@ def warn_once(key: str, message: str, *args: object) -> None:
     """Say this the first time that ``key`` comes up."""
     counts[key] += 1
     if counts[key] == 1:
-        logger.log(_level, message, *args)
+        say(message, *args)
+
+
+def say(message: str, *args: object) -> None:
+    """Tell the person who trains, on the ``stepwell`` logger."""
+    import logging
+
+    logging.getLogger("stepwell").log(logging.INFO if _quiet else logging.WARNING, message, *args)

@@ -19,7 +19,6 @@ ended by a zero byte.
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any
 
@@ -81,11 +80,15 @@ def context_word(step: int | None, epoch: int | None) -> int:
 
 def pack_header(fields: dict[str, Any]) -> bytes:
     """Header of a live segment, to be stored at its beginning."""
+    import json
+
     return json.dumps({"stepwell": FORMAT, **fields}).encode()
 
 
 def parse_header(page: bytes) -> dict[str, Any] | None:
     """Fields of a live segment's header, or None while it has not been written (completely)."""
+    import json
+
     try:
         fields = json.loads(page.rstrip(b"\0"))
     except ValueError:

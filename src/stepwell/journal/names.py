@@ -7,7 +7,6 @@ far, and each new one with a single ``write(2)`` before its id is first used.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
@@ -29,8 +28,8 @@ class NameTable:
         self.ids: dict[Key, int] = {}
         self._lock = threading.Lock()
         self._keys: list[Key] = []
-        self._lines: list[bytes] = []
         self._written = 0
+        self._torn = False
         self._fd = -1
         for key in OVERFLOW.values():
             self._add(key)
@@ -60,6 +59,7 @@ class NameTable:
         with self._lock:
             self._fd = fd
             self._written = 0
+            self._torn = False
             self._write()
 
     def detach(self) -> int:
@@ -69,7 +69,7 @@ class NameTable:
 
     def retry(self) -> None:
         """Write what a full disk kept from being written."""
-        if self._fd >= 0 and self._written < len(self._lines):
+        if self._fd >= 0 and self._written < len(self._keys):
             with self._lock:
                 self._write()
 
@@ -78,31 +78,30 @@ class NameTable:
         self._lock = threading.Lock()
 
     def _add(self, key: Key) -> int:
-        kind, category, name = key
-        number = len(self.ids) + 1
-        # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
-        shown = name.encode("utf-8", "backslashreplace").decode()
-        shown_category = category.encode("utf-8", "backslashreplace").decode()
-        entry = {"id": number, "kind": kind, "category": shown_category, "name": shown}
-        self._lines.append(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
         self._keys.append(key)
-        self.ids[key] = number
-        return number
+        self.ids[key] = len(self._keys)
+        return len(self._keys)
 
     def _write(self) -> None:
         if self._fd < 0:
             return
-        data = b"".join(self._lines[self._written :])
+        # A short write tore the last line; the next try starts on a new one, and readers take
+        # the last complete entry of an id.
+        data = b"\n" * self._torn + b"".join(map(self._line, range(self._written, len(self._keys))))
         try:
-            done = os.write(self._fd, data)
+            self._torn = os.write(self._fd, data) != len(data)
         except OSError:
             return
-        if done == len(data):
-            self._written = len(self._lines)
-        else:
-            # A short write tore the last line; the next try starts on a new one, and readers
-            # take the last complete entry of an id.
-            self._lines[self._written] = b"\n" + self._lines[self._written].lstrip(b"\n")
+        if not self._torn:
+            self._written = len(self._keys)
+
+    def _line(self, index: int) -> bytes:
+        import json
+
+        # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
+        shown = [part.encode("utf-8", "backslashreplace").decode() for part in self._keys[index]]
+        entry = dict(zip(("kind", "category", "name"), shown, strict=True))
+        return json.dumps({"id": index + 1, **entry}, ensure_ascii=False).encode() + b"\n"
 
 
 names = NameTable()

@@ -17,7 +17,7 @@ from pathlib import Path
 from stepwell.journal.archive import Archive
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import ProcessDocument
-from stepwell.journal.errors import logger, report
+from stepwell.journal.errors import report, say
 from stepwell.journal.journal import Journal
 from stepwell.journal.lane import Lane
 from stepwell.journal.metrics import write_row
@@ -111,7 +111,7 @@ class Pump:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
             if self._thread.is_alive():
-                logger.warning(
+                say(
                     "the run folder did not answer for %.0f s: giving up on sealing it. Nothing "
                     "recorded is lost: the files are read as they are.",
                     timeout,

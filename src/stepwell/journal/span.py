@@ -8,7 +8,6 @@ while nothing records.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from time import perf_counter_ns as _now
 from types import TracebackType
@@ -20,7 +19,7 @@ from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIF
 from stepwell.journal.lane import DROPPED, Lane
 from stepwell.journal.names import SPAN, names
 from stepwell.journal.state import current_lane, local, state
-from stepwell.journal.values import encode, encode_carefully, encode_quickly
+from stepwell.journal.values import encode, encode_quickly
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -220,6 +219,10 @@ def _merge(old: bytes, attributes: dict[str, Any]) -> bytes:
     """An encoded attribute set with these added."""
     if not old:
         return encode(attributes)
+    import json
+
+    from stepwell.journal.careful import encode_carefully
+
     return encode_carefully({**json.loads(old), **attributes})
 
 

@@ -40,6 +40,19 @@ def artifact_path(run_folder: Path, sha256: str) -> Path:
     return run_folder / ARTIFACTS / sha256
 
 
+def contents(
+    source: str | os.PathLike[str] | bytes, name: str | None
+) -> list[tuple[bytes | Path, str]]:
+    """(content, name) for each thing to keep; ``name`` replaces that of the file or folder."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return [(bytes(source), name or "bytes")]
+    path = Path(source)
+    found = files_below(path)
+    if name is None:
+        return list(found)
+    return [(file, name + called[len(path.name) :]) for file, called in found]
+
+
 def files_below(path: Path) -> Iterator[tuple[Path, str]]:
     """(file, name) for a file, or for each file of a folder, named from the folder on."""
     if not path.is_dir():

@@ -50,8 +50,7 @@ def release_children() -> None:
 
 def join_parent_when_used() -> None:
     """In a spawned child: let the first record look for the parent's run."""
-    if any("multiprocessing" in argument for argument in sys.orig_argv[1:]):
-        state.open_when_used(_open_spawned)
+    state.open_when_used(_open_spawned)
 
 
 def _hand_down(token: dict[str, Any] | None) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepwell.journal.errors import StepwellError, logger, quietly, warn_once
+from stepwell.journal.errors import StepwellError, quietly, warn_once
 from stepwell.journal.metrics import log as log
 from stepwell.journal.metrics import set_context
 from stepwell.journal.span import AttributedSpan, Span
 from stepwell.journal.state import current_journal, state
 from stepwell.journal.values import cut
-from stepwell.telemetry import artifacts
-from stepwell.telemetry.children import adopt_children, release_children
-from stepwell.telemetry.recorder import Recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepwell.telemetry.recorder import Recorder
 
 STATUSES = ("finished", "failed", "killed")
 FINISH_TIMEOUT = 30.0
@@ -124,11 +125,13 @@ class Run:
 
     @quietly
     def _keep(self, source: str | os.PathLike[str] | bytes, name: str | None, more: Any) -> None:
+        from stepwell.telemetry import artifacts
+
         journal = current_journal()
         if journal is None:
             return
         try:
-            for content, called in _contents(source, name):
+            for content, called in artifacts.contents(source, name):
                 sha256, size = artifacts.store(self.path, content)
                 about = {"sha256": sha256, "size": size, "attributes": more}
                 journal.write_event("artifact", called, about)
@@ -155,6 +158,8 @@ class Run:
         recorder, self._recorder = self._recorder, None
         if recorder is None or recorder.pid != os.getpid():
             return
+        from stepwell.telemetry.children import release_children
+
         self.status = status
         if _active.run is self:
             _active.run = None
@@ -185,18 +190,6 @@ def _close(recorder: Recorder, status: str, error: dict[str, Any] | None, timeou
     recorder.close(status, error, timeout)
 
 
-def _contents(
-    source: str | os.PathLike[str] | bytes, name: str | None
-) -> Iterable[tuple[bytes | Path, str]]:
-    if isinstance(source, bytes | bytearray | memoryview):
-        return [(bytes(source), name or "bytes")]
-    path = Path(source)
-    found = list(artifacts.files_below(path))
-    if name is None:
-        return found
-    return [(file, name + called[len(path.name) :]) for file, called in found]
-
-
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An exception in words, for process.json."""
     import traceback
@@ -224,6 +217,8 @@ def active_run() -> Run | None:
 
 def activate(run: Run, recorder: Recorder) -> None:
     """Make this the active run; an earlier one is finished first."""
+    from stepwell.telemetry.children import adopt_children
+
     _active.run = run
     recorder.open()
     adopt_children(recorder.journal.folder, recorder.about)
@@ -232,10 +227,9 @@ def activate(run: Run, recorder: Recorder) -> None:
         atexit.register(_finish_at_exit)
 
 
-def finish_active(why: str) -> None:
-    """Finish the active run, if there is one, because something else begins."""
+def finish_active() -> None:
+    """Finish the active run, if there is one, because another begins."""
     if _active.run is not None:
-        logger.info("finishing run %s: %s", _active.run.id, why)
         _active.run.finish()
 
 
