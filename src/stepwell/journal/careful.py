@@ -12,10 +12,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from stepwell.journal.values import MAX_TEXT, cut, on_host
+from stepwell.journal.values import MAX_TEXT, cut, encode_quickly, on_host
 
 MAX_ITEMS = 1000
 MAX_DEPTH = 12
+MAX_VALUES = 20_000
+"""Values kept of one attribute set: a cycle that branches would not end by its depth alone."""
 MAX_BYTES = 1 << 16
 """A longer encoded attribute set is cut down further."""
 SECOND_TEXT = 256
@@ -32,7 +34,30 @@ def encode_carefully(attributes: Mapping[str, Any]) -> bytes:
     return data
 
 
+def merge(old: bytes, attributes: Mapping[str, Any]) -> bytes:
+    """An encoded attribute set with these added."""
+    before, added = json.loads(old), plain_mapping(attributes)
+    flags = {k: v for k, v in _flags(before).items() if k.partition(".")[0] not in added}
+    flags.update(_flags(added))
+    if flags:
+        added["nonfinite"] = flags
+    data = json.dumps({**before, **added}, separators=(",", ":")).encode()
+    return data if len(data) <= MAX_BYTES else encode_carefully({**before, **added})
+
+
+def _flags(plain: dict[str, Any]) -> dict[str, str]:
+    """Take out what says which numbers were not finite."""
+    found = plain.get("nonfinite")
+    return plain.pop("nonfinite") if isinstance(found, dict) else {}
+
+
 def _dump(attributes: Mapping[str, Any], max_text: int) -> bytes:
+    plain = plain_mapping(attributes, max_text)
+    return json.dumps(plain, allow_nan=False, separators=(",", ":")).encode()
+
+
+def plain_mapping(attributes: Mapping[Any, Any], max_text: int = MAX_TEXT) -> dict[str, Any]:
+    """The same out of what JSON has alone. Non-finite numbers are None and named in ``nonfinite``."""
     plainer = _Plainer(max_text)
     try:
         plain = plainer.mapping(attributes, "", 0)
@@ -41,7 +66,7 @@ def _dump(attributes: Mapping[str, Any], max_text: int) -> bytes:
     if plainer.nonfinite:
         key = "nonfinite" if "nonfinite" not in plain else "nonfinite_"
         plain[key] = plainer.nonfinite
-    return json.dumps(plain, allow_nan=False, separators=(",", ":")).encode()
+    return plain
 
 
 def plain(value: Any) -> Any:
@@ -54,6 +79,7 @@ class _Plainer:
 
     def __init__(self, max_text: int) -> None:
         self.max_text = max_text
+        self.left = MAX_VALUES
         self.nonfinite: dict[str, str] = {}
 
     def value(self, value: Any, path: str, depth: int) -> Any:
@@ -68,6 +94,8 @@ class _Plainer:
             return self._float(value, path)
         if depth >= MAX_DEPTH:
             return f"<{kind.__name__}: nested too deeply>"
+        if self.left <= 0:
+            return f"<{kind.__name__}: cut>"
         try:
             return self._other(value, path, depth)
         except Exception as error:
@@ -79,6 +107,7 @@ class _Plainer:
             if len(result) >= MAX_ITEMS:
                 result["cut"] = f"<{len(value)} items>"
                 break
+            self.left -= 1
             name = cut(key if isinstance(key, str) else str(plain(key)), SECOND_TEXT)
             result[name] = self.value(item, f"{path}.{name}" if path else name, depth + 1)
         return result
@@ -106,10 +135,8 @@ class _Plainer:
             return cut(os.fsdecode(value), self.max_text)
         if isinstance(value, bytes | bytearray):
             return cut(base64.b64encode(value).decode(), self.max_text)
-        if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-            return value.isoformat()
-        if isinstance(value, datetime.timedelta):
-            return value.total_seconds()
+        if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
+            return json.loads(encode_quickly()(value))
         if isinstance(value, Mapping):
             return self.mapping(value, path, depth)
         if isinstance(value, list | tuple | set | frozenset):
@@ -122,14 +149,17 @@ class _Plainer:
         return self._described(value)
 
     def _items(self, items: list[Any], path: str, depth: int) -> list[Any]:
+        self.left -= min(len(items), MAX_ITEMS)
         kept = [self.value(v, f"{path}.{i}", depth + 1) for i, v in enumerate(items[:MAX_ITEMS])]
         if len(items) > MAX_ITEMS:
             kept.append(f"<cut: {len(items)} items>")
         return kept
 
     def _array(self, value: Any, path: str, depth: int) -> Any:
-        if tuple(value.shape) == () and on_host(value):
-            return self.value(value.item(), path, depth + 1)
+        if math.prod(value.shape) == 1 and on_host(value):
+            item = value.item()
+            # numpy's long double gives itself.
+            return self.value(float(item) if type(item) is type(value) else item, path, depth + 1)
         device = "" if on_host(value) else f" on {value.device}"
         shape = tuple(int(n) for n in value.shape)
         return f"<{type(value).__name__}: {value.dtype} {shape}{device}>"

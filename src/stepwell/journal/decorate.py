@@ -41,8 +41,18 @@ def _wrapper(span: Span, function: Callable[..., Any]) -> Callable[..., Any]:
         async def iterate_async(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             with span:
                 async with _closing(function(*args, **kwargs)) as items:
-                    async for item in items:
-                        yield item
+                    step = items.__anext__()
+                    while True:
+                        try:
+                            item = await step
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            step = items.asend((yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            step = items.athrow(error)
 
         return iterate_async
     if inspect.isgeneratorfunction(function):

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from time import perf_counter_ns as _now
 from typing import TYPE_CHECKING
 
-from stepwell.journal.format import ATTRIBUTE_SHIFT
+from stepwell.journal.format import ATTRIBUTE_SHIFT, SLOT_BITS, SPAN_SLOTS
 
 if TYPE_CHECKING:
     from stepwell.journal.lane import Lane
@@ -69,11 +69,15 @@ def enter(lane: Lane, word: int, attributes: bytes) -> None:
 
 def _distant_parent(lane: Lane, frame: Frame | None) -> int:
     """The parent's slot when it is not simply an open span of this task in this lane."""
-    while frame is not None and not frame.origin:
+    while frame is not None and (not frame.origin or frame.lane.journal is not lane.journal):
         frame = frame.outer
     if frame is None:
         return lane.plain_parent_slot()
-    # It ended, or belongs to a loop in another thread: something must stand for it here.
+    if frame in lane.frames:
+        return frame.slot
+    if frame.origin >> SLOT_BITS == lane.seq_bits >> SLOT_BITS:
+        return frame.origin % SPAN_SLOTS
+    # It began elsewhere and ended, or belongs to another thread: something must stand for it.
     return lane.stand_in(frame.origin)
 
 
@@ -100,16 +104,18 @@ def find(lane: Lane, word: int) -> int:
 
 def leave(word: int, flags: int) -> Frame | None:
     """Close the innermost open span of this name in the running task."""
-    current = _get()
-    frame = current
-    if frame is None or frame.word != word or frame not in frame.lane.frames:
-        frame = _innermost(word)
-        if frame is None:
-            return None
+    inner, frame = None, _get()
+    while frame is not None and not (frame.word == word and frame in frame.lane.frames):
+        inner, frame = frame, frame.outer
+    if frame is None:
+        return None
     lane = frame.lane
     if frame.slot:
         lane.ends[frame.slot] = _now() | flags
     del lane.frames[frame]
-    if current is frame:
+    if inner is None:
         _set(frame.outer)
+    else:
+        # Left before what is inside of it: that must not lead back here when it is left.
+        inner.outer = frame.outer
     return frame

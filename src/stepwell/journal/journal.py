@@ -26,6 +26,7 @@ from stepwell.journal.values import cut, encode, on_host
 EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
 MAX_PENDING = 100_000
+REMEMBERED_ERRORS = 16
 
 Pending = tuple[Lane, int, Any, int, int]
 """A scalar on an accelerator: (lane, clock, tensor, step word, name word)."""
@@ -50,6 +51,7 @@ class Journal:
         self._spares: deque[Segment] = deque()
         self._events_fd = -1
         self._names_fd = -1
+        self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
         self._torn = False
         self._lock = threading.Lock()
         span_module.prepare()
@@ -158,6 +160,16 @@ class Journal:
         if span is None:
             span = lane.current_span()
         self._write_line(kind, name, attributes, lane, span)
+
+    def is_new(self, error: BaseException) -> bool:
+        """Whether this is the first time that this exception is seen."""
+        # Its namespace, kept alive, tells it from a later one at the same address. Keeping the
+        # exception itself would keep all variables of the frames it went through.
+        own = error.__dict__
+        if any(own is known for known in list(self._errors)):
+            return False
+        self._errors.append(own)
+        return True
 
     def write_error(self, lane: Lane, span: int | None, error: BaseException) -> None:
         """Record an exception on the span that it went through first."""

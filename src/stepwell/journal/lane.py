@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DROPPED = 1 << 40
 MAX_OPEN = 4000
+MAX_FRAMES = 2000
 MAX_ORPHANS = 64
 
 
@@ -49,7 +50,6 @@ class Lane:
         "ends",
         "frames",
         "journal",
-        "last_error",
         "limit",
         "metas",
         "metrics",
@@ -85,7 +85,6 @@ class Lane:
         self.frames: dict[Frame, None] = {}
         self.origins: dict[int, int] = {}
         self.stand_ins: dict[int, int] = {}
-        self.last_error = 0
         # Attributes: the blob beside the current span segment.
         self.blob: Segment | None = None
         self.blob_map: Any = None
@@ -199,6 +198,10 @@ class Lane:
             if entry and not entry & DROPPED:
                 self.end(entry, perf_counter_ns() | ABANDONED)
                 self.stack[i] = entry & NAME_MASK | DROPPED
+        for frame in list(self.frames)[: max(0, len(self.frames) - MAX_FRAMES)]:
+            if frame.slot:
+                self.end(frame.slot, perf_counter_ns() | ABANDONED)
+            del self.frames[frame]
 
     def origin(self, slot: int) -> int:
         """Identity of the span in this slot of the current segment."""

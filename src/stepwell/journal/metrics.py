@@ -80,6 +80,11 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
                 rows, row = lane.rows, lane.row_next
                 if value is None:
                     continue
+                if row >= lane.row_limit:
+                    # A nested dict took the rows that were left.
+                    if not _roll(lane):
+                        continue
+                    rows, row = lane.rows, lane.row_next
             try:
                 word = _words[name]
             except KeyError:

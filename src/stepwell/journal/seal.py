@@ -72,7 +72,8 @@ def _span_summary(meta: array[int], start: array[int], end: bytes) -> dict[str, 
     ended = (start[i] for i in range(len(start) - 1, 0, -1) if start[i] and i not in elsewhere)
     return {
         "slots": len(start),
-        "links": list(links.values()),
+        # One that targets itself merely stands for a span, which does not go on here.
+        "links": [link for slot, link in links.items() if link[0] != slot],
         "time": [next(began, 0), next(ended, 0)],
         "open": array("Q", end).count(0) - start.count(0) - len(links),
     }

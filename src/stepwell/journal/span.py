@@ -19,7 +19,7 @@ from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIF
 from stepwell.journal.lane import DROPPED, Lane
 from stepwell.journal.names import SPAN, names
 from stepwell.journal.state import current_lane, local, state
-from stepwell.journal.values import encode, encode_quickly
+from stepwell.journal.values import MAX_TEXT, encode, encode_quickly
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,10 +135,11 @@ def _enter_with_attributes(self: AttributedSpan) -> AttributedSpan:
     slot = lane.next
     offset = lane.blob_next
     after = offset + len(data)
-    # msgspec writes NaN as null: the careful way tells it from None.
+    # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
     if (
         slot >= lane.limit
         or after >= lane.blob_limit
+        or after - offset > MAX_TEXT
         or b"null" in data
         or _running_loop() is not None
     ):
@@ -206,12 +207,15 @@ def _exit_slowly(self: Span, lane: Lane, error: BaseException | None) -> None:
     frame = frames.leave(self._word, flags) if lane.frames else None
     if frame is not None:
         origin: int | None = frame.origin
+        if isinstance(error, GeneratorExit):
+            # Perhaps closed by the loop, in a context of its own: the user's still has this frame,
+            # and is to pass it over.
+            frame.origin = 0
     else:
         slot = lane.leave(self._word, _now() | flags)
         origin = lane.origin(slot) if slot else None
-    if failed and error is not None and id(error) != lane.last_error:
+    if failed and error is not None and lane.journal.is_new(error):
         # One record for an exception, on the innermost span that it went through.
-        lane.last_error = id(error)
         lane.journal.write_error(lane, origin, error)
 
 
@@ -219,11 +223,9 @@ def _merge(old: bytes, attributes: dict[str, Any]) -> bytes:
     """An encoded attribute set with these added."""
     if not old:
         return encode(attributes)
-    import json
+    from stepwell.journal.careful import merge
 
-    from stepwell.journal.careful import encode_carefully
-
-    return encode_carefully({**json.loads(old), **attributes})
+    return merge(old, attributes)
 
 
 _on = (_enter, _enter_with_attributes, _exit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class Segment:
         """Name of the thread that wrote it."""
         return str(self.header["thread"])
 
-    @cached_property
+    @property
     def columns(self) -> list[Words]:
         """Spans: meta, start, end. Metrics: clock, value bits, step word, name word."""
         if self.sealed is None:
@@ -69,7 +68,7 @@ class Segment:
             for i in range(0, len(data), width)
         ]
 
-    @cached_property
+    @property
     def texts(self) -> dict[int, str]:
         """Attributes: JSON texts by their offset in 8-byte units."""
         if self.sealed is None:

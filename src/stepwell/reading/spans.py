@@ -15,7 +15,9 @@ from stepwell.journal.format import (
     ERROR,
     LINK_NAME,
     NAME_SHIFT,
+    SLOT_BITS,
     SLOT_MASK,
+    SPAN_SLOTS,
     TIME_MASK,
     span_id,
 )
@@ -47,6 +49,8 @@ class SpanReader:
 
     def __init__(self, process: Process) -> None:
         self.segments = process.of_kind("spans")
+        self._by_seq = {segment.seq: segment for segment in self.segments}
+        self._depths: dict[int, Array] = {}
         self._latest: dict[int, int] = {}
         self._continued: set[int] = set()
         for segment in self.segments:
@@ -56,18 +60,21 @@ class SpanReader:
     def rows(self, segment: Segment) -> SpanRows:
         """The spans of a segment, those that went on elsewhere left out."""
         meta, start, end = segment.columns
-        slots = len(start)
         name = ((meta >> NAME_SHIFT) & 0xFFFFFF).astype(np.int64)
         published = (start != 0) & (meta != 0)
-        link = published & (name == LINK_NAME)
-        identity = np.arange(slots, dtype=np.int64) + span_id(segment.seq, 0)
-        target = (meta[link] & SLOT_MASK).astype(np.int64)
-        inside = target < slots
-        identity[target[inside]] = start[link][inside].astype(np.int64) - 1
+        links = np.flatnonzero(published & (name == LINK_NAME))
+        identity = np.arange(len(start), dtype=np.int64) + span_id(segment.seq, 0)
+        target = (meta[links] & SLOT_MASK).astype(np.int64)
+        inside = target < len(start)
+        identity[target[inside]] = start[links[inside]].astype(np.int64) - 1
         parent = _parents(meta, start)
-        depth = _depths(parent)
-        keep = published & ~link & ((end & CARRIED) == 0)
-        keep &= ~((end == 0) & np.isin(identity, list(self._continued)) & ~_own(segment, slots))
+        depth = _depths(parent, self._bases(meta, start, links))
+        keep = published & ((end & CARRIED) == 0)
+        keep[links] = False
+        goes_on_here = set(target[target != links].tolist())
+        for slot in np.flatnonzero(keep & (end == 0)).tolist():
+            # Killed between copying an open span and marking the copied one.
+            keep[slot] = slot in goes_on_here or int(identity[slot]) not in self._continued
         status = np.where(end & ERROR != 0, FAILED, OK)
         status[end & ABANDONED != 0] = UNFINISHED
         is_latest = self._latest[segment.lane] == segment.seq
@@ -82,6 +89,27 @@ class SpanReader:
             status=status[keep],
             attributes=(meta >> ATTRIBUTE_SHIFT)[keep].astype(np.int64),
         )
+
+    def _bases(self, meta: Array, start: Array, links: Array) -> Array:
+        """Depths of the slots that stand for spans of other segments; 0 for all others."""
+        base = np.zeros(len(start), np.int32)
+        for slot in links[(meta[links] & SLOT_MASK) == links]:
+            base[slot] = self._depth_of(int(start[slot]) - 1)
+        return base
+
+    def _depth_of(self, identity: int) -> int:
+        """Depth of a span that another segment began."""
+        seq, slot = identity >> SLOT_BITS, identity % SPAN_SLOTS
+        if seq not in self._depths:
+            # Known from here on, in case a damaged file leads back to itself.
+            self._depths[seq] = np.zeros(0, np.int32)
+            if seq in self._by_seq:
+                meta, start, _ = self._by_seq[seq].columns
+                is_link = (start != 0) & ((meta >> NAME_SHIFT) & 0xFFFFFF == LINK_NAME)
+                base = self._bases(meta, start, np.flatnonzero(is_link))
+                self._depths[seq] = _depths(_parents(meta, start), base)
+        found = self._depths[seq]
+        return int(found[slot]) if slot < len(found) else 0
 
 
 def may_be_open(segment: Segment) -> bool:
@@ -103,14 +131,6 @@ def _continuations(segment: Segment) -> list[tuple[int, int]]:
     return links
 
 
-def _own(segment: Segment, slots: int) -> Array:
-    """Marks the slots that are the continuation, rather than what was continued."""
-    own = np.zeros(slots, bool)
-    targets = [target for target, _ in _continuations(segment) if target < slots]
-    own[targets] = True
-    return own
-
-
 def _parents(meta: Array, start: Array) -> Array:
     """Parent slots; a parent that was never published (an interrupt) is passed over."""
     parent = (meta & SLOT_MASK).astype(np.int64)
@@ -125,11 +145,13 @@ def _parents(meta: Array, start: Array) -> Array:
     return parent
 
 
-def _depths(parent: Array) -> Array:
-    """Number of ancestors of each slot."""
+def _depths(parent: Array, base: Array) -> Array:
+    """Number of ancestors of each slot, added to what its outermost one has as its base."""
     depth = np.zeros(len(parent), np.int32)
+    top = np.arange(len(parent))
     above = parent.copy()
     while (above > 0).any():
         depth[above > 0] += 1
+        top = np.where(above > 0, above, top)
         above = parent[above]
-    return depth
+    return depth + base[top]

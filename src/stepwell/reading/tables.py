@@ -12,7 +12,7 @@ from polars.io.plugins import register_io_source
 
 from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, OWNER_SHIFT, STEP_BIAS
 from stepwell.reading.context import ContextLog
-from stepwell.reading.process import Process
+from stepwell.reading.process import Name, Process
 from stepwell.reading.segments import Segment
 from stepwell.reading.spans import OPEN, STATUSES, SpanReader, SpanRows, may_be_open
 
@@ -71,6 +71,8 @@ class ProcessTables:
         self.base = number << PROCESS_BITS
         self.run = run
         self._threads = _thread_names(process)
+        self._lost = max(process.names, default=0) + 1
+        self._words = _name_columns(process.names, self._lost)
 
     # Spans
 
@@ -182,15 +184,8 @@ class ProcessTables:
         return {"step": _nullable(step, step >= 0), "epoch": _nullable(epoch, epoch >= 0)}
 
     def _names(self, ids: NDArray[Any], wanted: set[str]) -> dict[str, Any]:
-        known = self.process.names
-        unique, inverse = np.unique(ids, return_inverse=True)
-        found = [known.get(int(i), ("", "", f"(name {i} was lost)")) for i in unique]
-        columns = {}
-        for key, at in (("name", 2), ("category", 1)):
-            if key in wanted:
-                words = pl.Series(key, [entry[at] for entry in found], dtype=pl.String)
-                columns[key] = words.gather(inverse)
-        return columns
+        known = np.minimum(ids, self._lost)
+        return {key: words.gather(known) for key, words in self._words.items() if key in wanted}
 
 
 def scan(schema: pl.Schema, frames: Frames) -> pl.LazyFrame:
@@ -235,6 +230,15 @@ def _texts(offsets: NDArray[Any], segment: Segment | None) -> pl.Series:
     texts = segment.texts if segment is not None else {}
     unique, inverse = np.unique(offsets, return_inverse=True)
     return pl.Series([texts.get(int(o)) for o in unique], dtype=pl.String).gather(inverse)
+
+
+def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:
+    """Names and categories by id; an id past the table has lost its name to a full disk."""
+    entries = [names.get(i, ("", "", "(name was lost)")) for i in range(lost + 1)]
+    return {
+        "name": pl.Series("name", [entry[2] for entry in entries], dtype=pl.String),
+        "category": pl.Series("category", [entry[1] for entry in entries], dtype=pl.String),
+    }
 
 
 def _json(attributes: dict[str, Any]) -> str | None:
