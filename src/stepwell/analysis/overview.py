@@ -97,7 +97,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         attempts=mains["attempt"].n_unique(),
         ranks=mains["rank"].n_unique(),
         workers=processes.height - mains.height,
-        wall_s=_wall(mains),
+        wall_s=_wall(run, mains),
         last_step=mains["step"].max(),  # type: ignore[arg-type]
         spans=_longest(spans, most),
         span_count=sum(line.count for line in spans),
@@ -111,12 +111,21 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
     )
 
 
-def _wall(mains: pl.DataFrame) -> float:
-    """From the first start to the last heartbeat, gaps between attempts left out."""
+def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
+    """From start to last sign of life, summed over attempts; gaps between them left out."""
     attempts = mains.group_by("attempt").agg(
-        (pl.col("heartbeat_ns").max() - pl.col("started_ns").min()).alias("ns")
+        pl.col("started_ns").min(),
+        pl.col("heartbeat_ns").max(),
+        (pl.col("status") == "killed").any().alias("killed"),
     )
-    return float(attempts["ns"].sum() or 0) / 1e9
+    if attempts["killed"].any():
+        # Heartbeats are seconds apart: the last span tells better when it died.
+        end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
+        last = run.spans().group_by("attempt").agg(end.max().alias("last_ns")).collect()
+        attempts = attempts.join(last, on="attempt", how="left").with_columns(
+            pl.max_horizontal("heartbeat_ns", "last_ns").alias("heartbeat_ns")
+        )
+    return float((attempts["heartbeat_ns"] - attempts["started_ns"]).sum() or 0) / 1e9
 
 
 def _spans(run: RecordedRun) -> list[SpanLine]:

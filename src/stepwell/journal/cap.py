@@ -76,4 +76,4 @@ def parse_size(text: str) -> int | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
         raise StepwellError(f"STEPWELL_MAX_BYTES is {text!r}: write a size such as 500M or 20G")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()]) or None

@@ -17,11 +17,11 @@ from typing import Any
 
 from stepwell.journal import span as span_module
 from stepwell.journal.errors import quietly, warn_once
+from stepwell.journal.format import IMPLICIT_STEP, STEP_BIAS
 from stepwell.journal.lane import Lane
-from stepwell.journal.metrics import context
 from stepwell.journal.names import names
 from stepwell.journal.segment import Segment, file_name
-from stepwell.journal.values import cut, encode, on_host
+from stepwell.journal.values import cut, encode, on_host, text_of
 
 EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
@@ -81,13 +81,20 @@ class Journal:
 
     # Segments
 
-    def take(self, kind: str, seq: int | None = None) -> Segment | None:
-        """A fresh segment; None when the disk is full, the cap is reached or the folder is gone."""
+    def take(self, kind: str, seq: int | None = None, after: int = -1) -> Segment | None:
+        """A fresh segment; None when the disk is full, the cap is reached or the folder is gone.
+
+        Of spans, its number is above ``after``: readers take a lane's segments in that order.
+        """
         if self.closed or self.capped(kind):
             return None
         if kind == "spans" and self._spares:
             with contextlib.suppress(IndexError):
-                return self._spares.popleft()
+                spare = self._spares.popleft()
+                if spare.seq > after:
+                    return spare
+                # The pump was slow, and the lane had gone on without it.
+                _discard(spare)
         if self.failing is not None:
             return None
         try:
@@ -117,9 +124,7 @@ class Journal:
     def drop_spare(self) -> None:
         """Remove the segment that was prepared and not needed."""
         while self._spares:
-            spare = self._spares.popleft()
-            spare.unmap()
-            spare.path.unlink(missing_ok=True)
+            _discard(self._spares.popleft())
 
     @quietly
     def _mark_full(self, segment: Segment) -> None:
@@ -173,7 +178,7 @@ class Journal:
 
     def write_error(self, lane: Lane, span: int | None, error: BaseException) -> None:
         """Record an exception on the span that it went through first."""
-        about = {"type": type(error).__qualname__, "message": cut(_text(error), 2000)}
+        about = {"type": type(error).__qualname__, "message": cut(text_of(error), 2000)}
         self._write_line("event", "exception", about, lane, span)
 
     def _own_lane(self) -> Lane:
@@ -186,8 +191,7 @@ class Journal:
         self, kind: str, name: str, attributes: dict[str, Any], lane: Lane, span: int | None
     ) -> None:
         head = {"kind": kind, "name": cut(name, 1000), "time": perf_counter_ns(), "span": span}
-        place = {"lane": lane.number, "thread": lane.thread.name, "native": lane.title["native"]}
-        line = encode({**head, **place})[:-1] + b',"attributes":' + encode(attributes) + b"}\n"
+        line = encode({**head, **lane.title})[:-1] + b',"attributes":' + encode(attributes) + b"}\n"
         with self._lock:
             self._append(line)
 
@@ -215,6 +219,7 @@ class Journal:
 
     # Values that are no host scalars
 
+    @quietly
     def take_odd_value(
         self, lane: Lane, name: str, value: Any, step_word: int, time: int, word: int
     ) -> None:
@@ -226,11 +231,10 @@ class Journal:
             else:
                 self.count_drop("metrics")
             return
-        self.write_event("value", name, {"value": value, "step": context.step})
+        step = None if step_word & IMPLICIT_STEP else step_word - STEP_BIAS
+        self.write_event("value", text_of(name), {"value": value, "step": step})
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # an exception whose own __str__ fails
-        return "<unprintable>"
+def _discard(segment: Segment) -> None:
+    segment.unmap()
+    segment.path.unlink(missing_ok=True)

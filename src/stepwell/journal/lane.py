@@ -27,6 +27,7 @@ from stepwell.journal.format import (
     SLOT_MASK,
     SPAN_SLOTS,
 )
+from stepwell.journal.values import cut
 
 if TYPE_CHECKING:
     from stepwell.journal.frames import Frame
@@ -73,7 +74,9 @@ class Lane:
         self.journal = journal
         self.number = number
         self.thread = thread
-        self.title = {"lane": number, "thread": thread.name, "native": threading.get_native_id()}
+        # Short enough for a header page, however its characters are escaped.
+        name = cut(thread.name, 200)
+        self.title = {"lane": number, "thread": name, "native": threading.get_native_id()}
         # Spans: slots of the current segment, and what is open.
         self.segment: Segment | None = None
         self.metas = self.starts = self.ends = memoryview(bytearray()).cast("Q")
@@ -114,7 +117,7 @@ class Lane:
 
     def roll(self) -> bool:
         """Go on in a fresh segment and take the open spans along."""
-        fresh = self.journal.take("spans")
+        fresh = self.journal.take("spans", after=-1 if self.segment is None else self.segment.seq)
         if fresh is None:
             self.limit = 0
             return False

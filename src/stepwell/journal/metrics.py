@@ -27,7 +27,7 @@ from stepwell.journal.format import (
 from stepwell.journal.lane import Lane
 from stepwell.journal.names import METRIC, OVERFLOW, names
 from stepwell.journal.state import current_lane, local, state
-from stepwell.journal.values import number
+from stepwell.journal.values import number, text_of
 
 _pack = ROW.pack_into
 
@@ -35,6 +35,7 @@ _words: dict[Any, int] = {}
 _counts: dict[Any, itertools.count[int]] = {}
 MAX_COUNT = STEP_BIAS - 1
 MAX_AT_ONCE = METRIC_ROWS // 2
+MAX_NESTED = 32
 
 
 class Context:
@@ -79,12 +80,12 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
                 value = _number(lane, name, value, step_word, time)
                 rows, row = lane.rows, lane.row_next
                 if value is None:
+                    # A nested dict may have taken the rows that were meant for the others.
+                    if row + ROW_BYTES * len(values) > lane.row_limit:
+                        if not _roll(lane):
+                            return
+                        rows, row = lane.rows, lane.row_next
                     continue
-                if row >= lane.row_limit:
-                    # A nested dict took the rows that were left.
-                    if not _roll(lane):
-                        continue
-                    rows, row = lane.rows, lane.row_next
             try:
                 word = _words[name]
             except KeyError:
@@ -96,7 +97,10 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
         # This thread has no lane yet, or the values are no dict.
         _log_slowly(values, step)
     except Exception as error:
-        report("log", error)
+        if isinstance(values, Mapping):
+            report("log", error)
+        else:
+            _log_slowly(values, step)
 
 
 @quietly
@@ -158,13 +162,17 @@ def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> flo
     return result
 
 
+@quietly
 def _log_nested(name: str, values: Mapping[Any, Any], step_word: int) -> None:
     step = step_word - STEP_BIAS if step_word else None
+    if f"{name}".count("/") >= MAX_NESTED:
+        warn_once("nested", "log(): dicts are nested too deeply at %.200s: left out", name)
+        return
     log({f"{name}/{key}": value for key, value in values.items()}, step)
 
 
 def _intern(name: Any) -> int:
-    word = names.intern(METRIC, name if isinstance(name, str) else str(name))
+    word = names.intern(METRIC, name if isinstance(name, str) else text_of(name))
     if word == names.ids[OVERFLOW[METRIC]]:
         warn_once(
             "too many metric names",
@@ -187,21 +195,32 @@ def _count(name: Any) -> int:
 
 def _explicit(step: Any) -> int:
     try:
-        return min(max(int(step), -MAX_COUNT), MAX_COUNT) + STEP_BIAS
-    except (TypeError, ValueError, OverflowError):
-        warn_once("step", "step=%r is no whole number: the current step is used instead", step)
-        return context.step_word
+        result = int(step)
+    except Exception:  # of a text, of NaN, or of an object that fails
+        result = MAX_COUNT + 1
+    if -MAX_COUNT <= result <= MAX_COUNT:
+        return result + STEP_BIAS
+    warn_once(
+        "step",
+        "step=%.100s is no whole number below 2**62: the current step is used instead",
+        text_of(step),
+    )
+    return context.step_word
 
 
 def _bounded(value: Any, limit: int, what: str) -> int | None:
     try:
         result = int(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # of a text, of NaN, or of an object that fails
         result = -1
     if 0 <= result <= limit:
         return result
     warn_once(
-        what, "%s %r is not a whole number from 0 to %d: recorded as unknown", what, value, limit
+        what,
+        "%s %.100s is not a whole number from 0 to %d: recorded as unknown",
+        what,
+        text_of(value),
+        limit,
     )
     return None
 

@@ -11,9 +11,11 @@ import os
 import threading
 
 from stepwell.journal.format import MAX_NAMES
+from stepwell.journal.values import cut
 
 SPAN = "span"
 METRIC = "metric"
+MAX_NAME = 1000
 
 Key = tuple[str, str, str]
 """(kind, category, name)"""
@@ -99,7 +101,8 @@ class NameTable:
         import json
 
         # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
-        shown = [part.encode("utf-8", "backslashreplace").decode() for part in self._keys[index]]
+        parts = [cut(part, MAX_NAME) for part in self._keys[index]]
+        shown = [part.encode("utf-8", "backslashreplace").decode() for part in parts]
         entry = dict(zip(("kind", "category", "name"), shown, strict=True))
         return json.dumps({"id": index + 1, **entry}, ensure_ascii=False).encode() + b"\n"
 

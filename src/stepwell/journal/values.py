@@ -46,6 +46,14 @@ def cut(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…<cut: {len(text)} characters>"
 
 
+def text_of(value: Any) -> str:
+    """What str() gives, or a description where that fails."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: unreadable, {type(error).__name__}>"
+
+
 def on_host(value: Any) -> bool:
     """Whether looking at this array's elements needs no wait for an accelerator."""
     device = getattr(value, "device", None)
@@ -58,9 +66,9 @@ def number(value: Any) -> float | None:
         return _float(value)
     if isinstance(value, str | bytes | bytearray):
         return None
-    if hasattr(value, "shape") and (not on_host(value) or math.prod(value.shape) != 1):
-        return None
     try:
+        if hasattr(value, "shape") and (not on_host(value) or math.prod(value.shape) != 1):
+            return None
         if hasattr(value, "item"):
             return _float(value.item())
         # An Enum's number is its value.

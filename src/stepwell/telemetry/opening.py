@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from stepwell.journal import errors
-from stepwell.journal.document import read_json, write_json
+from stepwell.journal.careful import plain_mapping
 from stepwell.journal.errors import StepwellError
 from stepwell.journal.system import boot_id
 from stepwell.telemetry import identity
@@ -20,8 +20,8 @@ from stepwell.telemetry.launch import Launch, claim_attempt, find_launch
 from stepwell.telemetry.place import Place, find_place
 from stepwell.telemetry.recorder import Recorder
 from stepwell.telemetry.run import Run, activate, finish_active
+from stepwell.telemetry.run_document import RunDocument
 
-RUN = "run.json"
 MODES = ("", "on", "off")
 
 
@@ -57,7 +57,11 @@ def start(
     activate(run, recorder)
     if obstacle is not None:
         recorder.journal.fail(obstacle)
-    recorder.pump.run_soon(lambda: _describe(path, launch.run_id, place, attempt, about))
+    document = RunDocument(path, launch.run_id, place, attempt, about)
+    if place.rank == 0 and obstacle is None:
+        with contextlib.suppress(OSError):
+            document.write()
+    recorder.pump.run_soon(document.complete)
     return run
 
 
@@ -70,7 +74,8 @@ def _about(name: Any, config: Any, tags: Any) -> dict[str, Any]:
         plain = identity.config_to_dict(config)
     except TypeError as error:
         raise StepwellError(str(error)) from None
-    return {"name": name, "tags": list(tags), "config": identity.mask(plain)}
+    # Masked last: what became a dict or a text on the way is looked at too.
+    return {"name": name, "tags": list(tags), "config": identity.mask(plain_mapping(plain))}
 
 
 def _root(dir: str | os.PathLike[str] | None) -> Path:
@@ -124,37 +129,3 @@ def _place_of(place: Place, launch: Launch, attempt: int) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "environment": identity.describe_launch_environment(os.environ),
     }
-
-
-def _describe(path: Path, run_id: str, place: Place, attempt: int, about: dict[str, Any]) -> None:
-    """Write run.json: rank 0 does, or whoever is first where rank 0 does not record."""
-    existing = read_json(path / RUN)
-    if existing is not None and place.rank != 0:
-        return
-    before = existing or {}
-    attempts = {item["attempt"]: item for item in before.get("attempts", [])}
-    attempts[attempt] = {
-        "attempt": attempt,
-        "started": time.time_ns(),
-        "world_size": place.world_size,
-        "launcher": place.launcher,
-        "argv": identity.mask_argv(sys.argv),
-        "cwd": os.getcwd(),
-        "host": identity.describe_host(),
-        "python": identity.describe_python(),
-        "code": identity.describe_code(Path.cwd()),
-        "config": about["config"],
-    }
-    write_json(
-        path / RUN,
-        {
-            "stepwell": 1,
-            "id": run_id,
-            "name": about["name"] or before.get("name") or run_id,
-            "tags": about["tags"] or before.get("tags", []),
-            "config": about["config"] or before.get("config", {}),
-            "created": before.get("created", time.time_ns()),
-            "world_size": place.world_size,
-            "attempts": [attempts[number] for number in sorted(attempts)],
-        },
-    )

@@ -14,7 +14,7 @@ from stepwell.journal.metrics import log as log
 from stepwell.journal.metrics import set_context
 from stepwell.journal.span import AttributedSpan, Span
 from stepwell.journal.state import current_journal, state
-from stepwell.journal.values import cut
+from stepwell.journal.values import cut, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,7 +197,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return {
         "type": type(error).__qualname__,
-        "message": cut(str(error), 2000),
+        "message": cut(text_of(error), 2000),
         "traceback": cut("".join(lines), 8000),
     }
 

@@ -1,0 +1,68 @@
+"""run.json: what a run is called, how it was configured, and what produced each attempt."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal.document import read_json, write_json
+from stepwell.telemetry import identity
+from stepwell.telemetry.place import Place
+
+RUN = "run.json"
+
+
+class RunDocument:
+    """Rank 0 writes it, or whoever is first where rank 0 does not record."""
+
+    def __init__(
+        self, folder: Path, run_id: str, place: Place, attempt: int, about: dict[str, Any]
+    ) -> None:
+        self.path = folder / RUN
+        self.run_id = run_id
+        self.place = place
+        self.about = about
+        self.attempt: dict[str, Any] = {
+            "attempt": attempt,
+            "started": time.time_ns(),
+            "world_size": place.world_size,
+            "launcher": place.launcher,
+            "argv": identity.mask_argv(sys.argv),
+            "cwd": os.getcwd(),
+            "config": about["config"],
+        }
+
+    def complete(self) -> None:
+        """Add what takes a moment to find out: host, versions, the state of the code."""
+        self.attempt |= {
+            "host": identity.describe_host(),
+            "python": identity.describe_python(),
+            "code": identity.describe_code(Path.cwd()),
+        }
+        self.write()
+
+    def write(self) -> None:
+        """Write what is known, beside what earlier attempts wrote."""
+        before = read_json(self.path)
+        if before is not None and self.place.rank != 0:
+            return
+        before = before or {}
+        attempts = {item["attempt"]: item for item in before.get("attempts", [])}
+        attempts[self.attempt["attempt"]] = self.attempt
+        about = self.about
+        write_json(
+            self.path,
+            {
+                "stepwell": 1,
+                "id": self.run_id,
+                "name": about["name"] or before.get("name") or self.run_id,
+                "tags": about["tags"] or before.get("tags", []),
+                "config": about["config"] or before.get("config", {}),
+                "created": before.get("created", self.attempt["started"]),
+                "world_size": self.place.world_size,
+                "attempts": [attempts[number] for number in sorted(attempts)],
+            },
+        )

@@ -1,0 +1,209 @@
+"""The commands, run as a person would run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import stepwell
+
+SCRIPT = """
+import os, signal, stepwell
+run = stepwell.init("killed")
+with run.span("epoch"):
+    for i in range(100):
+        run.set_step(i)
+        with run.span("step", number=i):
+            run.log({"loss": 1.0 / (i + 1)})
+    run.event("ready")
+    with run.span("all-reduce"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``stepwell`` in a folder, 80 columns wide, its output piped."""
+    code = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env={**env, "COLUMNS": "80", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def record(root: Path, name: str = "training") -> stepwell.Run:
+    """A small finished run: 20 steps of two spans, a loss, an event and an artifact."""
+    with stepwell.init(name, dir=root, config={"lr": 0.1}) as run:
+        for i in range(20):
+            run.set_step(i, epoch=i // 10)
+            with run.span("forward"), run.span("attention", head=i % 4):
+                pass
+            run.log({"loss": 2.0 - i / 10})
+        run.event("done")
+        run.artifact(b"weights", "model.pt")
+    return run
+
+
+def kill_a_run(root: Path, **environment: str) -> None:
+    """A run that kills itself inside of a span."""
+    env = {**os.environ, "STEPWELL_DIR": str(root), **environment}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, timeout=60, check=False)
+    assert done.returncode == -9
+
+
+def test_ls_lists_runs_newest_first(tmp_path: Path) -> None:
+    """Each run is a line with its state and its whole id, the newest first."""
+    first, second = record(tmp_path / "runs", "one"), record(tmp_path / "runs", "two")
+    lines = command("ls", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == [second.id, first.id]
+    assert [line.split()[-2] for line in lines[1:]] == ["finished", "finished"]
+    listed = json.loads(command("ls", "--json", cwd=tmp_path).stdout)
+    assert [row["id"] for row in listed] == [second.id, first.id]
+
+
+def test_ls_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
+    """An empty place is no error."""
+    done = command("ls", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "stepwell.init()" in done.stdout
+
+
+def test_show_tells_the_end_the_spans_and_the_metrics(tmp_path: Path) -> None:
+    """The summary of the newest run has its state, counts, and first, last and lowest values."""
+    record(tmp_path / "runs")
+    done = command("show", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "training  finished after" in done.stdout
+    assert ", step 19" in done.stdout
+    assert "40 spans · 20 numbers" in done.stdout
+    loss = next(line for line in done.stdout.splitlines() if line.startswith("loss")).split()
+    assert loss[1:8] == ["2", "0.1", "0.1", "19", "2", "0", loss[7]]
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_show_json_is_strict_and_complete(tmp_path: Path) -> None:
+    """Scripts get the same as strict JSON."""
+    run = record(tmp_path / "runs")
+
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    shown = json.loads(command("show", "--json", cwd=tmp_path).stdout, parse_constant=refuse)
+    assert shown["id"] == run.id
+    assert {line["name"]: line["count"] for line in shown["spans"]} == {
+        "forward": 20,
+        "attention": 20,
+    }
+    assert (shown["events"], shown["artifacts"], shown["dropped"]) == (1, 1, 0)
+
+
+def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None:
+    """After kill -9 the summary names the open spans, outermost first."""
+    kill_a_run(tmp_path / "runs")
+    shown = command("show", cwd=tmp_path).stdout
+    assert "killed  killed after" in shown
+    assert "rank 0 MainThread: epoch › all-reduce" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("show", "nothing"), "there are no runs in 'runs'"),
+        (("show", "no/such/folder"), "there is no run folder 'no/such/folder'"),
+        (("export", "--to", "excel"), "--to is 'excel': write one of parquet"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    """What a person got wrong is said in one line on stderr, with exit code 2."""
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_ambiguous_beginning_names_the_candidates(tmp_path: Path) -> None:
+    """The beginning of an id is enough when it means one run, and is refused when it means two."""
+    first, second = record(tmp_path / "runs", "a"), record(tmp_path / "runs", "a")
+    assert "finished" in command("show", first.id, cwd=tmp_path).stdout
+    refused = command("show", "a-", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert first.id in refused.stderr
+    assert second.id in refused.stderr
+
+
+def test_parquet_export_is_read_by_another_tool(tmp_path: Path) -> None:
+    """Pyarrow reads the exported tables, partitioned by run and rank, with the recorded values."""
+    dataset = pytest.importorskip("pyarrow.dataset")
+    run = record(tmp_path / "runs")
+    done = command("export", run.id, "--to", "parquet", "-o", "out", cwd=tmp_path)
+    assert done.stdout == "6 files in out\n"
+    table = dataset.dataset(tmp_path / "out" / "metrics", partitioning="hive").to_table()
+    rows = table.sort_by("step").to_pydict()
+    assert rows["value"] == [2.0 - i / 10 for i in range(20)]
+    assert rows["epoch"] == [i // 10 for i in range(20)]
+    assert set(rows["run"]) == {run.id}
+    assert set(rows["rank"]) == {0}
+    spans = pl.read_parquet(tmp_path / "out" / "spans" / "**" / "*.parquet")
+    assert spans["name"].value_counts().sort("name").rows() == [("attention", 20), ("forward", 20)]
+
+
+def test_recover_collects_an_abandoned_spool(tmp_path: Path) -> None:
+    """A run whose live files were in a spool is whole in its folder after recover, spool gone."""
+    kill_a_run(tmp_path / "runs", STEPWELL_SPOOL=str(tmp_path / "spool"))
+    assert list((tmp_path / "spool").rglob("*.live"))
+    (run,) = stepwell.list_runs(tmp_path / "runs")
+    before = run.spans().sort("id").collect()
+    assert before.height == 102
+    done = command("recover", cwd=tmp_path)
+    assert "sealed" in done.stdout
+    assert not list((tmp_path / "spool").rglob("*.*"))
+    assert run.spans().sort("id").collect().equals(before)
+    assert run.metrics().collect().height == 100
+    assert run.events().collect()["name"].to_list() == ["ready"]
+    assert run.open_spans().sort("depth").collect()["name"].to_list() == ["epoch", "all-reduce"]
+    assert run.status == "killed"
+    assert command("recover", cwd=tmp_path).stdout == "nothing to recover\n"
+
+
+def test_recover_leaves_a_living_run_alone(tmp_path: Path) -> None:
+    """A process that still records is not touched."""
+    with stepwell.init("alive", dir=tmp_path / "runs") as run:
+        with run.span("before"):
+            done = command("recover", cwd=tmp_path)
+        with run.span("after"):
+            pass
+    assert "still running, left alone" in done.stdout
+    assert sorted(stepwell.open_run(run.path).spans().collect()["name"]) == ["after", "before"]
+
+
+@pytest.mark.torch
+def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
+    """The demo records epochs, steps, workers and a checkpoint, and its hints are real commands."""
+    done = command("demo", "--seconds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = stepwell.list_runs(tmp_path / "runs")
+    spans = run.spans().collect()
+    epochs = spans.filter(pl.col("name") == "epoch").height
+    steps = spans.filter(pl.col("name") == "optimizer").height
+    assert epochs >= 1
+    assert steps == 60 * epochs
+    drawn = spans.filter(pl.col("name") == "draw", pl.col("process").str.contains("worker-"))
+    assert drawn.height == 64 * steps
+    assert run.artifacts().collect()["name"].to_list() == ["model.pt"]
+    assert "demo  finished after" in done.stdout
+    hints = done.stdout.split("next\n")[1].splitlines()
+    shown = command(*hints[1].split()[1:], cwd=tmp_path)
+    assert json.loads(shown.stdout)["id"] == run.id
