@@ -15,6 +15,7 @@ from benchmarks.runner import Outcome, run
 from benchmarks.table import (
     Outcomes,
     machine,
+    missing,
     own_table,
     peer_table,
     times_cheaper,
@@ -37,6 +38,8 @@ def main() -> None:
         if table.row_count:
             console.print(table)
             console.print()
+    for line in missing(outcomes):
+        console.print(line, markup=False)
     console.print(machine(outcomes.values()))
     if asked.json:
         asked.json.write_text(json.dumps(_as_json(outcomes), indent=1) + "\n")
@@ -46,7 +49,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="What recording costs, next to other tools."
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: two minutes, more noise")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds: two minutes, more noise"
+    )
     parser.add_argument("--long", action="store_true", help="10 million spans for memory and drift")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument(

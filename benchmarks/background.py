@@ -78,4 +78,4 @@ def _pump_clock() -> int:
 
 def _bytes_per_span(run: stepwell.Run, spans: int) -> Measured:
     size = sum(file.stat().st_size for file in run.path.rglob("spans-*.zst"))
-    return summarize([size / spans], note=f"{spans:,} spans")
+    return summarize([size / spans])

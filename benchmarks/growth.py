@@ -12,7 +12,7 @@ from benchmarks.row import Effort, Skipped
 
 
 def memory(effort: Effort) -> Measured:
-    """Growth of the resident memory over a million spans or ten, in MB."""
+    """Growth of the resident memory at its peak over a million spans or ten, in MB."""
     floor_ns()
     with recording():
         before = _resident()
@@ -20,21 +20,25 @@ def memory(effort: Effort) -> Measured:
         for _ in range(effort.long_spans // SPANS):
             _block(SPANS)
             peak = max(peak, _resident())
-        return summarize([(peak - before) / 1e6], note=f"{effort.long_spans:,} spans, peak")
+        return summarize([(peak - before) / 1e6], note=_how_many(effort))
 
 
 def cost(effort: Effort) -> Measured:
-    """Cost of a span in the last tenth, relative to the first one."""
+    """Cost of a span in the last tenth (of a million: the last half), relative to the first one."""
     blocks = effort.long_spans // SPANS
     # With a floor in between, so that a core that changes its speed is not taken for growth.
-    edge = max(3, blocks // 10)
+    edge = max(5, blocks // 10)
     with recording():
         _block(SPANS)
         first = [_relative_cost() for _ in range(edge)]
         for _ in range(blocks - 2 * edge):
             _block(SPANS)
         last = [_relative_cost() for _ in range(edge)]
-    return summarize([median(last) / median(first)], note=f"{effort.long_spans:,} spans")
+    return summarize([median(last) / median(first)], note=_how_many(effort))
+
+
+def _how_many(effort: Effort) -> str:
+    return f"{effort.long_spans // 1_000_000} M"
 
 
 def _block(count: int) -> None:

@@ -31,7 +31,7 @@ ROWS = (
 PEERS = (
     Row(
         "dftracer",
-        "dftracer, ai.compute.forward",
+        "dftracer",
         span_peers.dftracer,
         6.0,
         like="reused",
@@ -39,12 +39,12 @@ PEERS = (
     ),
     Row(
         "opentelemetry",
-        "OpenTelemetry SDK, null exporter",
+        "OpenTelemetry SDK",
         span_peers.opentelemetry,
         15.0,
         like="named",
     ),
-    Row("one-logger", "nv-one-logger, FileExporter", span_peers.one_logger, like="named"),
+    Row("one-logger", "nv-one-logger", span_peers.one_logger, like="named"),
     Row("trackio", "trackio", scalar_peers.trackio, 8.0, like="scalar-step"),
     Row("wandb", "W&B, offline", scalar_peers.wandb, like="scalar-step"),
     Row("tensorboard", "TensorBoard", scalar_peers.tensorboard, like="scalar-step"),

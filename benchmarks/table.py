@@ -18,57 +18,41 @@ Outcomes = dict[str, Outcome]
 
 def own_table(rows: Iterable[Row], outcomes: Outcomes) -> Table:
     """What stepwell costs, next to its targets."""
-    table = _table("What recording costs (× is a multiple of the floor)")
+    table = _table("What recording costs (×: as many times the floor)")
+    for heading in ("measured", "quartiles", "target"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("measured", justify="right")
-    table.add_column("half of them", justify="right")
-    table.add_column("target", justify="right")
-    table.add_column("")
-    for row in rows:
-        outcome = outcomes.get(row.name)
-        if outcome is None:
-            continue
-        if outcome.measured is None:
-            table.add_row(row.title, "–", "", "", outcome.why)
-            continue
-        got = outcome.measured
+    for row, outcome, got in _measured(rows, outcomes):
         target = "" if row.target is None else f"≤ {_number(row.target, row.unit)}"
-        note = f"  {got.note}" if got.note else ""
-        table.add_row(
-            row.title, _number(got.value, row.unit), _spread(got, row), target, verdict(outcome) + note
-        )
+        remark = f"{verdict(outcome)}  {got.note}".strip()
+        table.add_row(row.title, _number(got.value, row.unit), _spread(got), target, remark)
     return table
 
 
 def peer_table(peers: Iterable[Row], outcomes: Outcomes) -> Table:
     """What other tools cost, and how many times less stepwell does for the same."""
-    table = _table("Other tools, CPU time of the calling thread")
+    table = _table("Other tools (CPU time of the calling thread, as many times the floor)")
+    for heading in ("measured", "quartiles", "stepwell", "cheaper by", "target"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("measured", justify="right")
-    table.add_column("half of them", justify="right")
-    table.add_column("stepwell", justify="right")
-    table.add_column("cheaper by", justify="right")
-    table.add_column("target", justify="right")
-    table.add_column("")
-    for row in peers:
-        outcome = outcomes.get(row.name)
-        if outcome is None:
-            continue
-        if outcome.measured is None:
-            table.add_row(row.title, "–", "", "", "", "", outcome.why)
-            continue
+    for row, outcome, got in _measured(peers, outcomes):
         ours = outcomes.get(row.like)
         times = times_cheaper(outcome, ours)
         table.add_row(
             row.title,
-            _number(outcome.measured.value, "×"),
-            _spread(outcome.measured, row),
+            _number(got.value, "×"),
+            _spread(got),
             "" if ours is None or ours.measured is None else _number(ours.measured.value, "×"),
             "" if times is None else _number(times, "×"),
             "" if row.target is None else f"≥ {_number(row.target, '×')}",
             verdict(outcome, ours),
         )
     return table
+
+
+def missing(outcomes: Outcomes) -> list[str]:
+    """A line for each row without a result."""
+    return [f"{o.row.title}: {o.why}" for o in outcomes.values() if o.measured is None]
 
 
 def times_cheaper(peer: Outcome, ours: Outcome | None) -> float | None:
@@ -100,17 +84,26 @@ def machine(outcomes: Iterable[Outcome]) -> str:
     if floors:
         text += (
             f" The floor took {median(floors):.0f} ns per span, {min(floors):.0f} to"
-            f" {max(floors):.0f} from row to row: that is the noise which the ratios take out;"
-            " about 10 % of it stays."
+            f" {max(floors):.0f} from row to row. The ratios take most of that noise out;"
+            " about 10 % stay on a quiet machine, more on a busy one."
         )
     return text
 
 
+def _measured(rows: Iterable[Row], outcomes: Outcomes) -> Iterable[tuple[Row, Outcome, Measured]]:
+    for row in rows:
+        outcome = outcomes.get(row.name)
+        if outcome is not None and outcome.measured is not None:
+            yield row, outcome, outcome.measured
+
+
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    return table
 
 
-def _spread(measured: Measured, row: Row) -> str:
+def _spread(measured: Measured) -> str:
     if measured.low == measured.high:
         return ""
     return f"{_digits(measured.low)} – {_digits(measured.high)}"

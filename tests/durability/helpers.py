@@ -54,8 +54,8 @@ def environment(**variables: str) -> dict[str, str]:
 class Child:
     """A Python process of its own that executes what it is handed, piece by piece."""
 
-    def __init__(self, cwd: Path, *, uid: int | None = None, **variables: str) -> None:
-        self.stderr_file = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    def __init__(self, cwd: Path, **variables: str) -> None:
+        self.stderr_file = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + OBEY],
             cwd=cwd,
@@ -64,7 +64,6 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self.stderr_file,
             text=True,
-            user=uid,
         )
 
     def do(self, code: str, **values: Any) -> Any:

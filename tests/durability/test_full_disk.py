@@ -97,7 +97,9 @@ def test_full_disk_new_names(disk: Path, tmp_path: Path) -> None:
     with Child(tmp_path) as child:
         child.do(f"run = init('names', dir={str(disk)!r})\nwith span('before'): pass")
         filler = fill(disk)
-        code = "for i in range(2000):\n    with span(f'new-{i}', i=i): pass\n    log({f'm-{i}': 1.0})"
+        code = (
+            "for i in range(2000):\n    with span(f'new-{i}', i=i): pass\n    log({f'm-{i}': 1.0})"
+        )
         child.do(code)
         filler.unlink()
         wait_until(lambda: _names(disk) >= {"before", *(f"new-{i}" for i in range(2000))})
@@ -113,7 +115,9 @@ def test_full_disk_at_start(disk: Path, tmp_path: Path) -> None:
     """A run that starts on a full disk begins to record when there is space."""
     filler = fill(disk)
     with Child(tmp_path) as child:
-        child.do(TRAIN + f"run = init('late', dir={str(disk)!r}, config={{'lr': 1}})\ntrain(0, 100)")
+        child.do(
+            TRAIN + f"run = init('late', dir={str(disk)!r}, config={{'lr': 1}})\ntrain(0, 100)"
+        )
         assert len(child.do("answer = warnings")) == 1
         filler.unlink()
         child.do("begin = 10_000")

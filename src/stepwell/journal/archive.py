@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal.files import open_file
+
 MAGIC = 0x31465753
 PREFIX = struct.Struct("<IIII")
 ROLL_BYTES = 64 << 20
@@ -39,14 +41,17 @@ class Frame:
         """(process, kind, segment number): a frame that stands in two places counts once."""
         return self.header["process"], self.header["kind"], self.header["seq"]
 
-    def payload(self) -> bytes:
-        """The unpacked bytes; ValueError when they are damaged."""
+    def payload(self, limit: int = MAX_PAYLOAD) -> bytes:
+        """The unpacked bytes; ValueError when they are damaged or more than this, OSError when gone."""
         import zstandard
 
-        with self.path.open("rb") as file:
+        with open(open_file(self.path), "rb") as file:
             packed = os.pread(file.fileno(), self.size, self.offset)
         try:
-            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=MAX_PAYLOAD)
+            # The decompressor allocates what the frame says it needs, whatever limit it is given.
+            if zstandard.get_frame_parameters(packed).content_size > limit:
+                raise ValueError(f"{self.path} at {self.offset}: too large unpacked")
+            return zstandard.ZstdDecompressor().decompress(packed)
         except zstandard.ZstdError as error:
             raise ValueError(f"{self.path} at {self.offset}: {error}") from error
 
@@ -103,8 +108,8 @@ def archive_files(folder: Path, kind: str) -> list[Path]:
 def read_frames(path: Path) -> Iterator[Frame]:
     """The intact frames of one archive file, payloads unread; stops at damage or a torn end."""
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
+        file = open(open_file(path), "rb")
+    except OSError:
         return
     with file:
         fd = file.fileno()
@@ -119,6 +124,9 @@ def read_frames(path: Path) -> Iterator[Frame]:
             body = os.pread(fd, head_size + size, offset + PREFIX.size)
             if len(body) < head_size + size or zlib.crc32(body) != check:
                 return
-            header = json.loads(body[:head_size])
+            try:
+                header = json.loads(body[:head_size])
+            except (ValueError, RecursionError):
+                return
             yield Frame(path, offset + PREFIX.size + head_size, size, header)
             offset += PREFIX.size + head_size + size

@@ -64,7 +64,7 @@ class SizeCap:
             if self.limit is None or self.used <= self.limit:
                 return
             frames = [f.header for f in read_frames(path) if f.header["kind"] == "spans"]
-            journal.drops["spans"] += sum(header["slots"] for header in frames)
+            journal.drops["spans"] += sum(header["spans"] for header in frames)
             self.used -= path.stat().st_size
             path.unlink()
 

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal.files import read_file
+
 PROCESS = "process.json"
 MAX_ANCHORS = 64
 
@@ -28,9 +30,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, limit: int = 64 << 20) -> dict[str, Any] | None:
     """A JSON object from a file; None when it is missing, too large or no object."""
     try:
-        if path.stat().st_size > limit:
-            return None
-        value = json.loads(path.read_text())
+        value = json.loads(read_file(path, limit))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

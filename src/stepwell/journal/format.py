@@ -91,7 +91,7 @@ def parse_header(page: bytes) -> dict[str, Any] | None:
 
     try:
         fields = json.loads(page.rstrip(b"\0"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict) or fields.get("stepwell") != FORMAT:
         return None

@@ -94,7 +94,7 @@ class Journal:
                 if spare.seq > after:
                     return spare
                 # The pump was slow, and the lane had gone on without it.
-                _discard(spare)
+                spare.discard()
         if self.failing is not None:
             return None
         try:
@@ -124,7 +124,7 @@ class Journal:
     def drop_spare(self) -> None:
         """Remove the segment that was prepared and not needed."""
         while self._spares:
-            _discard(self._spares.popleft())
+            self._spares.popleft().discard()
 
     @quietly
     def _mark_full(self, segment: Segment) -> None:
@@ -158,13 +158,11 @@ class Journal:
     # Events
 
     def write_event(
-        self, kind: str, name: str, attributes: dict[str, Any], span: int | None = None
+        self, kind: str, name: str, attributes: dict[str, Any], **about: str | int
     ) -> None:
         """Append one line to the events, with a single write before the call returns."""
         lane = self._own_lane()
-        if span is None:
-            span = lane.current_span()
-        self._write_line(kind, name, attributes, lane, span)
+        self._write_line(kind, name, attributes, lane, lane.current_span(), **about)
 
     def is_new(self, error: BaseException) -> bool:
         """Whether this is the first time that this exception is seen."""
@@ -188,10 +186,16 @@ class Journal:
         return lane if lane is not None and lane.journal is self else self.open_lane()
 
     def _write_line(
-        self, kind: str, name: str, attributes: dict[str, Any], lane: Lane, span: int | None
+        self,
+        kind: str,
+        name: str,
+        attributes: dict[str, Any],
+        lane: Lane,
+        span: int | None,
+        **about: str | int,
     ) -> None:
         head = {"kind": kind, "name": cut(name, 1000), "time": perf_counter_ns(), "span": span}
-        line = encode({**head, **lane.title})[:-1] + b',"attributes":' + encode(attributes) + b"}\n"
+        line = encode({**head, **lane.title, **about})[:-1] + b',"attributes":' + encode(attributes) + b"}\n"
         with self._lock:
             self._append(line)
 
@@ -233,8 +237,3 @@ class Journal:
             return
         step = None if step_word & IMPLICIT_STEP else step_word - STEP_BIAS
         self.write_event("value", text_of(name), {"value": value, "step": step})
-
-
-def _discard(segment: Segment) -> None:
-    segment.unmap()
-    segment.path.unlink(missing_ok=True)

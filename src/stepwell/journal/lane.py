@@ -122,13 +122,24 @@ class Lane:
             self.limit = 0
             return False
         old, old_blob = self.segment, self.blob
-        self.blob = None
-        self.blob_limit = 0
-        fresh.attach(**self.title)
+        old_space = self.blob_map, self.blob_next, self.blob_limit
         moved = {0: 0}
         origins: dict[int, int] = {}
-        following = self._carry(fresh, old, old_blob, moved, origins) if old is not None else 1
-        self._switch(fresh, following, moved, origins)
+        try:
+            self.blob = None
+            self.blob_limit = 0
+            fresh.attach(**self.title)
+            following = self._carry(fresh, old, old_blob, moved, origins) if old is not None else 1
+            self._switch(fresh, following, moved, origins)
+        except BaseException:
+            # An interrupt: unless the switch is made, all stays as it was.
+            if self.segment is not fresh:
+                begun = [fresh] if self.blob in (None, old_blob) else [fresh, self.blob]
+                self.blob = old_blob
+                self.blob_map, self.blob_next, self.blob_limit = old_space
+                for segment in begun:
+                    segment.discard()
+            raise
         if old is not None:
             for slot in moved:
                 if slot and not old.ends[slot]:

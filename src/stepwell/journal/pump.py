@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from stepwell.journal.archive import Archive
 from stepwell.journal.cap import SizeCap
@@ -155,7 +156,7 @@ class Pump:
         if everything or self._is_due("sync", SYNC_EVERY):
             self._guard("cap", self._enforce_cap)
             if self.spool is not None:
-                self._guard("spool", self.spool.copy)
+                self._guard("spool", self._copy_spool)
             self._guard("sync", self.sync)
         if everything or self._is_due("heartbeat", self.document.interval):
             self._guard("heartbeat", self.heartbeat)
@@ -212,7 +213,13 @@ class Pump:
         for i, (_, _, tensor, _, _) in enumerate(batch):
             by_device.setdefault(f"{tensor.device}", []).append(i)
         for indices in by_device.values():
-            for i, value in zip(indices, _fetch([batch[i][2] for i in indices]), strict=True):
+            try:
+                values = _fetch([batch[i][2] for i in indices])
+            except Exception as error:  # a device may fail in many ways
+                self.journal.drops["metrics"] += len(indices)
+                report("pump scalars", error)
+                continue
+            for i, value in zip(indices, values, strict=True):
                 lane, clock, _, step_word, word = batch[i]
                 write_row(self._lane, clock, value, step_word, word, lane.number)
 
@@ -247,6 +254,8 @@ class Pump:
             return
         frame = seal(self.process, bytes(segment.map))
         if frame is not None:
+            if self.spool is not None:
+                self.spool.copy_names()
             self.archives["metrics" if segment.kind == "metrics" else "spans"].append(frame)
             self.cap.add(len(frame))
         os.unlink(segment.path)
@@ -254,6 +263,10 @@ class Pump:
             self.spool.forget(segment)
         if not self.journal.closed:
             segment.unmap()
+
+    def _copy_spool(self) -> None:
+        if self.spool is not None:
+            self.spool.copy(self.seal_retired)
 
     def fold(self) -> None:
         """Seal what workers filled, and fold ended workers into this process's archives."""
@@ -286,9 +299,11 @@ def _sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def _fetch(tensors: list[object]) -> list[float]:
+def _fetch(tensors: list[Any]) -> list[float]:
     """Values of one-element tensors of one device, with a single copy to the host."""
     import torch
 
-    stacked = torch.stack([t.reshape(()).to(torch.float64) for t in tensors])  # type: ignore[attr-defined]
+    # Apple's accelerator knows no doubles.
+    kind = torch.float32 if tensors[0].device.type == "mps" else torch.float64
+    stacked = torch.stack([t.reshape(()).to(kind) for t in tensors])
     return [float(v) for v in stacked.tolist()]

@@ -15,6 +15,7 @@ from stepwell.journal.archive import Archive
 from stepwell.journal.document import PROCESS, read_json, write_json
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.seal import seal
+from stepwell.journal.spool import is_spool_of
 from stepwell.journal.system import boot_id, is_alive
 from stepwell.journal.workers import fold_workers
 
@@ -55,10 +56,7 @@ def recover_process(folder: Path) -> Recovery:
 
 def _spool(folder: Path, about: dict[str, Any]) -> Path | None:
     spool = about.get("spool")
-    # Only a spool of this very process is taken, whatever the document says.
-    if not isinstance(spool, str) or Path(spool).name != folder.name:
-        return None
-    return None if Path(spool).is_symlink() else Path(spool)
+    return Path(spool) if isinstance(spool, str) and is_spool_of(Path(spool), folder) else None
 
 
 def _collect_spool(spool: Path, folder: Path, archives: dict[str, Archive]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepwell.journal.archive import pack
 from stepwell.journal.format import (
+    CARRIED,
     COLUMN_BYTES,
     HEADER_BYTES,
     LINK_NAME,
@@ -49,7 +50,8 @@ def seal(process: str, data: bytes) -> bytes | None:
     body = data[HEADER_BYTES:]
     header["process"] = process
     payload = _SEALERS[header["kind"]](header, body)
-    return pack(header, payload) if payload else None
+    # Metrics without a row tell the name of a thread whose rows the pump wrote, from a device.
+    return pack(header, payload) if payload or header["kind"] == "metrics" else None
 
 
 def _seal_spans(header: dict[str, Any], body: bytes) -> bytes:
@@ -72,11 +74,23 @@ def _span_summary(meta: array[int], start: array[int], end: bytes) -> dict[str, 
     ended = (start[i] for i in range(len(start) - 1, 0, -1) if start[i] and i not in elsewhere)
     return {
         "slots": len(start),
+        "spans": len(start) - start.count(0) - len(links) - _count_word(end, CARRIED),
         # One that targets itself merely stands for a span, which does not go on here.
         "links": [link for slot, link in links.items() if link[0] != slot],
         "time": [next(began, 0), next(ended, 0)],
         "open": array("Q", end).count(0) - start.count(0) - len(links),
     }
+
+
+def _count_word(column: bytes, word: int) -> int:
+    """How often a rare word occurs; four times faster than looking at each."""
+    mark = word.to_bytes(8, "little")
+    found = 0
+    at = column.find(mark)
+    while at >= 0:
+        found += at % 8 == 0
+        at = column.find(mark, at + 1)
+    return found
 
 
 def _links(meta: array[int]) -> list[int]:
@@ -94,8 +108,6 @@ def _links(meta: array[int]) -> list[int]:
 
 def _seal_metrics(header: dict[str, Any], body: bytes) -> bytes:
     used = -(-len(body.rstrip(b"\0")) // ROW_BYTES) * ROW_BYTES
-    if not used:
-        return b""
     rows = body[:used]
     header["rows"] = used // ROW_BYTES
     return b"".join(_column(rows, k) for k in range(ROW_BYTES // 8))

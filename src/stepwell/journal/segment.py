@@ -50,9 +50,20 @@ class Segment:
                 view.release()
             self.map.close()
 
+    def discard(self) -> None:
+        """Remove a segment that nothing was recorded in."""
+        self.unmap()
+        self.path.unlink(missing_ok=True)
+
 
 def _allocate(path: Path, size: int) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    try:
+        fd = os.open(path, flags, 0o644)
+    except FileExistsError:
+        # Ours, from an interrupt that came before anybody could take it.
+        os.unlink(path)
+        fd = os.open(path, flags, 0o644)
     try:
         try:
             _reserve(fd, size)

@@ -8,17 +8,21 @@ writes. A reader on the node looks at the spool itself; ``stepwell recover`` col
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.journal.format import HEADER_BYTES, METRIC_BYTES, ROW_BYTES, SPAN_SLOTS
+from stepwell.journal.format import ATTRIBUTE_SHIFT, HEADER_BYTES, ROW_BYTES, SPAN_SLOTS
 from stepwell.journal.journal import EVENTS, NAMES, Journal
 from stepwell.journal.lane import Lane
 from stepwell.journal.segment import Segment
 from stepwell.journal.system import is_network
 
 METAS, STARTS, ENDS = 0, SPAN_SLOTS, 2 * SPAN_SLOTS
+LEAST_OFFSET = 1 << ATTRIBUTE_SHIFT
 
 
 def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -36,6 +40,22 @@ def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> P
         return None
     uid = os.getuid() if hasattr(os, "getuid") else 0
     return root.absolute() / f"stepwell-{uid}" / run_folder.name
+
+
+def is_spool_of(spool: Path, folder: Path) -> bool:
+    """Whether this is where ``choose_spool`` puts the live files of a process folder.
+
+    Whatever a document says: nothing else is ever read, or cleared away, as a spool.
+    """
+    run = spool.parent
+    return (
+        spool.is_absolute()
+        and ".." not in spool.parts
+        and spool.name == folder.name
+        and run.name == folder.absolute().parent.name
+        and run.parent.name.startswith("stepwell-")
+        and not any(place.is_symlink() for place in (spool, run, run.parent))
+    )
 
 
 def _local_root(environ: Mapping[str, str]) -> Path | None:
@@ -56,23 +76,40 @@ class SpoolCopy:
         self._spans: dict[str, tuple[int, list[int]]] = {}
         self._bytes: dict[str, int] = {}
 
-    def copy(self) -> None:
-        """Copy what is new since the last time."""
-        for name in (NAMES, EVENTS):
-            self._copy_text(name)
-        for lane in list(self.journal.lanes):
-            self._copy_lane(lane)
+    def copy(self, seal_retired: Callable[[], None]) -> None:
+        """Copy what is new since the last time.
 
-    def _copy_lane(self, lane: Lane) -> None:
-        # Attributes before the spans that refer to them.
-        if lane.blob is not None:
-            self._copy_bytes(lane.blob, lane.blob_next)
-        segment, high = lane.segment, lane.next
-        if segment is not None and lane.segment is segment:
-            self._copy_spans(segment, min(high, SPAN_SLOTS))
-        metrics, end = lane.metrics, lane.row_next
-        if metrics is not None and lane.metrics is metrics:
-            self._copy_bytes(metrics, _written_rows(metrics, end))
+        What a record refers to is written before it. So it is copied after a look at the records,
+        and before what was seen of them; and a segment that a lane has left goes before the next.
+        """
+        self._copy_text(EVENTS)
+        seen = [self._look_at(lane) for lane in list(self.journal.lanes)]
+        seal_retired()
+        self.copy_names()
+        for look in seen:
+            self._copy_lane(look)
+
+    def copy_names(self) -> None:
+        """Copy new names, ahead of the records that use them."""
+        self._copy_text(NAMES)
+
+    def _look_at(self, lane: Lane) -> _Look:
+        spans, metrics = lane.segment, lane.metrics
+        rows = None if spans is None else self._look(spans)
+        return _Look(lane, spans, rows, metrics, _complete_rows(metrics) if metrics else 0)
+
+    def _copy_lane(self, look: _Look) -> None:
+        spans, rows, blob = look.spans, look.rows, look.lane.blob
+        if spans is not None and rows is not None and not spans.map.closed:
+            has_blob = blob is not None and blob.seq == spans.seq
+            if blob is not None and has_blob:
+                self._copy_bytes(blob, _text_end(blob))
+            # Without it, the lane has just left this segment: the next round seals it.
+            if has_blob or not rows.have_attributes:
+                self._write(spans, rows.pieces)
+                self._spans[spans.path.name] = rows.high, rows.still_open
+        if look.metrics is not None and not look.metrics.map.closed:
+            self._copy_bytes(look.metrics, look.complete)
 
     def forget(self, segment: Segment) -> None:
         """A segment was sealed: its copy has served."""
@@ -100,53 +137,92 @@ class SpoolCopy:
         except FileNotFoundError:
             return
         if data:
-            with (self.folder / name).open("ab") as target:
-                target.write(data)
+            self._write_pieces(name, [(done, data)])
             self._texts[name] = done + len(data)
 
     def _copy_bytes(self, segment: Segment, end: int) -> None:
         """Copy a segment whose bytes are written once and in order."""
         done = self._bytes.get(segment.path.name, 0)
         if end > done:
-            self._write(segment, [(done, end)])
+            self._write(segment, [(done, segment.map[done:end])])
             self._bytes[segment.path.name] = end
 
-    def _copy_spans(self, segment: Segment, high: int) -> None:
-        """Copy new rows, and ends that older rows got meanwhile."""
-        name = segment.path.name
-        low, still_open = self._spans.get(name, (0, []))
-        starts = [slot for slot in range(max(low, 1), high) if segment.starts[slot]]
-        ended = [slot for slot in still_open if segment.ends[slot]]
-        ranges = [(0, HEADER_BYTES)] if low == 0 else []
-        ranges += [_cells(slot + ENDS, 1) for slot in ended]
+    def _look(self, segment: Segment) -> _Rows | None:
+        """New rows as they are now, and the older ones that were open the last time."""
+        low, still_open = self._spans.get(segment.path.name, (0, []))
+        # As readers do: a row with a start is complete but for its end.
+        starts = segment.map[_at(STARTS + low) : _at(STARTS + SPAN_SLOTS)].rstrip(b"\0")
+        count = -(-len(starts) // 8)
+        if not count and not still_open:
+            return None
+        high = low + count
+        starts = starts.ljust(8 * count, b"\0")
+        metas = segment.map[_at(METAS + low) : _at(METAS + high)]
+        ends = segment.map[_at(ENDS + low) : _at(ENDS + high)]
+        pieces = [(0, segment.map[:HEADER_BYTES])] if low == 0 else []
+        left = []
+        have_attributes = max(array("Q", metas), default=0) >= LEAST_OFFSET
+        for slot in still_open:
+            meta = segment.map[_at(METAS + slot) : _at(METAS + slot + 1)]
+            end = segment.map[_at(ENDS + slot) : _at(ENDS + slot + 1)]
+            have_attributes = have_attributes or int.from_bytes(meta, sys.byteorder) >= LEAST_OFFSET
+            pieces += [(_at(METAS + slot), meta), (_at(ENDS + slot), end)]
+            if not any(end):
+                left.append(slot)
         # Starts last: a reader takes a row as written when it sees its start.
-        ranges += [_cells(low + column, high - low) for column in (METAS, ENDS, STARTS)]
-        self._write(segment, ranges)
-        left = [slot for slot in (*still_open, *starts) if not segment.ends[slot]]
-        # The last row may be half written: it is copied once more.
-        low = high if high - 1 in starts[-1:] else high - 1
-        self._spans[name] = (low, [slot for slot in left if slot < low])
+        for column, data in ((METAS, metas), (ENDS, ends), (STARTS, starts)):
+            pieces.append((_at(column + low), data))
+        words = zip(array("Q", starts), array("Q", ends), strict=True)
+        left += [low + i for i, (start, end) in enumerate(words) if start and not end]
+        return _Rows(high, left, pieces, have_attributes)
 
-    def _write(self, segment: Segment, ranges: list[tuple[int, int]]) -> None:
-        path = self.folder / segment.path.name
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    def _write(self, segment: Segment, pieces: list[tuple[int, bytes]]) -> None:
+        self._write_pieces(segment.path.name, pieces, len(segment.map))
+
+    def _write_pieces(self, name: str, pieces: list[tuple[int, bytes]], size: int = 0) -> None:
+        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            if os.fstat(fd).st_size < len(segment.map):
-                os.ftruncate(fd, len(segment.map))
-            for begin, end in ranges:
-                os.pwrite(fd, segment.map[begin:end], begin)
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, size)
+            for begin, data in pieces:
+                if os.pwrite(fd, data, begin) != len(data):
+                    raise OSError(28, "short write", name)
         finally:
             os.close(fd)
 
 
-def _written_rows(segment: Segment, end: int) -> int:
-    """Where the rows end that are complete; the last one may still be being written."""
-    end = min(end, METRIC_BYTES)
-    if end > HEADER_BYTES and not segment.words[(end - HEADER_BYTES) // 8 - 1]:
-        end -= ROW_BYTES
-    return end
+@dataclass(frozen=True)
+class _Look:
+    """What a lane held at one instant: its thread goes on meanwhile."""
+
+    lane: Lane
+    spans: Segment | None
+    rows: _Rows | None
+    metrics: Segment | None
+    complete: int
 
 
-def _cells(index: int, count: int) -> tuple[int, int]:
-    begin = HEADER_BYTES + 8 * index
-    return begin, begin + 8 * count
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a span segment, ready to be written: those below ``high``, and which are open."""
+
+    high: int
+    still_open: list[int]
+    pieces: list[tuple[int, bytes]]
+    have_attributes: bool
+
+
+def _complete_rows(segment: Segment) -> int:
+    """Where the metrics end that are complete: their last word is stored last."""
+    used = len(segment.map[HEADER_BYTES:].rstrip(b"\0"))
+    rows, rest = divmod(used, ROW_BYTES)
+    return HEADER_BYTES + ROW_BYTES * (rows + (rest > ROW_BYTES - 8))
+
+
+def _text_end(segment: Segment) -> int:
+    """Where the next attribute set will be put."""
+    return (len(segment.map[:].rstrip(b"\0")) + 8) & -8
+
+
+def _at(cell: int) -> int:
+    return HEADER_BYTES + 8 * cell

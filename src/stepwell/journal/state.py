@@ -17,24 +17,26 @@ local = threading.local()
 class State:
     """The active journal, or how to open one when this process first records."""
 
-    __slots__ = ("enabled", "journal", "opener", "switches")
+    __slots__ = ("enabled", "journal", "opener", "opening", "switches")
 
     def __init__(self) -> None:
         self.enabled = False
         self.journal: Journal | None = None
         self.opener: Callable[[], Journal | None] | None = None
+        self.opening: threading.RLock | None = None
         self.switches: list[Callable[[bool], None]] = []
 
     def activate(self, journal: Journal | None) -> None:
         """Record into this journal from now on (None: into none)."""
         self.journal = journal
-        self.opener = None
+        self.opener = self.opening = None
         self._enable(journal is not None)
 
     def open_when_used(self, opener: Callable[[], Journal | None]) -> None:
         """Let the first record of this process open its journal."""
         self.journal = None
         self.opener = opener
+        self.opening = threading.RLock()
         self._enable(True)
 
     def _enable(self, enabled: bool) -> None:
@@ -48,8 +50,12 @@ state = State()
 
 def current_journal() -> Journal | None:
     """The active journal; opens it if this is a worker that records for the first time."""
-    if state.journal is None and state.opener is not None:
-        state.activate(state.opener())
+    if state.journal is None and state.opening is not None:
+        # Several threads of a worker may be the first; the others wait for the journal.
+        with state.opening:
+            opener, state.opener = state.opener, None
+            if opener is not None:
+                state.activate(opener())
     return state.journal
 
 

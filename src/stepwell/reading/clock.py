@@ -15,7 +15,6 @@ def clock_offsets(documents: list[dict[str, Any]]) -> dict[str, int]:
     """Nanoseconds to add to a process's clock to get the time since the epoch, by boot id."""
     notes: dict[str, list[int]] = {}
     for about in documents:
-        for pair in about["anchors"]:
-            if isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int) for n in pair):
-                notes.setdefault(about["boot"], []).append(pair[1] - pair[0])
+        for clock, wall in about["anchors"]:
+            notes.setdefault(about["boot"], []).append(wall - clock)
     return {boot: median_low(offsets) for boot, offsets in notes.items()}

@@ -12,14 +12,17 @@ from typing import Any
 
 from stepwell.journal.archive import archive_files, read_frames
 from stepwell.journal.document import PROCESS, read_json
+from stepwell.journal.files import read_file
+from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.journal import EVENTS, NAMES
+from stepwell.journal.spool import is_spool_of
 from stepwell.journal.system import boot_id, is_alive
 from stepwell.journal.workers import WORKERS
+from stepwell.reading.documents import MAX_INT32, MAX_TIME, check_document, clean, is_count
 from stepwell.reading.segments import Segment, live_segments, sealed_segments
 
 MAX_TEXT_FILE = 4 << 30
 STALE_HEARTBEATS = 6
-REQUIRED = ("process", "run", "attempt", "rank", "pid", "start", "host", "boot", "anchors")
 
 Name = tuple[str, str, str]
 """(kind, category, name)"""
@@ -48,8 +51,20 @@ class Process:
         """Its events, oldest first; lines that a full disk tore are left out."""
         for line in self.event_lines:
             event = _parse(line)
-            if event is not None and isinstance(event.get("time"), int):
-                yield event
+            if event is not None and is_count(event.get("time"), MAX_TIME):
+                yield _checked_event(event)
+
+
+def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with nothing in it that its table could not hold."""
+    for key, most in (("span", MAX_TIME), ("size", MAX_TIME), ("lane", MAX_INT32)):
+        if not is_count(event.get(key), most):
+            event[key] = None
+    for key in ("name", "thread", "sha256"):
+        event[key] = clean(str(event.get(key)))
+    if not isinstance(event.get("attributes"), dict):
+        event["attributes"] = {}
+    return event
 
 
 def process_folders(run: Path) -> list[Path]:
@@ -91,12 +106,14 @@ def read_processes(folder: Path) -> list[Process]:
     if live != folder:
         segments += live_segments(folder, main.name)
     sealed = sealed_segments(folder)
-    for about, names, events in _folded(folder):
-        process = found.setdefault(about["process"], Process(about, folder))
-        process.names = _names(names)
-        process.event_lines = events.splitlines()
     for process in found.values():
         _read_texts(process, folder if process is main and live != folder else process.folder)
+    # Last: a worker's texts are folded before they are removed.
+    for about, names, events in _folded(folder):
+        process = found.setdefault(about["process"], Process(about, folder))
+        process.about = about
+        process.names = _names(names)
+        process.event_lines = events.split("\n")
     _assign(found, [*sealed, *segments])
     return list(found.values())
 
@@ -111,16 +128,14 @@ def _assign(processes: dict[str, Process], segments: list[Segment]) -> None:
 
 
 def _read_texts(process: Process, other: Path) -> None:
-    """Names and events of a process that is not folded; from the fuller copy when spooled."""
-    if process.names:
-        return
+    """Names and events of a process; from the fuller copy when spooled."""
     texts = {name: _read_text(process.folder / name) or "" for name in (NAMES, EVENTS)}
     if other != process.folder:
         for name in texts:
             copy = _read_text(other / name) or ""
             texts[name] = max(texts[name], copy, key=len)
     process.names = _names(texts[NAMES])
-    process.event_lines = texts[EVENTS].splitlines()
+    process.event_lines = texts[EVENTS].split("\n")
 
 
 def _live_folder(folder: Path) -> Path:
@@ -128,67 +143,70 @@ def _live_folder(folder: Path) -> Path:
     about = _document(folder)
     spool = about.get("spool") if about is not None else None
     if about is not None and isinstance(spool, str) and about["boot"] == boot_id():
-        # Only a spool of ours is looked at, whatever the document says.
         path = Path(spool)
-        if path.name == folder.name and path.is_dir() and not path.is_symlink():
+        if is_spool_of(path, folder) and path.is_dir():
             return path
     return folder
 
 
 def _worker_folders(folder: Path) -> list[Path]:
-    return process_folders(folder / WORKERS)
+    place = folder / WORKERS
+    return [] if place.is_symlink() else process_folders(place)
 
 
 def _folded(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
     """(document, names, events) of each worker that was folded in."""
     for path in archive_files(folder, "workers"):
         for frame in read_frames(path):
-            content = _parse(frame.payload().decode("utf-8", "replace")) or {}
-            about = content.get(PROCESS)
-            if isinstance(about, dict) and all(key in about for key in REQUIRED):
+            try:
+                content = _parse(frame.payload().decode("utf-8", "replace")) or {}
+            except (OSError, ValueError):
+                continue
+            about = check_document(content.get(PROCESS))
+            if about is not None:
                 yield about, str(content.get(NAMES, "")), str(content.get(EVENTS, ""))
 
 
 def _document(folder: Path) -> dict[str, Any] | None:
-    about = read_json(folder / PROCESS)
-    if about is None or not all(key in about for key in REQUIRED):
-        return None
-    return about
+    return check_document(read_json(folder / PROCESS))
 
 
 def _names(text: str) -> dict[int, Name]:
     names = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         entry = _parse(line)
-        if entry is not None and isinstance(entry.get("id"), int):
-            names[entry["id"]] = (str(entry["kind"]), str(entry["category"]), str(entry["name"]))
+        if entry is not None and is_count(entry.get("id"), MAX_NAMES):
+            parts = [clean(str(entry.get(key))) for key in ("kind", "category", "name")]
+            names[int(entry["id"])] = (parts[0], parts[1], parts[2])
     return names
 
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is not JSON")
+
+
 def _read_text(path: Path) -> str | None:
     try:
-        if path.stat().st_size > MAX_TEXT_FILE:
-            return None
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_file(path, MAX_TEXT_FILE).decode("utf-8", "replace")
     except OSError:
         return None
 
 
 def status_of(about: dict[str, Any]) -> str:
     """running, finished, failed, or killed: it says it runs but does not."""
-    status = str(about.get("status", "running"))
+    status = str(about["status"] or "running")
     if status != "running":
         return status
     if about["boot"] == boot_id() and about["host"] == socket.gethostname():
         return "running" if is_alive(int(about["pid"]), int(about["start"])) else "killed"
-    age = time.time_ns() - int(about.get("heartbeat", 0))
-    limit = STALE_HEARTBEATS * float(about.get("interval") or 5.0) * 1e9
+    age = time.time_ns() - int(about["heartbeat"] or 0)
+    limit = STALE_HEARTBEATS * about["interval"] * 1e9
     return "running" if age < limit else "killed"

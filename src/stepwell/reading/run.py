@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
 from stepwell.reading.clock import clock_offsets
 from stepwell.reading.context import ContextLog
+from stepwell.reading.documents import clean
 from stepwell.reading.process import process_folders, read_documents, read_processes, status_of
 from stepwell.reading.tables import (
     ARTIFACTS,
@@ -98,12 +100,14 @@ class RecordedRun:
     @property
     def id(self) -> str:
         """The run id."""
-        return str(self.about.get("id") or self.path.name)
+        found = str(self.about.get("id") or "")
+        # It may become part of a path: a stranger's folder has no say in which.
+        return found if re.fullmatch(r"\w[\w.+=@-]{0,127}", found) else clean(self.path.name)
 
     @property
     def name(self) -> str:
         """What the run was called."""
-        return str(self.about.get("name") or self.id)
+        return clean(str(self.about.get("name") or self.id))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -181,8 +185,7 @@ class RecordedRun:
         if name == "processes":
             return scan(PROCESSES, lambda wanted: iter([self._process_frame(rank)]))
         if name == "metrics":
-            several = len({d["attempt"] for d in self._documents()}) > 1
-            return self._metrics(rank).filter(~_LATER) if several else self._metrics(rank)
+            return scan(METRICS, lambda wanted: self._latest_metrics(wanted, rank))
         return scan(SCHEMAS[name], lambda wanted: self._each(name, wanted, rank))
 
     def ranks(self) -> list[int]:
@@ -196,6 +199,16 @@ class RecordedRun:
 
     def _metrics(self, rank: int | None) -> pl.LazyFrame:
         return scan(METRICS, lambda wanted: self._each("metrics", wanted, rank))
+
+    def _latest_metrics(self, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
+        """Metrics, without those that a later attempt logged again at the same step."""
+        if len({d["attempt"] for d in self._documents()}) < 2:
+            yield from self._each("metrics", wanted, rank)
+            return
+        keys = {"attempt", "rank", "name", "step"}
+        found = list(self._each("metrics", wanted | keys, rank))
+        if found:
+            yield pl.concat(found).filter(~_LATER)
 
     def _folders(self, rank: int | None) -> list[Path]:
         folders = process_folders(self.path)
@@ -216,7 +229,7 @@ class RecordedRun:
             for process in processes:
                 assert context is not None
                 offset = offsets.get(process.about["boot"], 0)
-                number = numbers.get(process.name, 0)
+                number = numbers.get(process.name, _number(process.name))
                 tables = ProcessTables(process, context, offset, number, self.id)
                 if table in ("spans", "open_spans"):
                     yield from tables.spans(wanted, only_open=table == "open_spans")
@@ -238,8 +251,7 @@ class RecordedRun:
 def _process_row(
     about: dict[str, Any], run: str, context: tuple[int | None, int | None]
 ) -> dict[str, Any]:
-    worker = about.get("worker")
-    error = about.get("error")
+    worker = about["worker"]
     return {
         **{key: about.get(key) for key in PROCESSES},
         "run": run,
@@ -250,9 +262,11 @@ def _process_row(
         "status": status_of(about),
         "started_ns": about.get("started"),
         "heartbeat_ns": about.get("heartbeat"),
-        "dropped": sum((about.get("drops") or {}).values()),
-        "error": None if not error else f"{error.get('type')}: {error.get('message')}",
     }
+
+
+def _number(process: str) -> int:
+    return zlib.crc32(process.encode()) & 0x7FFFFFFF
 
 
 def _process_numbers(documents: list[dict[str, Any]]) -> dict[str, int]:
@@ -260,7 +274,7 @@ def _process_numbers(documents: list[dict[str, Any]]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     taken: set[int] = set()
     for name in sorted(d["process"] for d in documents):
-        number = zlib.crc32(name.encode()) & 0x7FFFFFFF
+        number = _number(name)
         while number in taken:
             number = (number + 1) & 0x7FFFFFFF
         taken.add(number)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.journal.archive import Frame, archive_files, read_frames
+from stepwell.journal.files import open_file
 from stepwell.journal.format import (
     COLUMN_BYTES,
     HEADER_BYTES,
@@ -21,9 +22,13 @@ from stepwell.journal.format import (
     parse_header,
 )
 from stepwell.journal.seal import join_planes
+from stepwell.reading.documents import MAX_INT32, is_count
 
 Words = NDArray[np.uint64]
 LIVE = ("live", "full")
+MAX_LOOKS = 100
+UNPACKED = {**SIZES, "attributes": 4 * SIZES["attributes"]}
+"""The most that a sealed segment can hold; attributes carry an index."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +58,21 @@ class Segment:
     @property
     def thread(self) -> str:
         """Name of the thread that wrote it."""
-        return str(self.header["thread"])
+        return str(self.header.get("thread"))
 
     @property
     def columns(self) -> list[Words]:
         """Spans: meta, start, end. Metrics: clock, value bits, step word, name word."""
         if self.sealed is None:
             return _live_columns(self.kind, self.body)
-        data = self.sealed.payload()
-        count = len(data) // (8 * (3 if self.kind == "spans" else 4))
-        width = 8 * count
+        data = self._unpacked()
+        number = 3 if self.kind == "spans" else 4
+        width = len(data) // number
+        if len(data) % (8 * number):
+            width = 0
         return [
-            np.frombuffer(join_planes(data[i : i + width]), np.uint64)
-            for i in range(0, len(data), width)
+            np.frombuffer(join_planes(data[i * width : (i + 1) * width]), np.uint64)
+            for i in range(number)
         ]
 
     @property
@@ -73,7 +80,18 @@ class Segment:
         """Attributes: JSON texts by their offset in 8-byte units."""
         if self.sealed is None:
             return dict(_live_texts(self.body))
-        return _sealed_texts(self.sealed.payload())
+        try:
+            return _sealed_texts(self._unpacked())
+        except (ValueError, IndexError):
+            return {}
+
+    def _unpacked(self) -> bytes:
+        """The sealed bytes; none when they are damaged, or were removed to keep to a size cap."""
+        assert self.sealed is not None
+        try:
+            return self.sealed.payload(UNPACKED[self.kind])
+        except (OSError, ValueError):
+            return b""
 
 
 def _live_columns(kind: str, body: bytes) -> list[Words]:
@@ -106,13 +124,28 @@ def _sealed_texts(data: bytes) -> dict[int, str]:
 
 def live_segments(folder: Path, process: str) -> list[Segment]:
     """The segments in a folder that have not been sealed, as they are at this moment."""
-    found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.suffix[1:] in LIVE:
+    found: list[Segment] = []
+    seen: set[str] = set()
+    # What goes on in a new segment while this one is read must not be missed: look again.
+    for _ in range(MAX_LOOKS):
+        fresh = [path for path in _live_files(folder) if path.name not in seen]
+        if not fresh:
+            break
+        for path in fresh:
+            seen.add(path.name)
             segment = _read_live(path, process)
             if segment is not None:
                 found.append(segment)
     return found
+
+
+def _live_files(folder: Path) -> list[Path]:
+    """Spans first: their attributes, and the step they belong to, were written before them."""
+    try:
+        files = [path for path in folder.iterdir() if path.suffix[1:] in LIVE]
+    except OSError:
+        return []
+    return sorted(files, key=lambda path: (not path.name.startswith("spans"), path.name))
 
 
 def sealed_segments(folder: Path) -> list[Segment]:
@@ -122,22 +155,35 @@ def sealed_segments(folder: Path) -> list[Segment]:
         for kind in ("spans", "metrics")
         for path in archive_files(folder, kind)
         for frame in read_frames(path)
+        if _is_header(frame.header) and isinstance(frame.header.get("process"), str)
     ]
+
+
+def _is_header(header: Any) -> bool:
+    """Whether it says of which segment, lane and thread it is."""
+    return (
+        isinstance(header, dict)
+        and header.get("kind") in list(SIZES)
+        and is_count(header.get("seq"), MAX_INT32)
+        and is_count(header.get("lane"), MAX_INT32)
+    )
 
 
 def _read_live(path: Path, process: str) -> Segment | None:
     """Read a file that may be written to, renamed or removed meanwhile."""
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        fd = open_file(path)
     except OSError:
         return None
     try:
         header = parse_header(os.pread(fd, HEADER_BYTES, 0))
-        if header is None or header.get("kind") not in SIZES:
+        if header is None or not _is_header(header):
             return None
         size = SIZES[header["kind"]] - HEADER_BYTES
         if header["kind"] == "spans":
             body = _read_spans(fd)
+        elif header["kind"] == "metrics":
+            body = _read_rows(fd, size)
         else:
             body = os.pread(fd, size, HEADER_BYTES)
     except OSError:
@@ -145,6 +191,14 @@ def _read_live(path: Path, process: str) -> Segment | None:
     finally:
         os.close(fd)
     return Segment(process, header, None, body.ljust(size, b"\0"))
+
+
+def _read_rows(fd: int, size: int) -> bytes:
+    # Twice: a row that had its last word the first time is complete the second time.
+    before = np.frombuffer(os.pread(fd, size, HEADER_BYTES).ljust(size, b"\0"), np.uint64)
+    last_words = before[ROW_BYTES // 8 - 1 :: ROW_BYTES // 8]
+    count = int(np.flatnonzero(last_words).max(initial=-1)) + 1
+    return os.pread(fd, count * ROW_BYTES, HEADER_BYTES)
 
 
 def _read_spans(fd: int) -> bytes:

@@ -51,11 +51,13 @@ class SpanReader:
         self.segments = process.of_kind("spans")
         self._by_seq = {segment.seq: segment for segment in self.segments}
         self._depths: dict[int, Array] = {}
-        self._latest: dict[int, int] = {}
-        self._continued: set[int] = set()
+        lanes: dict[int, list[Segment]] = {}
+        self._continued: dict[int, int] = {}
         for segment in self.segments:
-            self._latest[segment.lane] = max(self._latest.get(segment.lane, -1), segment.seq)
-            self._continued.update(origin for target, origin in _continuations(segment))
+            lanes.setdefault(segment.lane, []).append(segment)
+            # Oldest first, so what stays is the last segment that each went on in.
+            self._continued.update((o, segment.seq) for _, o in _continuations(segment))
+        self._open_from = {lane: _open_from(segments) for lane, segments in lanes.items()}
 
     def rows(self, segment: Segment) -> SpanRows:
         """The spans of a segment, those that went on elsewhere left out."""
@@ -71,14 +73,13 @@ class SpanReader:
         depth = _depths(parent, self._bases(meta, start, links))
         keep = published & ((end & CARRIED) == 0)
         keep[links] = False
-        goes_on_here = set(target[target != links].tolist())
         for slot in np.flatnonzero(keep & (end == 0)).tolist():
             # Killed between copying an open span and marking the copied one.
-            keep[slot] = slot in goes_on_here or int(identity[slot]) not in self._continued
+            keep[slot] = self._continued.get(int(identity[slot]), -1) <= segment.seq
         status = np.where(end & ERROR != 0, FAILED, OK)
         status[end & ABANDONED != 0] = UNFINISHED
-        is_latest = self._latest[segment.lane] == segment.seq
-        status[end == 0] = OPEN if is_latest else UNFINISHED
+        is_last = segment.seq >= self._open_from[segment.lane]
+        status[end == 0] = OPEN if is_last else UNFINISHED
         return SpanRows(
             id=identity[keep],
             parent=np.where(parent > 0, identity[parent], -1)[keep],
@@ -112,6 +113,22 @@ class SpanReader:
         return int(found[slot]) if slot < len(found) else 0
 
 
+def _open_from(segments: list[Segment]) -> int:
+    """Number of the first segment of a lane, given in order, whose spans may still be open.
+
+    That is the last one, unless its writer had not yet taken everything along when it was read:
+    then nothing of its own is in the last one, and nothing in the one before is marked as carried.
+    """
+    *earlier, last = segments
+    meta, start, _ = last.columns
+    own = start != 0
+    own[(meta >> NAME_SHIFT) & 0xFFFFFF == LINK_NAME] = False
+    own[[target for target, _ in _continuations(last) if target < len(own)]] = False
+    if earlier and not own.any() and not (earlier[-1].columns[2] & CARRIED != 0).any():
+        return earlier[-1].seq
+    return last.seq
+
+
 def may_be_open(segment: Segment) -> bool:
     """Whether a segment may hold spans without an end."""
     return segment.sealed is None or bool(segment.header.get("open", 1))
@@ -120,7 +137,9 @@ def may_be_open(segment: Segment) -> bool:
 def _continuations(segment: Segment) -> list[tuple[int, int]]:
     """(slot, identity) of the spans that went on in this segment."""
     if segment.sealed is not None:
-        links = [(int(t), int(o)) for t, o in segment.header.get("links", [])]
+        found = segment.header.get("links")
+        pairs = [p for p in found if isinstance(p, list)] if isinstance(found, list) else []
+        links = [(p[0], p[1]) for p in pairs if len(p) == 2 and all(isinstance(n, int) for n in p)]
     else:
         meta, start, _ = segment.columns
         slots = np.flatnonzero((start != 0) & ((meta >> NAME_SHIFT) & 0xFFFFFF == LINK_NAME))

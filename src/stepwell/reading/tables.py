@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -146,15 +148,13 @@ class ProcessTables:
         columns = self._place(0, len(found), wanted)
         columns["thread"] = [self._thread(e) for e in found]
         columns |= self._context(clock, wanted | {"step", "epoch"})
-        columns["name"] = [str(e.get("name")).encode("utf-8", "replace").decode() for e in found]
+        columns["name"] = [e["name"] for e in found]
         columns["time_ns"] = clock + self.offset
         columns["span"] = [None if s is None else int(s) + self.base for s in spans]
-        about = [e.get("attributes") or {} for e in found]
         if artifacts:
-            columns["sha256"] = [a.get("sha256") for a in about]
-            columns["size"] = [a.get("size") for a in about]
-            about = [a.get("attributes") or {} for a in about]
-        columns["attributes"] = [_json(a) for a in about]
+            columns["sha256"] = [_sha256(e["sha256"]) for e in found]
+            columns["size"] = [e["size"] for e in found]
+        columns["attributes"] = [_json(e["attributes"]) for e in found]
         yield _frame(columns, ARTIFACTS if artifacts else EVENTS, wanted)
 
     # Columns
@@ -242,9 +242,15 @@ def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:
 
 
 def _json(attributes: dict[str, Any]) -> str | None:
-    import json
+    try:
+        return json.dumps(attributes) if attributes else None
+    except RecursionError:
+        return None
 
-    return json.dumps(attributes) if attributes else None
+
+def _sha256(text: str) -> str | None:
+    """It is joined into a path: nothing else passes."""
+    return text if re.fullmatch("[0-9a-f]{64}", text) else None
 
 
 def _thread_names(process: Process) -> dict[int, str]:

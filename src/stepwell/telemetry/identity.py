@@ -289,25 +289,34 @@ def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
 
 def _ask_git(cwd: Path, deadline: float, *arguments: str) -> str | None:
     """Return what git answers, or None if it fails, is missing or takes too long."""
+    import shutil
     import subprocess
+    import tempfile
 
+    program = shutil.which("git")
+    if program is None:
+        return None
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     # A repository can name a program that git runs to watch its files. It shall not run here.
-    command = ["git", "-c", "core.fsmonitor=false", *arguments]
+    command = [program, "-C", str(cwd), "-c", "core.fsmonitor=false", *arguments]
     try:
-        answer = subprocess.run(
-            command,
-            cwd=cwd,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=max(0.0, deadline - time.monotonic()),
-            check=True,
-        )
+        # No pipe, and by way of posix_spawn (so no close_fds, no cwd), which needs none either: a
+        # DataLoader worker forked just now would hold its other end open for as long as it lives.
+        with tempfile.TemporaryFile() as answer:
+            subprocess.run(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=subprocess.DEVNULL,
+                close_fds=False,
+                timeout=max(0.0, deadline - time.monotonic()),
+                check=True,
+            )
+            answer.seek(0)
+            return answer.read().decode("utf-8", "replace").strip()
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return answer.stdout.decode("utf-8", "replace").strip()
 
 
 def _strip_credentials(url: str) -> str:

@@ -68,14 +68,15 @@ def start(
 def _about(name: Any, config: Any, tags: Any) -> dict[str, Any]:
     if name is not None and not isinstance(name, str):
         raise StepwellError(f"name is {name!r}: write a string, such as init('my training')")
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+    words = list(tags) if isinstance(tags, Iterable) else [tags]
+    if isinstance(tags, str) or not all(isinstance(word, str) for word in words):
         raise StepwellError(f"tags is {tags!r}: write a list of strings, such as tags=['baseline']")
     try:
         plain = identity.config_to_dict(config)
     except TypeError as error:
         raise StepwellError(str(error)) from None
     # Masked last: what became a dict or a text on the way is looked at too.
-    return {"name": name, "tags": list(tags), "config": identity.mask(plain_mapping(plain))}
+    return {"name": name, "tags": words, "config": identity.mask(plain_mapping(plain))}
 
 
 def _root(dir: str | os.PathLike[str] | None) -> Path:

@@ -130,14 +130,14 @@ class Run:
         journal = current_journal()
         if journal is None:
             return
-        try:
-            for content, called in artifacts.contents(source, name):
+        for content, called in artifacts.contents(source, name):
+            try:
                 sha256, size = artifacts.store(self.path, content)
-                about = {"sha256": sha256, "size": size, "attributes": more}
-                journal.write_event("artifact", called, about)
-        except OSError as error:
-            journal.count_drop("artifacts")
-            warn_once(f"artifact {error.errno}", "an artifact was not kept: %s", error)
+            except OSError as error:
+                journal.count_drop("artifacts")
+                warn_once(f"artifact {error.errno}", "an artifact was not kept: %s", error)
+                continue
+            journal.write_event("artifact", called, more, sha256=sha256, size=size)
 
     # Ending
 
@@ -175,7 +175,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._end("finished", None, FINISH_TIMEOUT)
         else:
             status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"

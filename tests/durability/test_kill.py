@@ -1,0 +1,80 @@
+"""kill -9 at a random moment: nothing whose call had returned is lost, and nothing is torn."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.durability import watcher
+from tests.durability.helpers import environment, only_run
+from tests.durability.verify import Tables, verify
+from tests.durability.victims import WITHOUT_END, Nursery
+
+pytestmark = pytest.mark.torch
+
+LENGTHS = (0, WITHOUT_END, 64, WITHOUT_END, 64)
+"""Lengths of the datasets, by lot: none, one epoch without end, or many short ones."""
+ROUNDS = 10
+POLLS = 15
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all rounds, because PyTorch takes its time."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.mark.parametrize("lot", range(5))
+def test_kill(nursery: Nursery, tmp_path: Path, lot: int, request: pytest.FixtureRequest) -> None:
+    """Ten rounds of kill -9 with 3 threads, alone, with a DataLoader, or with many short epochs:
+    every record whose call had returned is read back whole, and open spans are named.
+    """
+    moments = random.Random(os.urandom(8))
+    seen = []
+    for number in range(ROUNDS):
+        folder = tmp_path / str(number)
+        victim = nursery.start(folder, LENGTHS[lot])
+        time.sleep(moments.uniform(0, 0.6))
+        victim.kill()
+        run = only_run(folder / "runs")
+        assert run.status == "killed"
+        tables = Tables(run)
+        verify(tables, victim.book)
+        seen.append(tables.height())
+        # What is kept of a failed test is the round that failed.
+        shutil.rmtree(folder)
+    print(f"\n{request.node.name}: {sum(seen):,} spans, {min(seen):,} to {max(seen):,} a round")
+
+
+@pytest.mark.parametrize("length", [WITHOUT_END, 64])
+def test_live_reader(nursery: Nursery, tmp_path: Path, length: int) -> None:
+    """A reader that polls at full speed never fails and never sees a half-written record, neither
+    while the run is written nor after it was killed.
+    """
+    victim = nursery.start(tmp_path, length, rest=0.005)
+    with subprocess.Popen(
+        [sys.executable, watcher.__file__, str(tmp_path / "runs")],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as reader:
+        assert reader.stdout is not None
+        seen = [reader.stdout.readline() for _ in range(POLLS)]
+        victim.kill()
+        seen += [reader.stdout.readline() for _ in range(2)]
+        _, err = reader.communicate()
+    assert reader.returncode == 0, err[-4000:]
+    print(f"\n{len(seen)} polls, {int(seen[-1]):,} records in the last")
+    verify(Tables(only_run(tmp_path / "runs")), victim.book)

@@ -1,0 +1,124 @@
+"""Folders that cannot be written, or vanish: training goes on, with one warning."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.durability.helpers import (
+    Child,
+    main_process,
+    mounted,
+    numbers,
+    only_run,
+    remount,
+    values,
+    wait_until,
+)
+
+TRAIN = """
+def train(begin, count):
+    for i in range(begin, begin + count):
+        with span("item", i=i) as item:
+            item.set(more=1)
+            log({"loss": float(i)}, step=i)
+            set_step(i)
+            event("tick", i=i)
+"""
+NOBODY = 65534
+
+
+def _expect_one_warning(child: Child) -> None:
+    (warning,) = child.do("answer = warnings")
+    assert "cannot write to" in warning
+    assert "training goes on" in warning
+
+
+def test_path_below_file(tmp_path: Path) -> None:
+    """A folder that cannot exist, being below a file, costs one warning and nothing else."""
+    (tmp_path / "file").write_text("in the way")
+    with Child(tmp_path) as child:
+        child.do(TRAIN + "run = init('x', dir='file/runs')\ntrain(0, 1000)")
+        child.do("run.artifact(b'1234', 'four')")
+        child.do("answer = run.flush(1); run.finish(timeout=2)")
+        (first, *rest) = child.do("answer = warnings")
+        assert "cannot write to" in first
+        assert all("artifact" in warning for warning in rest)
+        assert child.end() == 0
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.root
+def test_read_only_file_system(tmp_path: Path) -> None:
+    """On a read-only file system calls do nothing and are counted; recording begins, without a
+    restart, when it can be written.
+    """
+    with mounted("tmpfs", 24, tmp_path) as disk:
+        remount(disk, "ro")
+        with Child(tmp_path) as child:
+            child.do(TRAIN + f"run = init('x', dir={str(disk)!r})\ntrain(0, 1000)")
+            _expect_one_warning(child)
+            remount(disk, "rw")
+            wait_until(lambda: list(disk.glob("*/*/process.json")))
+            child.do("train(1000, 500)")
+            child.do("run.finish()")
+            _expect_one_warning(child)
+        run = only_run(disk)
+        assert numbers(run, "item") == list(range(1000, 1500))
+        assert values(run, "loss") == [float(i) for i in range(1000, 1500)]
+        # A span, two attribute sets that went with it, a metric, a step and an event for each.
+        assert main_process(run)["dropped"] >= 3 * 1000
+        assert run.status == "finished"
+
+
+@pytest.mark.root
+def test_no_permission(tmp_path: Path) -> None:
+    """Somebody who may not write there trains undisturbed, with one warning."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it becomes another user")
+    # pytest's own folders are closed to others.
+    place = Path("/tmp") / f"stepwell-closed-{os.getpid()}"
+    place.mkdir(mode=0o755)
+    try:
+        with Child(tmp_path) as child:
+            # Once as root, so that all is imported: nobody may not read what root installed.
+            child.do(TRAIN + "run = init('x', dir='runs')\ntrain(0, 10)\nrun.finish()")
+            child.do(f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})")
+            child.do(f"run = init('x', dir={str(place)!r})\ntrain(0, 1000)")
+            _expect_one_warning(child)
+            child.do("run.finish(timeout=2)")
+            _expect_one_warning(child)
+            assert child.end() == 0
+        assert list(place.iterdir()) == []
+    finally:
+        shutil.rmtree(place)
+
+
+def test_deleted_while_live(tmp_path: Path) -> None:
+    """Rm -rf of the run folder while it is written: training crosses roll-overs and finishes."""
+    with Child(tmp_path) as child:
+        child.do(TRAIN + "run = init('x', dir='runs')\ntrain(0, 1000)")
+        shutil.rmtree(tmp_path / "runs")
+        child.do("outer = span('outer'); outer.__enter__()\ntrain(0, 40_000)")
+        child.do("with span('new name'): log({'new metric': 1.0}); event('new event')")
+        child.do("outer.__exit__(None, None, None); run.finish(timeout=5)")
+        assert len(child.do("answer = warnings")) == 1
+        assert child.end() == 0
+
+
+def test_deleted_then_another_run(tmp_path: Path) -> None:
+    """After a run folder was deleted, the same process can record the next run in full."""
+    with Child(tmp_path) as child:
+        child.do(TRAIN + "run = init('one', dir='runs')\ntrain(0, 1000)")
+        shutil.rmtree(tmp_path / "runs")
+        child.do("train(0, 20_000); run.finish(timeout=5)")
+        child.do("run = init('two', dir='runs')\ntrain(0, 500)\nrun.finish()")
+    run = only_run(tmp_path / "runs")
+    assert numbers(run, "item") == list(range(500))
+    assert main_process(run)["dropped"] == 0
+    names = set(run.spans().select(pl.col("name").unique()).collect()["name"])
+    assert names == {"item"}

@@ -1,0 +1,115 @@
+"""Ctrl-C at any moment, also inside of the recorder itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import stepwell
+from tests.nesting.tree import SLOTS
+
+SCRIPT = """
+import signal, sys
+import stepwell
+from stepwell.journal.state import local
+
+INTERRUPTS = 2000
+interrupts = 0
+armed = False
+
+def interrupt(number, frame):
+    # Only while the loop runs: elsewhere it would hit the test, not the recorder.
+    if armed:
+        raise KeyboardInterrupt
+
+def spans(rounds):
+    step, inner = stepwell.span("step"), stepwell.span("inner")
+    for i in range(rounds):
+        with step:
+            with inner, stepwell.span("attributed", i=i):
+                pass
+
+def storm():
+    global interrupts, armed
+    while interrupts < INTERRUPTS:
+        try:
+            armed = True
+            spans(10_000)
+            armed = False
+        except KeyboardInterrupt:
+            armed = False
+            interrupts += 1
+
+run = stepwell.init(dir=sys.argv[1], run_id="storm")
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0007)
+if sys.argv[2] == "inside":
+    with stepwell.span("around"):
+        storm()
+else:
+    storm()
+signal.setitimer(signal.ITIMER_REAL, 0)
+lane = local.lane
+assert len(lane.orphans) <= 64, len(lane.orphans)
+assert len(lane.stack) <= 6000, len(lane.stack)
+for _ in range(int(sys.argv[3])):
+    with stepwell.span("filler"):
+        pass
+for i in range(100):
+    with stepwell.span("after", i=i):
+        with stepwell.span("after inside"):
+            stepwell.event("ping", i=i)
+assert len(lane.stack) <= 4001, len(lane.stack)
+run.finish()
+"""
+
+
+def weather(tmp_path: Path, where: str, fill: int = 0) -> pl.DataFrame:
+    """The spans of a process that was interrupted 2,000 times in a loop of nothing but spans."""
+    script = tmp_path / "storm.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path), where, str(fill)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return stepwell.open_run(tmp_path / "storm").spans().collect().sort("start_ns")
+
+
+def parents_of(spans: pl.DataFrame, name: str) -> list[str | None]:
+    above = spans.select(parent="id", above="name")
+    found = spans.filter(pl.col("name") == name).join(above, on="parent", how="left")
+    return found["above"].to_list()
+
+
+@pytest.mark.slow
+def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
+    """When the span around the storm is left, what comes next is at the root again."""
+    spans = weather(tmp_path, "inside")
+    assert spans["id"].n_unique() == spans.height
+    assert parents_of(spans, "around") == [None]
+    assert parents_of(spans, "after") == [None] * 100
+    assert parents_of(spans, "after inside") == ["after"] * 100
+    assert set(spans.filter(pl.col("name").str.starts_with("after"))["status"]) == {"ok"}
+    assert stepwell.open_run(tmp_path / "storm").open_spans().collect().height == 0
+    events = stepwell.open_run(tmp_path / "storm").events().filter(pl.col("name") == "ping")
+    on = events.collect().join(spans.select(span="id", on="name"), on="span")["on"]
+    assert on.to_list() == ["after inside"] * 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fill", [0, 2 * SLOTS])
+def test_interrupts_at_the_root_leave_the_recorder_working(tmp_path: Path, fill: int) -> None:
+    """Without a span around the storm the recorder goes on, over roll-overs too.
+
+    An interrupt on the very first instruction of leaving a span cannot be told from a span that is
+    still open, so one of those may stay around all that follows until an outer span is left.
+    """
+    spans = weather(tmp_path, "root", fill)
+    assert parents_of(spans, "after inside") == ["after"] * 100
+    around = set(parents_of(spans, "after"))
+    assert len(around) == 1
+    assert around <= {None, "step", "inner", "attributed"}
+    assert spans["id"].n_unique() == spans.height

@@ -1,0 +1,74 @@
+"""Running small programs as processes of their own, and looking at what they recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import stepwell
+from stepwell.reading import RecordedRun
+
+SOURCE = Path(stepwell.__file__).parents[1]
+HEAD = """
+import json, os, sys, time
+from pathlib import Path
+import stepwell
+RUNS = Path(os.environ["TEST_RUNS"])
+"""
+
+
+def write_program(folder: Path, text: str, *heads: str, name: str = "program.py") -> Path:
+    """A program with the usual imports, and RUNS for where to record."""
+    path = folder / name
+    path.write_text("".join(textwrap.dedent(part) for part in (HEAD, *heads, text)))
+    return path
+
+
+def environ(folder: Path, **more: str) -> dict[str, str]:
+    """A plain environment, in which a problem inside stepwell is raised."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": str(SOURCE),
+        "TEST_RUNS": str(folder / "runs"),
+        "STEPWELL_STRICT": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def execute(
+    folder: Path, program: Path, *arguments: str, command: Sequence[str] = (), **more: str
+) -> str:
+    """Run a program to its end, which must be a good one; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *command, str(program), *arguments],
+        env=environ(folder, **more),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def runs_in(folder: Path) -> list[RecordedRun]:
+    """The runs that were recorded, oldest first."""
+    return sorted(stepwell.list_runs(folder / "runs"), key=lambda run: run.created_ns)
+
+
+def only_run(folder: Path) -> RecordedRun:
+    """The one run that was recorded."""
+    (run,) = runs_in(folder)
+    return run
+
+
+def files_of(run: RecordedRun) -> list[str]:
+    """All files of a run."""
+    return sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file())

@@ -1,0 +1,297 @@
+"""A run folder from a stranger: whatever is in it, reading ends well and stays inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepwell
+from stepwell import Run, StepwellError, list_runs, open_run
+from stepwell.journal.system import boot_id
+from stepwell.reading.documents import OPTIONAL, REQUIRED
+from tests.reading.strangers import OUTSIDE, read_everything
+
+TEXTS = ["process.json", "names.jsonl", "events.jsonl", "run.json"]
+
+
+@pytest.fixture
+def folder(recorded: Run, tmp_path: Path) -> Path:
+    """A run as it was left by a killed process: live files, sealed ones and every text file."""
+    from stepwell.journal.state import local
+
+    recorded.set_step(1, epoch=0)
+    for round_ in range(3):
+        with recorded.span("outer", round=round_), recorded.span("inner"):
+            recorded.log({"x": 1.0})
+        recorded.event("e", a=1)
+        assert local.lane.roll()
+        assert local.lane.roll_metrics()
+        recorded.flush()
+    recorded.artifact(b"kept", "a")
+    recorded.span("open", a=1).__enter__()
+    recorded.log({"x": 2.0})
+    return Path(shutil.copytree(recorded.path, tmp_path / "strange" / "run"))
+
+
+def process(folder: Path) -> Path:
+    [found] = folder.glob("rank-*")
+    return found
+
+
+def place(folder: Path, name: str) -> Path:
+    return folder / name if name == "run.json" else process(folder) / name
+
+
+GARBAGE: list[bytes] = [
+    b"",
+    b"\0" * 5000,
+    b"{",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"text"',
+    b"NaN",
+    b"\xff\xfe\x00garbage",
+    b"[" * 200_000,
+    b'{"a":' * 200_000,
+    b'{"id": 1}\n{"time": 1}\n{"id": "x", "time": "y"}\n' * 10,
+    b'{"id": 99999999999999, "kind": "span", "name": "far"}\n',
+    b'{"id": 3, "kind": [], "category": {}, "name": "\\ud800"}\n',
+    b"1" * 10_000,
+    os.urandom(20_000),
+]
+
+
+def test_the_folder_is_readable_before_anything_is_done_to_it(folder: Path) -> None:
+    """The tests below damage a run that is complete."""
+    found = read_everything(folder)
+    assert found["spans"] == 7
+    assert (found["metrics"], found["events"], found["artifacts"]) == (4, 3, 1)
+    assert (found["open_spans"], found["processes"]) == (1, 1)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_garbage_in_a_text_file(folder: Path, name: str) -> None:
+    """Instead of the file, and around what was in it, garbage raises nothing."""
+    path = place(folder, name)
+    original = path.read_bytes()
+    for garbage in GARBAGE:
+        path.write_bytes(garbage)
+        read_everything(folder)
+        path.write_bytes(garbage + b"\n" + original + garbage)
+        read_everything(folder)
+
+
+VALUES: list[Any] = [None, True, -1, 2**31, 2**63, 2**200, 0.5, "x", "\ud800", [], [[1, 2]], {}, {"a": []}]
+
+
+USED = [*REQUIRED, *OPTIONAL, "anchors", "drops", "error", "interval"]
+
+
+def test_any_field_of_a_process_may_be_anything(folder: Path) -> None:
+    """Each field of process.json in turn is of a wrong type, too large, or missing."""
+    path = process(folder) / "process.json"
+    good = json.loads(path.read_text())
+    for key in USED:
+        for value in VALUES:
+            path.write_text(json.dumps({**good, key: value}))
+            run = open_run(folder)
+            assert run.status
+            run.processes().collect()
+            run.metrics().collect()
+        path.write_text(json.dumps({k: v for k, v in good.items() if k != key}))
+        read_everything(folder)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "names.jsonl"])
+def test_any_field_of_an_event_or_a_name_may_be_anything(folder: Path, name: str) -> None:
+    """Each field of each line in turn is of a wrong type, too large, or missing."""
+    path = process(folder) / name
+    lines = path.read_text().splitlines()
+    entries = [json.loads(line) for line in (lines[0], lines[-1])]
+    missing = [{k: v for k, v in entry.items() if k != key} for entry in entries for key in entry]
+    for value in VALUES:
+        odd = [{**entry, key: value} for entry in entries for key in entry]
+        path.write_text("\n".join([*lines, *map(json.dumps, odd + missing)]))
+        found = read_everything(folder)
+        assert found["events"] >= 3
+        assert found["artifacts"] >= 1
+
+
+def test_any_field_of_run_json_may_be_anything(folder: Path) -> None:
+    """Id, name, config and the rest may be of any type."""
+    path = folder / "run.json"
+    good = json.loads(path.read_text())
+    for key in good:
+        for value in VALUES:
+            path.write_text(json.dumps({**good, key: value}))
+            run = open_run(folder)
+            assert (run.metrics().collect().height, run.status) == (4, "running")
+            assert isinstance(run.config, dict)
+            assert list_runs(folder.parent)[0].name == run.name
+
+
+def test_an_id_that_could_be_a_path_is_not_taken(folder: Path) -> None:
+    """Exports make folders of run ids, so one that leads elsewhere is replaced by the folder's name."""
+    for name in ["../../up", "/etc", "a/b", "..", ".", "a\0b", "\ud800", "x" * 999, None, []]:
+        (folder / "run.json").write_text(json.dumps({"id": name}))
+        assert open_run(folder).id == "run"
+
+
+def test_a_digest_that_could_be_a_path_is_not_given_out(folder: Path) -> None:
+    """Artifacts are opened by their sha256, so anything else under that name is null."""
+    digests = ["../../../etc/passwd", "/etc/passwd", "", "A" * 64, "0" * 63, 5, None, "0" * 64 + "\n"]
+    with (process(folder) / "events.jsonl").open("a") as file:
+        for digest in digests:
+            line = {"kind": "artifact", "name": "n", "time": 1, "sha256": digest, "size": 1}
+            file.write(json.dumps(line) + "\n")
+    found = open_run(folder).artifacts().collect()["sha256"].to_list()
+    assert found[1:] == [None] * len(digests)
+
+
+def segment_files(folder: Path) -> list[Path]:
+    return sorted([*process(folder).glob("*.live"), *process(folder).glob("*.zst")])
+
+
+def test_random_damage_to_segments(folder: Path) -> None:
+    """Bytes changed, files cut short, swapped or replaced by noise: what is intact is read."""
+    dice = random.Random(5)
+    originals = {path: path.read_bytes() for path in segment_files(folder)}
+    assert {path.name.split("-")[0] for path in originals} == {"spans", "metrics", "attributes"}
+    for _ in range(100):
+        path = dice.choice(list(originals))
+        data = bytearray(originals[path])
+        kind = dice.randrange(5)
+        if kind == 0:
+            for _ in range(dice.randrange(1, 200)):
+                data[dice.randrange(len(data))] = dice.randrange(256)
+        elif kind == 1:
+            del data[dice.randrange(len(data)) :]
+        elif kind == 2:
+            data = bytearray(dice.randbytes(dice.randrange(1 << 16)))
+        elif kind == 3:
+            data = bytearray(originals[dice.choice(list(originals))])
+        else:
+            begin = dice.randrange(len(data))
+            data[begin:] = dice.randbytes(len(data) - begin)
+        path.write_bytes(data)
+        read_everything(folder)
+        path.write_bytes(originals[path])
+    assert read_everything(folder)["spans"] == 7
+
+
+def replace_by_link(path: Path, target: Path) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    """Every file of the run in turn is a link to one outside: nothing of that is read."""
+    outside = tmp_path / "outside"
+    shutil.copytree(folder, outside)
+    for path in outside.rglob("*"):
+        if path.is_file() and path.suffix in (".json", ".jsonl"):
+            path.write_bytes(path.read_bytes().replace(b'"outer"', OUTSIDE).replace(b'"e"', OUTSIDE))
+    for path in [p for p in folder.rglob("*") if p.is_file()]:
+        original = path.read_bytes()
+        replace_by_link(path, outside / path.relative_to(folder))
+        read_everything(folder)
+        path.unlink()
+        path.write_bytes(original)
+
+
+def test_linked_folders_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    """Neither a process folder nor the folder of its workers may be somewhere else."""
+    inside = process(folder)
+    outside = Path(shutil.copytree(inside, tmp_path / "outside"))
+    names = outside / "names.jsonl"
+    names.write_bytes(names.read_bytes().replace(b'"outer"', OUTSIDE))
+    (folder / "rank-00001.attempt-0.pid-1").symlink_to(outside)
+    (tmp_path / "workers").mkdir()
+    shutil.copytree(outside, tmp_path / "workers" / "w")
+    (inside / "workers").symlink_to(tmp_path / "workers")
+    assert read_everything(folder)["processes"] == 1
+
+
+def test_a_spool_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
+    """A document of this very machine cannot point a reader at another folder."""
+    name = process(folder).name
+    outside = tmp_path / "private" / name
+    shutil.copytree(process(folder), outside)
+    names = outside / "names.jsonl"
+    names.write_bytes(names.read_bytes().replace(b'"outer"', OUTSIDE))
+    other = tmp_path / "stepwell-0" / "another run" / name
+    shutil.copytree(outside, other)
+    linked = tmp_path / "stepwell-1" / folder.name
+    linked.parent.mkdir()
+    linked.symlink_to(outside.parent)
+    path = process(folder) / "process.json"
+    about = json.loads(path.read_text())
+    assert about["boot"] == boot_id()
+    climbing = f"{tmp_path}/stepwell-0/{folder.name}/../../private/{name}"
+    for spool in (outside, other, linked / name, climbing, f"{name}", "", "\0"):
+        path.write_text(json.dumps({**about, "spool": str(spool)}))
+        read_everything(folder)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_passed_over(folder: Path, make: Callable[[Path], None]) -> None:
+    """A pipe is not waited for; a folder in the place of a file is not read."""
+    for path in [p for p in folder.rglob("*") if p.is_file()]:
+        original = path.read_bytes()
+        path.unlink()
+        make(path)
+        read_everything(folder)
+        path.unlink() if path.is_fifo() else path.rmdir()
+        path.write_bytes(original)
+
+
+def test_endless_files_are_passed_over(folder: Path) -> None:
+    """Links to devices that never end, and sparse files of a terabyte, cost no memory."""
+    for name in ("names.jsonl", "events.jsonl"):
+        replace_by_link(place(folder, name), Path("/dev/zero"))
+    with (folder / "run.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    for path in segment_files(folder):
+        with path.open("r+b") as file:
+            file.truncate(1 << 40)
+    limit = 3 << 30
+    code = "import sys; from tests.reading.strangers import read_everything; from pathlib import Path;"
+    subprocess.run(
+        [sys.executable, "-c", f"{code} read_everything(Path(sys.argv[1]))", str(folder)],
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "POLARS_MAX_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+
+
+def test_a_folder_full_of_strange_runs_is_listed(folder: Path, tmp_path: Path) -> None:
+    """One damaged run does not hide the others."""
+    (folder / "run.json").write_bytes(b"[" * 100_000)
+    stepwell.init(dir=folder.parent, run_id="good").finish()
+    assert {run.id for run in list_runs(folder.parent)} == {"good", "run"}
+    for run in list_runs(folder.parent):
+        assert run.status
+
+
+def test_a_folder_with_nothing_but_garbage_is_refused_or_empty(tmp_path: Path) -> None:
+    """It is either no run folder, which is said, or one without records."""
+    (tmp_path / "a" / "rank-0").mkdir(parents=True)
+    (tmp_path / "a" / "rank-0" / "process.json").write_text("garbage")
+    try:
+        found = read_everything(tmp_path / "a")
+    except StepwellError as error:
+        assert "is not a run folder" in str(error)
+    else:
+        assert set(found.values()) == {0}
