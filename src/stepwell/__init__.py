@@ -14,6 +14,7 @@ stepwell.open_run(run.path).metrics().collect()
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from stepwell.telemetry.run import (
 from stepwell.telemetry.start import init
 
 if TYPE_CHECKING:
-    from stepwell.reading import list_runs, open_run
+    from stepwell.reading import RecordedRun
 
 __version__ = "0.1.0"
 
@@ -60,14 +61,19 @@ if any("multiprocessing" in argument for argument in sys.orig_argv[1:]):
     join_parent_when_used()
 
 
-def __getattr__(name: str) -> object:
-    # Reading needs Polars, which a training process should not load.
-    if name in ("open_run", "list_runs"):
-        from stepwell import reading
-
-        return getattr(reading, name)
-    raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+# Reading needs Polars, which a training process should not load: it is imported here when it is used.
+# A module __getattr__ would do that too, but CPython then looks up every ``stepwell.span`` the slow way.
 
 
-def __dir__() -> list[str]:
-    return __all__
+def open_run(path: str | os.PathLike[str]) -> RecordedRun:
+    """The run in this folder, while it is being written or afterwards."""
+    from stepwell import reading
+
+    return reading.open_run(path)
+
+
+def list_runs(dir: str | os.PathLike[str] = "runs") -> list[RecordedRun]:
+    """The runs below a folder, newest first."""
+    from stepwell import reading
+
+    return reading.list_runs(dir)

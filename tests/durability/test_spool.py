@@ -172,7 +172,7 @@ def test_kill_and_lose_spool(tmp_path: Path) -> None:
     try:
         for number in range(3):
             folder = tmp_path / str(number)
-            victim = nursery.start(folder, WITHOUT_END if number == 1 else 0)
+            victim = nursery.start(folder, WITHOUT_END if number == 1 else 0, rest=0.001)
             rows = [victim.book.thread(n) for n in range(THREADS)]
             marks = [[row[k] for row in rows] for k in (ITEM_OUT, METRIC, LEAF_OUT)]
             wait_until(partial(_has_copied, folder / "runs", marks), seconds=60)

@@ -22,7 +22,9 @@ def frame(seq: int, payload: bytes = b"payload") -> bytes:
 
 def read(folder: Path) -> list[tuple[int, bytes]]:
     return [
-        (f.header["seq"], f.payload()) for p in archive_files(folder, "spans") for f in read_frames(p)
+        (f.header["seq"], f.payload())
+        for p in archive_files(folder, "spans")
+        for f in read_frames(p)
     ]
 
 

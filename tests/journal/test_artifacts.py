@@ -39,9 +39,7 @@ def test_bytes_are_kept(recorded: Run, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_file_is_copied_before_the_call_returns(
-    recorded: Run, tmp_path: Path, kind: Any
-) -> None:
+def test_a_file_is_copied_before_the_call_returns(recorded: Run, tmp_path: Path, kind: Any) -> None:
     """A checkpoint that is overwritten or deleted afterwards is kept as it was."""
     file = tmp_path / "model.pt"
     content = os.urandom(3_000_000)
@@ -51,7 +49,11 @@ def test_a_file_is_copied_before_the_call_returns(
     recorded.artifact(kind(file), name="last")
     file.unlink()
     first, second = rows_of(recorded)
-    assert (first["name"], first["sha256"], first["size"]) == ("model.pt", sha256(content), 3_000_000)
+    assert (first["name"], first["sha256"], first["size"]) == (
+        "model.pt",
+        sha256(content),
+        3_000_000,
+    )
     assert (second["name"], second["sha256"]) == ("last", sha256(b"changed"))
     assert kept(recorded) == {sha256(content): content, sha256(b"changed"): b"changed"}
 

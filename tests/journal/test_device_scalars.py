@@ -150,7 +150,9 @@ def test_a_device_that_fails_costs_its_own_values_alone(
         kind = "xpu"
 
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if getattr(func, "__name__", "") == "stack":
                 raise RuntimeError("device is gone")
             return super().__torch_function__(func, types, args, kwargs)
@@ -170,7 +172,9 @@ def test_a_device_without_doubles_is_served(recorded: Run) -> None:
         kind = "mps"
 
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if getattr(func, "__name__", "") == "to" and torch.float64 in args:
                 raise TypeError("the MPS framework doesn't support float64")
             return super().__torch_function__(func, types, args, kwargs)

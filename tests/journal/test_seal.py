@@ -43,7 +43,9 @@ def sealed(tmp_path: Path, kind: str, size: int, body: bytes) -> Segment:
 
 
 def pack_columns(*columns: list[int]) -> bytes:
-    return b"".join(struct.pack(f"{SPAN_SLOTS}Q", *c, *[0] * (SPAN_SLOTS - len(c))) for c in columns)
+    return b"".join(
+        struct.pack(f"{SPAN_SLOTS}Q", *c, *[0] * (SPAN_SLOTS - len(c))) for c in columns
+    )
 
 
 @given(WORDS)

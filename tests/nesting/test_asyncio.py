@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import polars as pl
 import pytest
 
 import stepwell
 from stepwell import Run
-from tests.nesting.tree import SLOTS, attributes, edges, events, finished, read, statuses
+from tests.nesting.tree import SLOTS, attributes, edges, events, finished, statuses
 
 
 async def turn() -> None:
@@ -251,90 +248,6 @@ def test_an_exception_in_a_task_is_recorded_once(recorded: Run) -> None:
     ]
 
 
-async def numbers(name: str, count: int) -> AsyncIterator[int]:
-    with stepwell.span(name):
-        for number in range(count):
-            with stepwell.span("make"):
-                await turn()
-            yield number
-
-
-def test_async_generators(recorded: Run) -> None:
-    """A span in an async generator lasts until it is exhausted or closed, ok both times."""
-
-    async def main() -> None:
-        assert [number async for number in numbers("all", 3)] == [0, 1, 2]
-        generator = numbers("closed", 3)
-        async for _ in generator:
-            break
-        await generator.aclose()
-        with stepwell.span("after"):
-            pass
-
-    asyncio.run(main())
-    spans = finished(recorded)
-    assert edges(spans) == {
-        ("all", None): 1,
-        ("make", "all"): 3,
-        ("closed", None): 1,
-        ("make", "closed"): 1,
-        ("after", None): 1,
-    }
-    assert set(spans["status"]) == {"ok"}
-
-
-def test_an_async_generator_that_is_dropped(recorded: Run) -> None:
-    """When the loop closes a forgotten async generator its span ends and is nobody's parent."""
-
-    async def main() -> None:
-        with stepwell.span("user"):
-            async for _ in numbers("dropped", 3):
-                break
-            gc.collect()
-            for _ in range(5):
-                await turn()
-            with stepwell.span("after"):
-                pass
-        with stepwell.span("last"):
-            pass
-
-    asyncio.run(main())
-    spans = finished(recorded)
-    assert edges(spans) == {
-        ("user", None): 1,
-        ("dropped", "user"): 1,
-        ("make", "dropped"): 1,
-        ("after", "user"): 1,
-        ("last", None): 1,
-    }
-    assert set(spans["status"]) == {"ok"}
-
-
-def test_a_thread_of_a_task_has_a_tree_of_its_own(recorded: Run) -> None:
-    """Spans in ``asyncio.to_thread`` are roots of their thread, and the task's stay its own."""
-
-    def work() -> None:
-        with stepwell.span("thread"), stepwell.span("thread inside"):
-            pass
-
-    async def main() -> None:
-        with stepwell.span("task"):
-            await asyncio.gather(*(asyncio.to_thread(work) for _ in range(20)))
-            with stepwell.span("task inside"):
-                pass
-
-    asyncio.run(main())
-    spans = finished(recorded)
-    assert edges(spans) == {
-        ("task", None): 1,
-        ("thread", None): 20,
-        ("thread inside", "thread"): 20,
-        ("task inside", "task"): 1,
-    }
-    main_thread = spans.filter(pl.col("name") == "task")["thread"].item()
-    assert main_thread not in spans.filter(pl.col("name") == "thread")["thread"].to_list()
-
-
 def test_cancelled_tasks_close_their_spans(recorded: Run) -> None:
     """Cancelling tasks ends their spans, and what comes afterwards is at the root again."""
 
@@ -356,88 +269,3 @@ def test_cancelled_tasks_close_their_spans(recorded: Run) -> None:
     assert edges(spans) == {("wait", None): 10, ("after", None): 1}
     assert statuses(spans)["after", "ok"] == 1
     assert "open" not in set(spans["status"])
-
-
-def test_plain_code_between_two_turns_of_a_loop(recorded: Run) -> None:
-    """While the loop stands still with a task inside a span, plain spans have nothing to do with it."""
-
-    async def wait(go: asyncio.Event) -> None:
-        with stepwell.span("wait"):
-            await go.wait()
-
-    loop = asyncio.new_event_loop()
-    go = asyncio.Event()
-    task = loop.create_task(wait(go))
-    loop.run_until_complete(turn())
-    with recorded.span("plain"):
-        recorded.event("ping")
-        loop.call_soon(go.set)
-        loop.run_until_complete(task)
-    loop.close()
-    spans = finished(recorded)
-    assert edges(spans) == {("wait", None): 1, ("plain", None): 1}
-    assert [(name, span) for name, span, _ in events(recorded)] == [("ping", "plain")]
-
-
-def test_the_next_run_in_the_same_task_starts_anew(recorded: Run) -> None:
-    """A span open in one run is no parent in the next one, begun in the same task."""
-
-    async def main() -> Run:
-        with stepwell.span("first"):
-            recorded.finish()
-            second = stepwell.init("second", dir=recorded.path.parent)
-            with stepwell.span("second"):
-                await turn()
-        with stepwell.span("third"):
-            await turn()
-        return second
-
-    second = asyncio.run(main())
-    assert edges(finished(second)) == {("second", None): 1, ("third", None): 1}
-    assert edges(read(recorded)) == {("first", None): 1}
-
-
-def test_a_loop_in_another_thread_continues_the_tree(recorded: Run) -> None:
-    """With the context handed on its spans belong below the task's, which stays seen as open."""
-
-    async def inside() -> None:
-        with stepwell.span("inside"):
-            await turn()
-
-    loop = asyncio.new_event_loop()
-    loop.set_default_executor(executor := ThreadPoolExecutor(1))
-
-    async def watch() -> None:
-        with stepwell.span("outer"), stepwell.span("task"):
-            await asyncio.to_thread(lambda: asyncio.run(inside()))
-            await loop.shutdown_default_executor()
-            assert recorded.flush()
-            opened = stepwell.open_run(recorded.path).open_spans().collect()
-            assert opened["name"].to_list() == ["outer", "task"]
-
-    loop.run_until_complete(watch())
-    loop.close()
-    executor.shutdown()
-    spans = finished(recorded)
-    assert edges(spans) == {("outer", None): 1, ("task", "outer"): 1, ("inside", "task"): 1}
-    assert spans["thread"].n_unique() == 2
-
-
-def test_an_async_generator_outlives_the_span_of_its_user(recorded: Run) -> None:
-    """When it is closed later, what comes next is at the root, not in the span that ended."""
-
-    async def main() -> None:
-        with stepwell.span("user"):
-            generator = numbers("numbers", 3)
-            await generator.__anext__()
-        await generator.aclose()
-        with stepwell.span("after"):
-            pass
-
-    asyncio.run(main())
-    assert edges(finished(recorded)) == {
-        ("user", None): 1,
-        ("numbers", "user"): 1,
-        ("make", "numbers"): 1,
-        ("after", None): 1,
-    }

@@ -17,12 +17,16 @@ def fail(message: str) -> None:
 
 def test_an_exception_is_an_error_of_every_span_it_leaves(recorded: Run) -> None:
     """Each span it goes through has status error; one event stands on the innermost."""
-    with pytest.raises(ValueError, match="too cold"), recorded.span("outer"):
-        with recorded.span("middle"):
+
+    def work() -> None:
+        with recorded.span("outer"), recorded.span("middle"):
             with recorded.span("before"):
                 pass
             with recorded.span("inner", i=1):
                 fail("too cold")
+
+    with pytest.raises(ValueError, match="too cold"):
+        work()
     with recorded.span("after"):
         pass
     spans = finished(recorded)
@@ -43,9 +47,9 @@ def test_an_exception_is_passed_on_untouched(recorded: Run) -> None:
     """The very object arrives, with cause and attributes, and no frame of ours in its traceback."""
     error = ValueError("mine")
     error.__cause__ = KeyError("why")
-    with pytest.raises(ValueError, match="mine") as caught, recorded.span("outer", a=1):
-        with recorded.span("inner"):
-            raise error
+    outer, inner = recorded.span("outer", a=1), recorded.span("inner")
+    with pytest.raises(ValueError, match="mine") as caught, outer, inner:
+        raise error
     assert caught.value is error
     assert isinstance(error.__cause__, KeyError)
     assert error.__context__ is None
@@ -93,13 +97,18 @@ def test_every_exception_is_recorded(recorded: Run) -> None:
 
 def test_an_exception_after_a_caught_one_is_recorded_too(recorded: Run) -> None:
     """A second exception in the same span is no repetition of the first."""
-    with pytest.raises(ValueError, match="second"), recorded.span("outer"):
+
+    @recorded.span("outer")
+    def work() -> None:
         try:
             with recorded.span("inner"):
                 fail("first")
         except ValueError:
             pass
         fail("second")
+
+    with pytest.raises(ValueError, match="second"):
+        work()
     recorded.finish()
     assert [(span, about["message"]) for _, span, about in events(recorded)] == [
         ("inner", "first"),
@@ -109,13 +118,17 @@ def test_an_exception_after_a_caught_one_is_recorded_too(recorded: Run) -> None:
 
 def test_an_exception_raised_from_another(recorded: Run) -> None:
     """The new exception has an event of its own on the span where it was raised."""
+
+    @recorded.span("middle")
+    def work() -> None:
+        try:
+            with recorded.span("inner"):
+                fail("cause")
+        except ValueError as error:
+            raise RuntimeError("wrapped") from error
+
     with pytest.raises(RuntimeError, match="wrapped"), recorded.span("outer"):
-        with recorded.span("middle"):
-            try:
-                with recorded.span("inner"):
-                    fail("cause")
-            except ValueError as error:
-                raise RuntimeError("wrapped") from error
+        work()
     recorded.finish()
     assert [(span, about["type"]) for _, span, about in events(recorded)] == [
         ("inner", "ValueError"),
@@ -125,7 +138,9 @@ def test_an_exception_raised_from_another(recorded: Run) -> None:
 
 def test_an_exception_passes_spans_that_are_entered_on_its_way(recorded: Run) -> None:
     """Spans of a clean-up do not make the same exception a second event."""
-    with pytest.raises(ValueError, match="once"), recorded.span("outer"):
+
+    @recorded.span("outer")
+    def work() -> None:
         try:
             with recorded.span("inner"):
                 fail("once")
@@ -136,6 +151,9 @@ def test_an_exception_passes_spans_that_are_entered_on_its_way(recorded: Run) ->
                         fail("other")
                 except ValueError:
                     pass
+
+    with pytest.raises(ValueError, match="once"):
+        work()
     spans = finished(recorded)
     assert statuses(spans)["clean up", "ok"] == 1
     assert [(span, about["message"]) for _, span, about in events(recorded)] == [
@@ -180,16 +198,21 @@ def test_an_exception_whose_text_cannot_be_had(recorded: Run) -> None:
     ((name, span, about),) = events(recorded)
     assert (name, span) == ("exception", "work")
     assert about["type"].endswith("OddError")
-    assert about["message"] == "<unprintable>"
+    assert about["message"] == "<OddError: unreadable, RuntimeError>"
 
 
 def test_an_exception_in_a_span_that_began_in_an_earlier_segment(recorded: Run) -> None:
     """Status and event go to the span itself, not to its place in the new segment."""
-    with pytest.raises(ValueError, match="late"), recorded.span("epoch", i=7):
+
+    @recorded.span("epoch", i=7)
+    def work() -> None:
         for _ in range(SLOTS + 5):
             with recorded.span("step"):
                 pass
         fail("late")
+
+    with pytest.raises(ValueError, match="late"):
+        work()
     spans = finished(recorded)
     assert statuses(spans) == {("epoch", "error"): 1, ("step", "ok"): SLOTS + 5}
     assert attributes(spans, "epoch") == [{"i": 7}]

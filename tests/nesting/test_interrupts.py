@@ -22,8 +22,10 @@ interrupts = 0
 armed = False
 
 def interrupt(number, frame):
-    # Only while the loop runs: elsewhere it would hit the test, not the recorder.
+    # Once while the loop runs: elsewhere it would hit the test, not the recorder.
+    global armed
     if armed:
+        armed = False
         raise KeyboardInterrupt
 
 def spans(rounds):
@@ -41,7 +43,6 @@ def storm():
             spans(10_000)
             armed = False
         except KeyboardInterrupt:
-            armed = False
             interrupts += 1
 
 run = stepwell.init(dir=sys.argv[1], run_id="storm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,21 @@ import json, os, sys, time
 from pathlib import Path
 import stepwell
 RUNS = Path(os.environ["TEST_RUNS"])
+"""
+
+WAIT = """
+def wait_for(pid, code=0, limit=60.0):
+    # Bounded: a child that hangs is a failure, not a test that never ends.
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == code, os.waitstatus_to_exitcode(status)
+            return
+        time.sleep(0.005)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    raise SystemExit("a child hangs")
 """
 
 
@@ -45,17 +61,24 @@ def execute(
     folder: Path, program: Path, *arguments: str, command: Sequence[str] = (), **more: str
 ) -> str:
     """Run a program to its end, which must be a good one; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, *command, str(program), *arguments],
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", *command, str(program), *arguments],
         env=environ(folder, **more),
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=150,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        # Python then tells where each of the processes hangs.
+        os.killpg(process.pid, signal.SIGABRT)
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err, err
+    return out
 
 
 def runs_in(folder: Path) -> list[RecordedRun]:

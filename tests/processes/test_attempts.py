@@ -209,8 +209,7 @@ def test_nothing_is_said_when_all_is_well(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run that is recorded without trouble prints nothing and logs no warning."""
-    with caplog.at_level(logging.WARNING), stepwell.init(dir=tmp_path) as run:
-        with run.span("work"):
-            run.log({"loss": 1.0})
+    with caplog.at_level(logging.WARNING), stepwell.init(dir=tmp_path) as run, run.span("work"):
+        run.log({"loss": 1.0})
     assert tuple(capfd.readouterr()) == ("", "")
     assert caplog.records == []

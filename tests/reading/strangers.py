@@ -33,7 +33,10 @@ def read_everything(folder: Path) -> dict[str, int]:
 def spans_live(metas: list[int], starts: list[int], ends: list[int], seq: int = 0) -> bytes:
     """A live span segment of these words."""
     header = pack_header({"kind": "spans", "seq": seq, "lane": 0, "thread": "t"})
-    columns = [struct.pack(f"{SPAN_SLOTS}Q", *c, *[0] * (SPAN_SLOTS - len(c))) for c in (metas, starts, ends)]
+    columns = [
+        struct.pack(f"{SPAN_SLOTS}Q", *c, *[0] * (SPAN_SLOTS - len(c)))
+        for c in (metas, starts, ends)
+    ]
     return (header.ljust(HEADER_BYTES, b"\0") + b"".join(columns)).ljust(SPAN_BYTES, b"\0")
 
 
@@ -42,3 +45,16 @@ def frame(header: bytes, payload: bytes, **options: Any) -> bytes:
     packed = zstandard.ZstdCompressor(**options).compress(payload)
     sizes = struct.pack("<IIII", MAGIC, len(header), len(packed), zlib.crc32(header + packed))
     return sizes + header + packed
+
+
+def process(folder: Path) -> Path:
+    [found] = folder.glob("rank-*")
+    return found
+
+
+def place(folder: Path, name: str) -> Path:
+    return folder / name if name == "run.json" else process(folder) / name
+
+
+def segment_files(folder: Path) -> list[Path]:
+    return sorted([*process(folder).glob("*.live"), *process(folder).glob("*.zst")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def write_process(
     (folder / "process.json").write_text(json.dumps(about))
     (folder / "names.jsonl").write_text('{"id":1,"kind":"metric","category":"","name":"x"}\n')
     header = pack_header({"kind": "metrics", "seq": 0, "lane": 0, "thread": "main"})
-    rows = [struct.pack("@QdQQ", clock, float(i), 1 << 62 | i, 1) for i, clock in enumerate(clocks)]
+    rows = [struct.pack("@QQdQ", clock, 1 << 62 | i, float(i), 1) for i, clock in enumerate(clocks)]
     (folder / "metrics-00000.live").write_bytes(header.ljust(4096, b"\0") + b"".join(rows))
 
 
@@ -58,7 +59,7 @@ def test_durations_never_come_from_the_wall_clock(tmp_path: Path) -> None:
     anchors = [[0, EPOCH], [1000, EPOCH - HOUR], [2000, EPOCH + HOUR], [3000, EPOCH + 99]]
     write_process(tmp_path, 0, "a", "boot-a", anchors, [10, 1010, 2010, 3010])
     found = times(tmp_path, 0)
-    assert [b - a for a, b in zip(found, found[1:], strict=False)] == [1000, 1000, 1000]
+    assert [b - a for a, b in pairwise(found)] == [1000, 1000, 1000]
 
 
 def test_processes_of_one_boot_share_one_clock_exactly(tmp_path: Path) -> None:
@@ -79,7 +80,19 @@ def test_a_process_without_notes_uses_those_of_its_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "anchors",
-    [None, "x", 5, {}, [1], [[1]], [[1, 2, 3]], [["a", "b"]], [[0.5, 1.5]], [[2**70, -(2**70)]], [[[], {}]]],
+    [
+        None,
+        "x",
+        5,
+        {},
+        [1],
+        [[1]],
+        [[1, 2, 3]],
+        [["a", "b"]],
+        [[0.5, 1.5]],
+        [[2**70, -(2**70)]],
+        [[[], {}]],
+    ],
 )
 def test_notes_that_are_garbage_are_left_out(tmp_path: Path, anchors: Any) -> None:
     """Whatever stands in the document, the other process of the host still tells the time."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from stepwell.reading import RecordedRun, segments
 BUSY = """
 import os, sys, threading, time
 import stepwell
-stop = time.monotonic() + 60
+stop = time.monotonic() + 300
 
 def work(run):
     i = 0
@@ -130,13 +129,11 @@ def test_a_reader_at_full_speed_never_fails_nor_sees_half_a_record(
     """Two threads write through many segments, sealing included, while everything is read again and again."""
     writer = start(BUSY)
     read = open_run(tmp_path / "busy")
-    seen = []
-    until = time.monotonic() + 12
-    while time.monotonic() < until:
+    seen = [0]
+    while len(seen) < 12 or seen[-1] < 100_000:
         seen.append(check(read))
         assert writer.poll() is None
     assert seen == sorted(seen)
-    assert seen[-1] > 40_000
     assert list((tmp_path / "busy").glob("*/spans-*.zst"))
 
 

@@ -207,7 +207,9 @@ def test_to_pandas_has_the_same_rows(read: RecordedRun, table: str) -> None:
 
 def test_to_pandas_of_no_table_says_which_there_are(read: RecordedRun) -> None:
     """The message lists the tables."""
-    with pytest.raises(StepwellError, match="there is no table 'span': write one of spans, metrics"):
+    with pytest.raises(
+        StepwellError, match="there is no table 'span': write one of spans, metrics"
+    ):
         read.to_pandas("span")
 
 

@@ -10,7 +10,7 @@ Slot 0 is never a span, so that "parent 0" can mean "no parent". A *link* row (n
 has its target slot in the parent field and one more than a span id in ``start``: the target slot
 goes on with a span that began in an earlier segment; a link that targets itself merely stands for it.
 
-A metric segment is a header page followed by rows of 32 bytes: clock, value (float64), step word,
+A metric segment is a header page followed by rows of 32 bytes: clock, step word, value (float64),
 name word. The name word is stored last: non-zero = valid.
 
 An attribute segment is a header page followed by JSON texts, each from a multiple of 8 bytes on and
@@ -40,9 +40,11 @@ CARRIED = 1 << 62
 ABANDONED = 1 << 61
 TIME_MASK = ABANDONED - 1
 
-ROW = struct.Struct("@QdQQ")
+ROW_HEAD = struct.Struct("@QQ")
+"""Clock and step word: the same for all values of one call."""
+ROW = struct.Struct("@16sdQ")
 ROW_BYTES = ROW.size
-METRIC_ROWS = 8192
+METRIC_ROWS = 16384
 METRIC_BYTES = HEADER_BYTES + METRIC_ROWS * ROW_BYTES
 
 ATTRIBUTE_BYTES = 1 << 20

@@ -195,7 +195,8 @@ class Journal:
         **about: str | int,
     ) -> None:
         head = {"kind": kind, "name": cut(name, 1000), "time": perf_counter_ns(), "span": span}
-        line = encode({**head, **lane.title, **about})[:-1] + b',"attributes":' + encode(attributes) + b"}\n"
+        place = encode({**head, **lane.title, **about})[:-1]
+        line = place + b',"attributes":' + encode(attributes) + b"}\n"
         with self._lock:
             self._append(line)
 

@@ -1,4 +1,4 @@
-"""Metrics: rows of (clock, value, step, name), written once each.
+"""Metrics: rows of (clock, step, value, name), written once each.
 
 Also the context: ``set_context`` writes a row that says which step and epoch it is from now on. Spans
 and events carry none themselves; readers look it up by time, for this process and its workers alike.
@@ -21,6 +21,7 @@ from stepwell.journal.format import (
     OWNER_SHIFT,
     ROW,
     ROW_BYTES,
+    ROW_HEAD,
     STEP_BIAS,
     context_word,
 )
@@ -30,6 +31,7 @@ from stepwell.journal.state import current_lane, local, state
 from stepwell.journal.values import number, text_of
 
 _pack = ROW.pack_into
+_head = ROW_HEAD.pack
 
 _words: dict[Any, int] = {}
 _counts: dict[Any, itertools.count[int]] = {}
@@ -72,8 +74,14 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
             _log_slowly(values, step)
             return
         rows = lane.rows
-        step_word = context.step_word if step is None else _explicit(step)
+        if step is None:
+            step_word = context.step_word
+        elif type(step) is int and -MAX_COUNT < step < MAX_COUNT:
+            step_word = step + STEP_BIAS
+        else:
+            step_word = _explicit(step)
         time = _now()
+        head = _head(time, step_word)
         for name, value in values.items():
             if type(value) is not float:
                 lane.row_next = row
@@ -90,7 +98,9 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
                 word = _words[name]
             except KeyError:
                 word = _intern(name)
-            _pack(rows, row, time, value, step_word or _count(name), word)
+            if not step_word:
+                head = _head(time, _count(name))
+            _pack(rows, row, head, value, word)
             row += ROW_BYTES
         lane.row_next = row
     except AttributeError:
@@ -138,7 +148,8 @@ def set_context(step: int | None, epoch: int | None) -> None:
     if lane is not None:
         row = lane.row_next
         lane.row_next = row + ROW_BYTES
-        _pack(lane.rows, row, _now(), 0.0, context_word(context.step, context.epoch), CONTEXT_NAME)
+        head = _head(_now(), context_word(context.step, context.epoch))
+        _pack(lane.rows, row, head, 0.0, CONTEXT_NAME)
 
 
 def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, owner: int) -> None:
@@ -147,7 +158,7 @@ def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, ow
         return
     row = lane.row_next
     lane.row_next = row + ROW_BYTES
-    _pack(lane.rows, row, time, value, step_word, word | owner + 1 << OWNER_SHIFT)
+    _pack(lane.rows, row, _head(time, step_word), value, word | owner + 1 << OWNER_SHIFT)
 
 
 def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> float | None:

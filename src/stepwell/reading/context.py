@@ -19,7 +19,7 @@ class ContextLog:
     def __init__(self, process: Process) -> None:
         times, words = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
         for segment in process.of_kind("metrics"):
-            clock, _, word, name = segment.columns
+            clock, word, _, name = segment.columns
             changes = name == CONTEXT_NAME
             times.append(clock[changes])
             words.append(word[changes])

@@ -62,7 +62,7 @@ class Segment:
 
     @property
     def columns(self) -> list[Words]:
-        """Spans: meta, start, end. Metrics: clock, value bits, step word, name word."""
+        """Spans: meta, start, end. Metrics: clock, step word, value bits, name word."""
         if self.sealed is None:
             return _live_columns(self.kind, self.body)
         data = self._unpacked()

@@ -26,6 +26,8 @@ from stepwell.reading.segments import Segment
 
 STATUSES = ("ok", "error", "open", "unfinished")
 OK, FAILED, OPEN, UNFINISHED = range(4)
+MAX_LEVEL = 200
+"""How many segments are gone through for the depth of one span; a stranger's may lead on and on."""
 
 Array = NDArray[Any]
 
@@ -51,6 +53,7 @@ class SpanReader:
         self.segments = process.of_kind("spans")
         self._by_seq = {segment.seq: segment for segment in self.segments}
         self._depths: dict[int, Array] = {}
+        self._level = 0
         lanes: dict[int, list[Segment]] = {}
         self._continued: dict[int, int] = {}
         for segment in self.segments:
@@ -104,11 +107,13 @@ class SpanReader:
         if seq not in self._depths:
             # Known from here on, in case a damaged file leads back to itself.
             self._depths[seq] = np.zeros(0, np.int32)
-            if seq in self._by_seq:
+            if seq in self._by_seq and self._level < MAX_LEVEL:
+                self._level += 1
                 meta, start, _ = self._by_seq[seq].columns
                 is_link = (start != 0) & ((meta >> NAME_SHIFT) & 0xFFFFFF == LINK_NAME)
                 base = self._bases(meta, start, np.flatnonzero(is_link))
                 self._depths[seq] = _depths(_parents(meta, start), base)
+                self._level -= 1
         found = self._depths[seq]
         return int(found[slot]) if slot < len(found) else 0
 

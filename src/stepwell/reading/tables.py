@@ -112,7 +112,7 @@ class ProcessTables:
     def metrics(self, wanted: set[str]) -> Iterator[pl.DataFrame]:
         """Rows of METRICS, one frame a segment."""
         for segment in self.process.of_kind("metrics"):
-            clock, value, step_word, name_word = segment.columns
+            clock, step_word, value, name_word = segment.columns
             keep = (name_word != CONTEXT_NAME) & (name_word != 0)
             clock, value, step_word = clock[keep], value[keep], step_word[keep]
             name_word = name_word[keep].astype(np.int64)

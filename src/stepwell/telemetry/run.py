@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 STATUSES = ("finished", "failed", "killed")
 FINISH_TIMEOUT = 30.0
 
-_new = object.__new__
 _spans: dict[str, Span] = {}
 MAX_CACHED_SPANS = 10_000
 
@@ -40,7 +38,7 @@ def span(name: str, /, **attributes: Any) -> Span:
     except (KeyError, TypeError):
         found = _new_span(name)
     if attributes:
-        made = _new(AttributedSpan)
+        made: AttributedSpan = AttributedSpan()
         made._word = found._word
         made.attributes = attributes
         return made
@@ -94,13 +92,8 @@ class Run:
 
     # Recording
 
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Record numbers, such as ``{"loss": 0.3}``, at this step or at the current one."""
-        log(values, step)
-
-    def span(self, name: str, /, **attributes: Any) -> Span:
-        """A span of this name, to use in a ``with`` statement or as a decorator."""
-        return span(name, **attributes)
+    log = staticmethod(log)
+    span = staticmethod(span)
 
     def event(self, name: str, /, **attributes: Any) -> None:
         """Record that something happened now, inside the innermost open span."""
