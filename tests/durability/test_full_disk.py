@@ -107,6 +107,30 @@ def test_full_disk_new_names(disk: Path, tmp_path: Path) -> None:
     assert not [n for n in _names(disk) if "lost" in n]
 
 
+def test_full_disk_many_names(disk: Path, tmp_path: Path) -> None:
+    """A new name on a full disk does not drag along all names that wait for space."""
+    count_bytes = """
+from stepwell.journal import names
+class Counting:
+    tried = 0
+    def __getattr__(self, name):
+        return getattr(os, name)
+    def write(self, fd, data):
+        self.tried += len(data)
+        return os.write(fd, data)
+names.os = Counting()
+"""
+    with Child(tmp_path) as child:
+        child.do(count_bytes + f"run = init('names', dir={str(disk)!r})\nwith span('before'): pass")
+        filler = fill(disk)
+        child.do("for i in range(3000):\n    with span(f'new-{i}'): pass")
+        tried = child.do("answer = names.os.tried")
+        filler.unlink()
+        wait_until(lambda: f"new-{2999}" in _names(disk))
+    # All names together are a quarter of a megabyte.
+    assert tried < 10_000_000
+
+
 def _names(disk: Path) -> set[str]:
     return set(only_run(disk).spans().select("name").unique().collect()["name"])
 

@@ -121,3 +121,59 @@ def test_children_that_live_on_do_not_hold_up_the_pump(tmp_path: Path) -> None:
     """
     execute(tmp_path, write_program(tmp_path, program))
     assert {run.status for run in runs_in(tmp_path)} == {"finished"}
+
+
+def test_a_fork_while_another_thread_holds_the_locks(tmp_path: Path) -> None:
+    """A child whose parent was just writing a name or an event does not wait for it for ever."""
+    program = """
+    import threading
+    from stepwell.journal.names import names
+    from stepwell.journal.state import state
+    run = stepwell.init(dir=RUNS)
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with names._lock, state.journal._lock:
+            held.set()
+            go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        with stepwell.span("a new name"):
+            stepwell.event("ping")
+        os._exit(0)
+    wait_for(pid)
+    go.set()
+    thread.join()
+    run.finish()
+    """
+    execute(tmp_path, write_program(tmp_path, program, WAIT))
+    run = only_run(tmp_path)
+    assert edges(run.spans().collect()) == {("a new name", None): 1}
+    assert run.events().collect()["name"].to_list() == ["ping"]
+
+
+def test_a_fork_while_the_pump_imports(tmp_path: Path) -> None:
+    """Whatever the pump needs for the first time, a child forked meanwhile can import it too."""
+    program = """
+    pids = []
+    run = stepwell.init(dir=RUNS)
+    for i in range(40):
+        pid = os.fork()
+        if pid == 0:
+            import codecs, csv, email.message, email.parser, importlib.metadata, platform
+            import shutil, subprocess, tempfile, zipfile, zstandard
+            codecs.lookup("ascii")
+            email.message.Message, importlib.metadata.version, zstandard.ZstdCompressor
+            os._exit(0)
+        pids.append(pid)
+        time.sleep(0.001)
+    for pid in pids:
+        wait_for(pid, limit=20)
+    run.finish()
+    """
+    for _ in range(4):
+        execute(tmp_path, write_program(tmp_path, program, WAIT))

@@ -180,6 +180,30 @@ def test_an_open_span_is_seen_though_it_moves_on_during_reading(
     assert rows.select("name", "attributes").rows() == [("open", '{"n":1}')]
 
 
+def test_a_segment_that_is_sealed_during_reading_loses_no_parent(
+    recorded: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parent that goes on elsewhere between reading live files and archives is still there."""
+    outer = recorded.span("outer", n=1)
+    outer.__enter__()
+    with recorded.span("inner", n=2):
+        pass
+    lane, sealed = local.lane, segments.sealed_segments
+
+    def later(folder: Path) -> Any:
+        assert lane.roll()
+        assert recorded.flush()
+        return sealed(folder)
+
+    monkeypatch.setattr("stepwell.reading.process.sealed_segments", later)
+    spans = open_run(recorded.path).spans().collect()
+    assert spans.select("name", "depth", "status").rows() == [
+        ("outer", 0, "open"),
+        ("inner", 1, "ok"),
+    ]
+    assert spans["parent"][1] == spans["id"][0]
+
+
 def test_an_archive_that_is_dropped_during_reading_is_no_failure(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Any
 
 from stepwell.journal import span as span_module
@@ -53,6 +53,7 @@ class Journal:
         self._names_fd = -1
         self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
         self._torn = False
+        self._retry_at = 0.0
         self._lock = threading.Lock()
         span_module.prepare()
 
@@ -95,13 +96,23 @@ class Journal:
                     return spare
                 # The pump was slow, and the lane had gone on without it.
                 spare.discard()
-        if self.failing is not None:
+        if self.failing is not None and not self._may_retry():
             return None
         try:
-            return Segment(self.folder, kind, next(self._seq) if seq is None else seq)
+            segment = Segment(self.folder, kind, next(self._seq) if seq is None else seq)
         except OSError as error:
             self.fail(error)
             return None
+        if self.failing is not None:
+            self.recovered()
+        return segment
+
+    def _may_retry(self) -> bool:
+        """Whether a worker, which has no pump to do it, should find out if space has returned."""
+        if not self._keeps_segments or monotonic() < self._retry_at:
+            return False
+        self._retry_at = monotonic() + 1.0
+        return True
 
     def prepare(self) -> None:
         """Make a span segment ahead of need; also finds out whether space has returned."""
@@ -154,6 +165,7 @@ class Journal:
     def recovered(self) -> None:
         """Space has returned."""
         self.failing = None
+        names.retry()
 
     # Events
 

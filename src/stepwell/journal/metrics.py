@@ -7,6 +7,7 @@ and events carry none themselves; readers look it up by time, for this process a
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping
 from time import perf_counter_ns as _now
 from typing import Any
@@ -34,7 +35,8 @@ _pack = ROW.pack_into
 _head = ROW_HEAD.pack
 
 _words: dict[Any, int] = {}
-_counts: dict[Any, itertools.count[int]] = {}
+_counts: defaultdict[Any, itertools.count[int]] = defaultdict(itertools.count)
+"""How often each metric was logged while no step was ever set."""
 MAX_COUNT = STEP_BIAS - 1
 MAX_AT_ONCE = METRIC_ROWS // 2
 MAX_NESTED = 32
@@ -81,7 +83,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
         else:
             step_word = _explicit(step)
         time = _now()
-        head = _head(time, step_word)
+        head = _head(time, step_word) if step_word else b""
         for name, value in values.items():
             if type(value) is not float:
                 lane.row_next = row
@@ -99,7 +101,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
             except KeyError:
                 word = _intern(name)
             if not step_word:
-                head = _head(time, _count(name))
+                head = _head(time, IMPLICIT_STEP | next(_counts[name]))
             _pack(rows, row, head, value, word)
             row += ROW_BYTES
         lane.row_next = row
@@ -169,7 +171,9 @@ def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> flo
     result = number(value)
     if result is None:
         word = _words.get(name) or _intern(name)
-        lane.journal.take_odd_value(lane, name, value, step_word or _count(name), time, word)
+        lane.journal.take_odd_value(
+            lane, name, value, step_word or IMPLICIT_STEP | next(_counts[name]), time, word
+        )
     return result
 
 
@@ -194,14 +198,6 @@ def _intern(name: Any) -> int:
     elif isinstance(name, str):
         _words[name] = word
     return word
-
-
-def _count(name: Any) -> int:
-    """Step word of a metric logged while no step was ever set: the number of its earlier values."""
-    counter = _counts.get(name)
-    if counter is None:
-        counter = _counts.setdefault(name, itertools.count())
-    return IMPLICIT_STEP | next(counter)
 
 
 def _explicit(step: Any) -> int:

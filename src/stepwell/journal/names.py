@@ -32,6 +32,7 @@ class NameTable:
         self._keys: list[Key] = []
         self._written = 0
         self._torn = False
+        self._behind = False
         self._fd = -1
         for key in OVERFLOW.values():
             self._add(key)
@@ -49,7 +50,10 @@ class NameTable:
             if len(self.ids) >= MAX_NAMES:
                 return self.ids[OVERFLOW[kind]]
             found = self._add(key)
-            self._write()
+            # After a failure the pump tries again: to write all that waits for each new name would
+            # take ever longer.
+            if not self._behind:
+                self._write()
             return found
 
     def key(self, number: int) -> Key:
@@ -93,7 +97,9 @@ class NameTable:
         try:
             self._torn = os.write(self._fd, data) != len(data)
         except OSError:
+            self._behind = True
             return
+        self._behind = self._torn
         if not self._torn:
             self._written = len(self._keys)
 

@@ -106,7 +106,6 @@ class Pump:
 
     def stop(self, timeout: float) -> None:
         """End the thread, then seal all that is left."""
-        deadline = time.monotonic() + timeout
         self._stop = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -118,23 +117,21 @@ class Pump:
                     timeout,
                 )
                 return
-        self._finish(deadline)
+        self._finish()
 
-    def _finish(self, deadline: float) -> None:
+    def _finish(self) -> None:
         self._guard("task", self.run_tasks)
         self._guard("scalars", self.resolve_scalars)
         self.journal.closed = True
         for lane in list(self.journal.lanes):
             lane.give_up()
             self._retire(lane)
-        while self.journal.retired and time.monotonic() < deadline:
-            self._guard("seal", self.seal_retired)
-            if self.journal.retired:
-                time.sleep(0.1)
+        # First, since it may be what a full disk lacks. What cannot be sealed is read as it is.
+        self.journal.drop_spare()
         self._guard("names", names.retry)
+        self._guard("seal", self.seal_retired)
         self._guard("workers", self.fold)
         remove_if_empty(self.journal.folder)
-        self.journal.drop_spare()
         if self.spool is not None:
             self._guard("spool", self.spool.finish)
         self._guard("heartbeat", self.heartbeat)
@@ -145,6 +142,7 @@ class Pump:
         """One round of what is due, or of everything."""
         self._guard("retry", self.retry)
         if self.journal.failing is None:
+            self._guard("names", names.retry)
             self._guard("task", self.run_tasks)
         self._guard("scalars", self.resolve_scalars)
         self._guard("threads", self.retire_ended_threads)

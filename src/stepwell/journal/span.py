@@ -259,8 +259,8 @@ _off = (Span.__enter__, AttributedSpan.__enter__, _nothing)
 def _switch(enabled: bool) -> None:
     plain, attributed, leave = _on if enabled else _off
     Span.__enter__ = plain  # type: ignore[method-assign]
-    AttributedSpan.__enter__ = attributed  # type: ignore[method-assign]
-    Span.__exit__ = leave
+    AttributedSpan.__enter__ = attributed
+    Span.__exit__ = leave  # type: ignore[method-assign]
 
 
 state.switches.append(_switch)

@@ -114,7 +114,8 @@ def read_processes(folder: Path) -> list[Process]:
         process.about = about
         process.names = _names(names)
         process.event_lines = events.split("\n")
-    _assign(found, [*sealed, *segments])
+    # What was read live counts: where its spans went on meanwhile was perhaps not looked at.
+    _assign(found, [*segments, *sealed])
     return list(found.values())
 
 
