@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import polars as pl
@@ -43,8 +44,10 @@ def test_a_generator_left_by_break_or_garbage_collected(recorded: Run) -> None:
     cycle: list[object] = [batches("in a cycle")]
     cycle.append(cycle)
     next(cycle[0])  # type: ignore[call-overload]
+    alive = weakref.ref(cycle[0])
     del cycle
-    gc.collect()
+    while alive() is not None:
+        gc.collect()
     gc.enable()
     with recorded.span("after"):
         pass

@@ -83,7 +83,7 @@ def test_any_field_of_a_process_may_be_anything(folder: Path) -> None:
     path = process(folder) / "process.json"
     good = json.loads(path.read_text())
     for key in USED:
-        for value in VALUES:
+        for value in [None, -1, 2**200, 0.5, "\ud800", [[1, 2]], {"a": []}]:
             path.write_text(json.dumps({**good, key: value}))
             run = open_run(folder)
             assert run.status
@@ -153,7 +153,7 @@ def test_random_damage_to_segments(folder: Path) -> None:
     dice = random.Random(5)
     originals = {path: path.read_bytes() for path in segment_files(folder)}
     assert {path.name.split("-")[0] for path in originals} == {"spans", "metrics", "attributes"}
-    for _ in range(100):
+    for _ in range(60):
         path = dice.choice(list(originals))
         data = bytearray(originals[path])
         kind = dice.randrange(5)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal import forks
 from stepwell.journal.files import open_file
 
 MAGIC = 0x31465753
@@ -58,7 +59,8 @@ class Frame:
 
 def pack(header: dict[str, Any], payload: bytes) -> bytes:
     """A frame, ready to be appended."""
-    import zstandard
+    with forks.held_off():
+        import zstandard
 
     head = json.dumps(header, separators=(",", ":")).encode()
     packed = zstandard.ZstdCompressor(level=3).compress(payload)

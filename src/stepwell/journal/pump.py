@@ -186,7 +186,6 @@ class Pump:
         journal.open()
         journal.prepare()
         journal.recovered()
-        names.retry()
         self._due.pop("heartbeat", None)
 
     def run_tasks(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stepwell.journal import forks
 from stepwell.journal.system import boot_id
 from stepwell.telemetry.masking import mask, mask_argv
 
@@ -289,9 +290,10 @@ def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
 
 def _ask_git(cwd: Path, deadline: float, *arguments: str) -> str | None:
     """Return what git answers, or None if it fails, is missing or takes too long."""
-    import shutil
-    import subprocess
-    import tempfile
+    with forks.held_off():
+        import shutil
+        import subprocess
+        import tempfile
 
     program = shutil.which("git")
     if program is None:

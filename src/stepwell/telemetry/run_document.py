@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal import forks
 from stepwell.journal.document import read_json, write_json
 from stepwell.telemetry import identity
 from stepwell.telemetry.place import Place
@@ -37,11 +38,10 @@ class RunDocument:
 
     def complete(self) -> None:
         """Add what takes a moment to find out: host, versions, the state of the code."""
-        self.attempt |= {
-            "host": identity.describe_host(),
-            "python": identity.describe_python(),
-            "code": identity.describe_code(Path.cwd()),
-        }
+        with forks.held_off():
+            self.attempt["host"] = identity.describe_host()
+            self.attempt["python"] = identity.describe_python()
+        self.attempt["code"] = identity.describe_code(Path.cwd())
         self.write()
 
     def write(self) -> None:
