@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from stepwell import Run
+from stepwell.journal.format import METRIC_ROWS
 from tests.journal.readback import events_of, metrics_of, values_of
 
 
@@ -143,9 +144,9 @@ def test_nested_dicts_become_names_with_slashes(recorded: Run) -> None:
 
 @pytest.mark.parametrize("free", range(1, 7))
 def test_nested_dicts_cross_the_end_of_a_segment(recorded: Run, free: int) -> None:
-    """Values beside a nested dict are kept, however many of a segment's 8,192 rows are left."""
-    for count in (4000, 4000, 192 - free):
-        recorded.log({f"filler {i}": 0.0 for i in range(count)})
+    """Values beside a nested dict are kept, however many rows of a segment are left."""
+    for _ in range(METRIC_ROWS - free):
+        recorded.log({"filler": 0.0})
     recorded.log({"nested": {"x": 1.0, "y": 2.0}, "beside": 4.0, "too": 5})
     found = {k: v for k, v in values_of(recorded).items() if not k.startswith("filler")}
     assert found == {"nested/x": [1.0], "nested/y": [2.0], "beside": [4.0], "too": [5.0]}

@@ -61,6 +61,8 @@ def test_a_spool_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
     names.write_bytes(names.read_bytes().replace(b'"outer"', OUTSIDE))
     other = tmp_path / "stepwell-0" / "another run" / name
     shutil.copytree(outside, other)
+    unlike = tmp_path / "other" / folder.name / name
+    shutil.copytree(outside, unlike)
     linked = tmp_path / "stepwell-1" / folder.name
     linked.parent.mkdir()
     linked.symlink_to(outside.parent)
@@ -68,7 +70,7 @@ def test_a_spool_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
     about = json.loads(path.read_text())
     assert about["boot"] == boot_id()
     climbing = f"{tmp_path}/stepwell-0/{folder.name}/../../private/{name}"
-    for spool in (outside, other, linked / name, climbing, f"{name}", "", "\0"):
+    for spool in (outside, other, unlike, linked / name, climbing, f"{name}", "", "\0"):
         path.write_text(json.dumps({**about, "spool": str(spool)}))
         read_everything(folder)
 
