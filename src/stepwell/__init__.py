@@ -72,8 +72,8 @@ def open_run(path: str | os.PathLike[str]) -> RecordedRun:
     return reading.open_run(path)
 
 
-def list_runs(dir: str | os.PathLike[str] = "runs") -> list[RecordedRun]:
-    """The runs below a folder, newest first."""
+def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
+    """The runs below a folder (else ``STEPWELL_DIR``, else ``./runs``), newest first."""
     from stepwell import reading
 
     return reading.list_runs(dir)

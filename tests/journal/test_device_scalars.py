@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stepwell import Run, open_run
-from stepwell.journal import pump
+from stepwell.journal import scalars
 from tests.journal.readback import carried_by_all, events_of, metrics_of
 
 logging_threads: set[int] = set()
@@ -61,15 +61,15 @@ def test_the_fake_fails_where_a_device_would_wait() -> None:
 def test_values_are_fetched_in_one_copy(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many scalars of several dtypes take one transfer, and come back exactly."""
     fetches: list[int] = []
-    fetch = pump._fetch
-    monkeypatch.setattr(pump, "_fetch", lambda t: (fetches.append(len(t)), fetch(t))[1])
+    fetch = scalars.fetch
+    monkeypatch.setattr(scalars, "fetch", lambda t: (fetches.append(len(t)), fetch(t))[1])
     recorded.flush()
-    monkeypatch.setattr(pump.Pump, "resolve_scalars", lambda self: None)
+    monkeypatch.setattr(scalars.DeviceScalars, "resolve", lambda self: None)
     recorded.log({"a": on_device(0.1, dtype=torch.float64), "n": on_device([[2**40]])}, step=3)
     recorded.log({"b": on_device(1.5, dtype=torch.bfloat16), "t": on_device(True)}, step=4)
     recorded.log({"g": on_device(0.5, requires_grad=True), "nan": on_device(float("nan"))})
     monkeypatch.undo()
-    monkeypatch.setattr(pump, "_fetch", lambda t: (fetches.append(len(t)), fetch(t))[1])
+    monkeypatch.setattr(scalars, "fetch", lambda t: (fetches.append(len(t)), fetch(t))[1])
     found = metrics_of(recorded)
     assert found.pop("nan")[0][1] != 0  # NaN is unequal to everything
     assert found == {
@@ -111,7 +111,7 @@ def test_a_value_is_the_one_it_had_when_it_was_logged(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tensor that is changed in place afterwards was copied before."""
-    monkeypatch.setattr(pump.Pump, "resolve_scalars", lambda self: None)
+    monkeypatch.setattr(scalars.DeviceScalars, "resolve", lambda self: None)
     running = on_device(1.0)
     recorded.log({"a": running})
     running.add_(1)
@@ -157,7 +157,7 @@ def test_a_device_that_fails_costs_its_own_values_alone(
                 raise RuntimeError("device is gone")
             return super().__torch_function__(func, types, args, kwargs)
 
-    monkeypatch.setattr(pump.Pump, "resolve_scalars", lambda self: None)
+    monkeypatch.setattr(scalars.DeviceScalars, "resolve", lambda self: None)
     run.log({"lost": torch.tensor(1.0).as_subclass(Lost), "kept": on_device(2.0)})
     run.log({"lost": torch.tensor(3.0).as_subclass(Lost)})
     monkeypatch.undo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
     """Read a run once through and sum it up; ``most`` bounds the number of lines of a kind."""
     processes = run.processes().collect()
     mains = processes.filter(pl.col("role") != "worker")
-    errors = processes.filter(pl.col("error").is_not_null())["error"].to_list()
+    latest = processes.filter(pl.col("attempt") == pl.col("attempt").max())
+    errors = latest.filter(pl.col("error").is_not_null())["error"].to_list()
     spans = _spans(run)
     metrics = run.metrics().collect()
     return Overview(
@@ -196,11 +198,12 @@ def _curve(values: pl.Series) -> list[float]:
 
 def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
     table = run.open_spans().sort("process", "thread", "depth").collect()
-    ends = {row["process"]: row["heartbeat_ns"] for row in processes.to_dicts()}
+    lives = {row["process"]: row["status"] == "running" for row in processes.to_dicts()}
+    heartbeats = dict(processes.group_by("rank").agg(pl.col("heartbeat_ns").max()).iter_rows())
     lines = []
     for (process, thread), part in table.group_by("process", "thread", maintain_order=True):
         innermost = part.row(-1, named=True)
-        end = ends.get(process) or innermost["start_ns"]
+        end = time.time_ns() if lives.get(str(process)) else heartbeats[innermost["rank"]]
         path = " › ".join(part["name"].to_list())
         seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
         lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))

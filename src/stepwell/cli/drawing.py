@@ -6,6 +6,7 @@ import math
 import sys
 
 from rich.console import Console
+from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -13,6 +14,11 @@ BARS = "▁▂▃▄▅▆▇█"
 def console() -> Console:
     """A console that keeps to 80 columns when its output is piped."""
     return Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+
+
+def plain(text: str) -> Text:
+    """A text as it is: nothing in it is taken as markup, nor does it command the terminal."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
 def seconds(value: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from stepwell.cli.drawing import console
+from stepwell.cli.drawing import console, plain
 from stepwell.reading import list_runs
 
 
@@ -28,5 +28,5 @@ def show_list(root: Path, as_json: bool) -> None:
     for run in runs:
         started = datetime.fromtimestamp(run.created_ns / 1e9) if run.created_ns else None
         when = f"{started:%Y-%m-%d %H:%M}" if started else "?"
-        table.add_row(when, run.status, run.id)
+        table.add_row(when, plain(run.status), plain(run.id))
     console().print(table)

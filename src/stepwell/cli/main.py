@@ -44,7 +44,7 @@ def main() -> None:
 def list_command(dir: DirOption = None, json: JsonOption = False) -> None:
     """List runs, newest first."""
     from stepwell.cli.listing import show_list
-    from stepwell.reading.find import runs_dir
+    from stepwell.reading.run import runs_dir
 
     show_list(runs_dir(dir), json)
 
@@ -97,6 +97,6 @@ def demo(
 ) -> None:
     """Train a small model for half a minute, recorded, and sum the run up."""
     from stepwell.cli.demo import run_demo
-    from stepwell.reading.find import runs_dir
+    from stepwell.reading.run import runs_dir
 
     run_demo(runs_dir(dir), seconds)

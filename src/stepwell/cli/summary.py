@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepwell.analysis.overview import MetricLine, OpenLine, Overview, SpanLine
-from stepwell.cli.drawing import console, curve, number, seconds, size
+from stepwell.cli.drawing import console, curve, number, plain, seconds, size
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
@@ -25,7 +25,7 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
     out = console()
     out.print(_headline(overview))
     for line in _facts(overview):
-        out.print(line, markup=False)
+        out.print(plain(line))
     if overview.open:
         _print_open(out, overview)
     if overview.spans:
@@ -35,7 +35,9 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
 
 
 def _headline(overview: Overview) -> Text:
-    text = Text.assemble((overview.name, "bold"), "  ")
+    text = plain(overview.name)
+    text.stylize("bold")
+    text.append("  ")
     text.append(overview.status, COLOURS.get(overview.status, "yellow"))
     text.append(f" after {seconds(overview.wall_s)}")
     if overview.last_step is not None:
@@ -64,7 +66,7 @@ def _print_open(out: Console, overview: Overview) -> None:
     out.print()
     out.print("[bold]inside of, when it ended[/]" if ended else "[bold]inside of, now[/]")
     for line in overview.open[:20]:
-        out.print(_open_line(line), markup=False)
+        out.print(plain(_open_line(line)))
 
 
 def _open_line(line: OpenLine) -> str:
@@ -82,11 +84,11 @@ def _print_spans(out: Console, overview: Overview) -> None:
     out.print(table)
 
 
-def _span_cells(line: SpanLine, overview: Overview) -> list[str]:
+def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
     name = f"{line.name} (worker)" if line.worker else line.name
     share = line.total_s / (overview.wall_s * overview.ranks) if overview.wall_s else math.nan
     return [
-        f"{'  ' * min(line.depth, 4)}{name}",
+        plain(f"{'  ' * min(line.depth, 4)}{name}"),
         f"{line.count:,}",
         seconds(line.total_s),
         "" if line.worker or math.isnan(share) else f"{share:.0%}",
@@ -105,7 +107,7 @@ def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
     table.add_column("", no_wrap=True, max_width=16)
     for line in lines:
         table.add_row(
-            line.name,
+            plain(line.name),
             number(line.first),
             number(line.last),
             number(line.low),

@@ -8,6 +8,7 @@ crash fails its checksum; readers stop there, and writers go on in the next file
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -97,14 +98,15 @@ class Archive:
         if done != len(frame):
             # What stands behind a torn frame could not be found: leave this file.
             self._number += 1
-            raise OSError(28, "short write", str(self.path))
+            raise OSError(errno.ENOSPC, "short write", str(self.path))
         if size >= self.roll_bytes:
             self._number += 1
 
 
 def archive_files(folder: Path, kind: str) -> list[Path]:
     """Archive files of this kind, oldest first."""
-    return sorted(folder.glob(f"{kind}-*.zst"))
+    found = folder.glob(f"{kind}-*.zst")
+    return sorted(p for p in found if p.stem[len(kind) + 1 :].isdecimal())
 
 
 def read_frames(path: Path) -> Iterator[Frame]:

@@ -48,7 +48,7 @@ class SizeCap:
         if self.limit is None or self.used <= self.limit:
             return
         if self.drop == "newest":
-            journal.capped = lambda kind: kind in ("spans", "attributes")
+            journal.capped = frozenset({"spans", "attributes"})
         else:
             self._remove_oldest(folder, journal)
         warn_once(

@@ -47,6 +47,7 @@ def enter(lane: Lane, word: int, attributes: bytes) -> None:
         parent = outer.slot
     else:
         parent = _distant_parent(lane, outer)
+        _forget_ended(outer)
     slot = lane.next
     if slot < lane.limit:
         lane.next = slot + 1
@@ -79,6 +80,14 @@ def _distant_parent(lane: Lane, frame: Frame | None) -> int:
         return frame.origin % SPAN_SLOTS
     # It began elsewhere and ended, or belongs to another thread: something must stand for it.
     return lane.stand_in(frame.origin)
+
+
+def _forget_ended(frame: Frame | None) -> None:
+    """Cut ended frames out behind this one: a task may start its successor for ever."""
+    while frame is not None and frame.outer is not None:
+        if frame.outer in frame.outer.lane.frames:
+            return
+        frame.outer = frame.outer.outer
 
 
 def current_slot(lane: Lane) -> int:

@@ -6,30 +6,30 @@ Lanes ask it for segments and hand back full ones; the pump, or for a worker its
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import span as span_module
 from stepwell.journal.errors import quietly, warn_once
 from stepwell.journal.format import IMPLICIT_STEP, STEP_BIAS
 from stepwell.journal.lane import Lane
 from stepwell.journal.names import names
+from stepwell.journal.scalars import DeviceScalars
 from stepwell.journal.segment import Segment, file_name
 from stepwell.journal.values import cut, encode, on_host, text_of
 
+if TYPE_CHECKING:
+    from stepwell.journal.document import ProcessDocument
+
 EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
-MAX_PENDING = 100_000
 REMEMBERED_ERRORS = 16
-
-Pending = tuple[Lane, int, Any, int, int]
-"""A scalar on an accelerator: (lane, clock, tensor, step word, name word)."""
 
 
 class Journal:
@@ -40,45 +40,74 @@ class Journal:
         self.lanes: list[Lane] = []
         self.drops: Counter[str] = Counter()
         self.retired: deque[tuple[Segment, Segment | None]] = deque()
-        self.pending: deque[Pending] = deque()
+        self.scalars = DeviceScalars(self)
         self.failing: OSError | None = None
         self.closed = False
-        self.capped: Callable[[str], bool] = lambda kind: False
+        self.capped: frozenset[str] = frozenset()
+        self.document: ProcessDocument | None = None
         self._keeps_segments = keeps_segments
         self._seq = itertools.count()
         self._lane_numbers = itertools.count()
         # A deque: taking from it is one step, also when two threads roll over at once.
         self._spares: deque[Segment] = deque()
         self._events_fd = -1
-        self._names_fd = -1
+        self._opened = False
         self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
         self._torn = False
         self._retry_at = 0.0
-        self._lock = threading.Lock()
+        # Re-entrant: a logging or signal handler may record while an event is being written.
+        self._lock = threading.RLock()
         span_module.prepare()
 
     # Opening and closing
 
     def open(self) -> None:
         """Make the folder and start the string table; OSError when that is impossible."""
-        if self._names_fd < 0:
+        if not self._opened:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._names_fd = self._open_append(NAMES)
-            names.attach(self._names_fd)
+            names.attach(self._open_append(NAMES))
+            self._opened = True
 
     def open_lane(self) -> Lane:
         """A lane for the calling thread, which takes it for its own."""
+        if self._keeps_segments:
+            self.retire_ended_threads()
         lane = Lane(self, next(self._lane_numbers), threading.current_thread())
         self.lanes.append(lane)
         return lane
 
+    def retire_ended_threads(self) -> None:
+        """Take over the segments of threads that are gone."""
+        for lane in self.lanes[:]:
+            # The main thread counts as ended while the interpreter shuts down, yet goes on.
+            if not lane.thread.is_alive() and lane.thread is not threading.main_thread():
+                self.lanes.remove(lane)
+                self.retire_lane(lane)
+
+    def retire_lane(self, lane: Lane) -> None:
+        """End what a lane has open, and hand over its segments."""
+        lane.give_up()
+        lane.close()
+        if lane.segment is not None:
+            self.retire(lane.segment, lane.blob)
+        if lane.metrics is not None:
+            self.retire(lane.metrics, None)
+
     def close_files(self) -> None:
         """Close the text files. Segments stay mapped: other threads may be inside of a span."""
-        names.detach()
-        for fd in (self._names_fd, self._events_fd):
+        names.close()
+        # A write that hangs keeps its file: the number must not come to mean another one.
+        if self._lock.acquire(timeout=1.0):
+            fd, self._events_fd = self._events_fd, -1
+            self._lock.release()
             if fd >= 0:
                 os.close(fd)
-        self._names_fd = self._events_fd = -1
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the parent's files."""
+        fd, self._events_fd = self._events_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     # Segments
 
@@ -87,7 +116,7 @@ class Journal:
 
         Of spans, its number is above ``after``: readers take a lane's segments in that order.
         """
-        if self.closed or self.capped(kind):
+        if self.closed or kind in self.capped:
             return None
         if kind == "spans" and self._spares:
             with contextlib.suppress(IndexError):
@@ -154,11 +183,15 @@ class Journal:
     def fail(self, error: OSError) -> None:
         """Note that files cannot be written; the pump tries again and calls ``recovered``."""
         self.failing = error
+        self.complain(error)
+
+    def complain(self, error: OSError) -> None:
+        """Say once that something could not be written."""
         warn_once(
             f"fail {self.folder}",
-            "cannot write to %s (%s): training goes on, records are dropped and counted until "
-            "writing works again",
-            self.folder,
+            "cannot write to %s (%s): training goes on. Writing is tried again; what cannot be "
+            "recorded meanwhile is dropped and counted",
+            error.filename or self.folder,
             error.strerror or error,
         )
 
@@ -166,6 +199,10 @@ class Journal:
         """Space has returned."""
         self.failing = None
         names.retry()
+        if self.document is not None:
+            self.document.drops = dict(self.drops)
+            with contextlib.suppress(OSError):
+                self.document.write()
 
     # Events
 
@@ -209,29 +246,29 @@ class Journal:
         head = {"kind": kind, "name": cut(name, 1000), "time": perf_counter_ns(), "span": span}
         place = encode({**head, **lane.title, **about})[:-1]
         line = place + b',"attributes":' + encode(attributes) + b"}\n"
+        if self.closed:
+            self.count_drop("events")
+            return
         with self._lock:
-            self._append(line)
+            problem = self._append(line)
+        if problem is not None:
+            self.count_drop("events")
+            self.fail(problem)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes) -> OSError | None:
+        """Write a line; what kept it from being written, if anything did."""
         try:
-            if self.closed or self.capped("events"):
-                raise OSError(28, "closed")
             if self._events_fd < 0:
                 self._events_fd = self._open_append(EVENTS)
             data = b"\n" + line if self._torn else line
-            done = os.write(self._events_fd, data)
-            self._torn = done != len(data)
+            self._torn = os.write(self._events_fd, data) != len(data)
         except OSError as error:
-            self.count_drop("events")
-            if not self.closed:
-                self.fail(error)
-            return
-        if self._torn:
-            self.count_drop("events")
-            self.fail(OSError(28, "No space left on device"))
+            return error
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if self._torn else None
 
     def _open_append(self, name: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         return os.open(self.folder / name, flags, 0o644)
 
     # Values that are no host scalars
@@ -242,11 +279,9 @@ class Journal:
     ) -> None:
         """Keep a logged value that is not a number in host memory."""
         if hasattr(value, "detach") and not on_host(value) and value.numel() == 1:
-            # A copy, made by the device in its own time: the original may be changed in place.
-            if len(self.pending) < MAX_PENDING:
-                self.pending.append((lane, time, value.detach().clone(), step_word, word))
-            else:
-                self.count_drop("metrics")
+            self.scalars.add(lane, time, value, step_word, word)
+            if self._keeps_segments:
+                self.scalars.resolve_in_background()
             return
         step = None if step_word & IMPLICIT_STEP else step_word - STEP_BIAS
         self.write_event("value", text_of(name), {"value": value, "step": step})

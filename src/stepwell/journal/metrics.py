@@ -35,8 +35,8 @@ _pack = ROW.pack_into
 _head = ROW_HEAD.pack
 
 _words: dict[Any, int] = {}
-_counts: defaultdict[Any, itertools.count[int]] = defaultdict(itertools.count)
-"""How often each metric was logged while no step was ever set."""
+_counts: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
+"""How often each metric, by its name's id, was logged while no step was ever set."""
 MAX_COUNT = STEP_BIAS - 1
 MAX_AT_ONCE = METRIC_ROWS // 2
 MAX_NESTED = 32
@@ -101,7 +101,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
             except KeyError:
                 word = _intern(name)
             if not step_word:
-                head = _head(time, IMPLICIT_STEP | next(_counts[name]))
+                head = _head(time, IMPLICIT_STEP | next(_counts[word]))
             _pack(rows, row, head, value, word)
             row += ROW_BYTES
         lane.row_next = row
@@ -172,7 +172,7 @@ def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> flo
     if result is None:
         word = _words.get(name) or _intern(name)
         lane.journal.take_odd_value(
-            lane, name, value, step_word or IMPLICIT_STEP | next(_counts[name]), time, word
+            lane, name, value, step_word or IMPLICIT_STEP | next(_counts[word]), time, word
         )
     return result
 
@@ -193,7 +193,7 @@ def _intern(name: Any) -> int:
             "too many metric names",
             "more than %d different metric names: the rest are recorded under one name. "
             "Put what varies (a step, a file) into attributes or a step, not into the name.",
-            word and len(names.ids),
+            len(names.ids),
         )
     elif isinstance(name, str):
         _words[name] = word

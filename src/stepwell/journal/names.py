@@ -7,6 +7,7 @@ far, and each new one with a single ``write(2)`` before its id is first used.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 
@@ -28,8 +29,10 @@ class NameTable:
 
     def __init__(self) -> None:
         self.ids: dict[Key, int] = {}
-        self._lock = threading.Lock()
-        self._keys: list[Key] = []
+        # Re-entrant: a signal handler may name something while a name is being written.
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._keys: dict[int, Key] = {}
         self._written = 0
         self._torn = False
         self._behind = False
@@ -58,7 +61,7 @@ class NameTable:
 
     def key(self, number: int) -> Key:
         """What an id stands for."""
-        return self._keys[number - 1]
+        return self._keys[number]
 
     def attach(self, fd: int) -> None:
         """Write all names to this open file now, and new ones as they come."""
@@ -73,6 +76,16 @@ class NameTable:
         fd, self._fd = self._fd, -1
         return fd
 
+    def close(self, timeout: float = 1.0) -> None:
+        """Stop writing to the attached file and close it, unless a write to it hangs."""
+        if self._lock.acquire(timeout=timeout):
+            fd = self.detach()
+            self._lock.release()
+            if fd >= 0:
+                os.close(fd)
+        else:
+            self.detach()
+
     def retry(self) -> None:
         """Write what a full disk kept from being written."""
         if self._fd >= 0 and self._written < len(self._keys):
@@ -81,19 +94,21 @@ class NameTable:
 
     def renew_lock(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _add(self, key: Key) -> int:
-        self._keys.append(key)
-        self.ids[key] = len(self._keys)
-        return len(self._keys)
+        number = next(self._numbers)
+        self._keys[number] = key
+        self.ids[key] = number
+        return number
 
     def _write(self) -> None:
         if self._fd < 0:
             return
         # A short write tore the last line; the next try starts on a new one, and readers take
         # the last complete entry of an id.
-        data = b"\n" * self._torn + b"".join(map(self._line, range(self._written, len(self._keys))))
+        last = len(self._keys)
+        data = b"\n" * self._torn + b"".join(map(self._line, range(self._written + 1, last + 1)))
         try:
             self._torn = os.write(self._fd, data) != len(data)
         except OSError:
@@ -101,16 +116,16 @@ class NameTable:
             return
         self._behind = self._torn
         if not self._torn:
-            self._written = len(self._keys)
+            self._written = last
 
-    def _line(self, index: int) -> bytes:
+    def _line(self, number: int) -> bytes:
         import json
 
         # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
-        parts = [cut(part, MAX_NAME) for part in self._keys[index]]
+        parts = [cut(part, MAX_NAME) for part in self._keys[number]]
         shown = [part.encode("utf-8", "backslashreplace").decode() for part in parts]
         entry = dict(zip(("kind", "category", "name"), shown, strict=True))
-        return json.dumps({"id": index + 1, **entry}, ensure_ascii=False).encode() + b"\n"
+        return json.dumps({"id": number, **entry}, ensure_ascii=False).encode() + b"\n"
 
 
 names = NameTable()

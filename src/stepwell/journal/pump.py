@@ -13,15 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from stepwell.journal.archive import Archive
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import ProcessDocument
 from stepwell.journal.errors import report, say
-from stepwell.journal.journal import Journal
-from stepwell.journal.lane import Lane
-from stepwell.journal.metrics import write_row
+from stepwell.journal.journal import EVENTS, NAMES, Journal
 from stepwell.journal.names import names
 from stepwell.journal.seal import seal
 from stepwell.journal.segment import Segment
@@ -32,6 +29,10 @@ TICK = 0.2
 WORKERS_EVERY = 1.0
 SYNC_EVERY = 1.0
 MAX_RETRY = 5.0
+MAX_RETIRED = 256
+"""So many full segments may wait while the run folder cannot be written (100 MB of a spool)."""
+HOLD_OFF = {"retry": 0.0, "seal": 1.0, "heartbeat": 1.0}
+"""How long a task that could not write is left alone, where not for ``MAX_RETRY`` seconds."""
 
 
 class Pump:
@@ -50,7 +51,6 @@ class Pump:
         }
         self.spool = SpoolCopy(journal, folder) if journal.folder != folder else None
         self._thread: threading.Thread | None = None
-        self._lane: Lane | None = None
         self._wake = threading.Event()
         self._stop = False
         self._asked = 0
@@ -58,6 +58,7 @@ class Pump:
         self._done = 0
         self._due: dict[str, float] = {}
         self._tasks: deque[Callable[[], None]] = deque()
+        self._held_off: dict[str, float] = {}
         self._retry = 0.5
 
     # The thread
@@ -102,7 +103,8 @@ class Pump:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be written."""
-        return not self.journal.retired and not self.journal.pending and not self.journal.failing
+        journal = self.journal
+        return not journal.retired and not journal.scalars.pending and not journal.failing
 
     def stop(self, timeout: float) -> None:
         """End the thread, then seal all that is left."""
@@ -116,16 +118,18 @@ class Pump:
                     "recorded is lost: the files are read as they are.",
                     timeout,
                 )
+                self.journal.closed = True
+                for lane in list(self.journal.lanes):
+                    lane.close()
                 return
         self._finish()
 
     def _finish(self) -> None:
         self._guard("task", self.run_tasks)
-        self._guard("scalars", self.resolve_scalars)
+        self._guard("scalars", self.journal.scalars.finish)
         self.journal.closed = True
         for lane in list(self.journal.lanes):
-            lane.give_up()
-            self._retire(lane)
+            self.journal.retire_lane(lane)
         # First, since it may be what a full disk lacks. What cannot be sealed is read as it is.
         self.journal.drop_spare()
         self._guard("names", names.retry)
@@ -144,8 +148,8 @@ class Pump:
         if self.journal.failing is None:
             self._guard("names", names.retry)
             self._guard("task", self.run_tasks)
-        self._guard("scalars", self.resolve_scalars)
-        self._guard("threads", self.retire_ended_threads)
+        self._guard("scalars", self.journal.scalars.resolve)
+        self._guard("threads", self.journal.retire_ended_threads)
         self._guard("seal", self.seal_retired)
         if self.journal.wants_spare() and self.journal.failing is None:
             self._guard("spare", self.journal.prepare)
@@ -167,10 +171,17 @@ class Pump:
         return True
 
     def _guard(self, name: str, task: Callable[[], None]) -> None:
+        """Do a task; when it cannot write, leave it for a while. Recording goes on meanwhile."""
+        if not self._stop and time.monotonic() < self._held_off.get(name, 0.0):
+            return
         try:
             task()
         except OSError as error:
-            self.journal.fail(error)
+            self._held_off[name] = time.monotonic() + HOLD_OFF.get(name, MAX_RETRY)
+            if name == "spare" or len(self.journal.retired) > MAX_RETIRED:
+                self.journal.fail(error)
+            else:
+                self.journal.complain(error)
         except Exception as error:
             report(f"pump {name}", error)
 
@@ -197,43 +208,6 @@ class Pump:
             except OSError:
                 self._tasks.append(task)
                 raise
-
-    def resolve_scalars(self) -> None:
-        """Fetch scalars that were logged while on an accelerator, all in one copy per device."""
-        pending = self.journal.pending
-        if not pending:
-            return
-        if self._lane is None:
-            self._lane = self.journal.open_lane()
-        batch = [pending.popleft() for _ in range(len(pending))]
-        by_device: dict[str, list[int]] = {}
-        for i, (_, _, tensor, _, _) in enumerate(batch):
-            by_device.setdefault(f"{tensor.device}", []).append(i)
-        for indices in by_device.values():
-            try:
-                values = _fetch([batch[i][2] for i in indices])
-            except Exception as error:  # a device may fail in many ways
-                self.journal.drops["metrics"] += len(indices)
-                report("pump scalars", error)
-                continue
-            for i, value in zip(indices, values, strict=True):
-                lane, clock, _, step_word, word = batch[i]
-                write_row(self._lane, clock, value, step_word, word, lane.number)
-
-    def retire_ended_threads(self) -> None:
-        """Take over the segments of threads that are gone."""
-        for lane in self.journal.lanes[:]:
-            if not lane.thread.is_alive() and lane is not self._lane:
-                self.journal.lanes.remove(lane)
-                lane.give_up()
-                self._retire(lane)
-
-    def _retire(self, lane: Lane) -> None:
-        lane.close()
-        if lane.segment is not None:
-            self.journal.retired.append((lane.segment, lane.blob))
-        if lane.metrics is not None:
-            self.journal.retired.append((lane.metrics, None))
 
     def seal_retired(self) -> None:
         """Move full segments into the archives."""
@@ -272,10 +246,13 @@ class Pump:
     def sync(self) -> None:
         """Push what was recorded to the disk, so that a power cut loses about a second."""
         began = time.monotonic()
-        for lane in self.journal.lanes:
-            for segment in (lane.segment, lane.blob, lane.metrics):
-                if segment is not None and segment.path.exists():
-                    _sync_file(segment.path)
+        paths = [self.journal.folder / name for name in (NAMES, EVENTS)]
+        paths += [archive.path for archive in self.archives.values()]
+        for lane in list(self.journal.lanes):
+            segments = (lane.segment, lane.blob, lane.metrics)
+            paths += [segment.path for segment in segments if segment is not None]
+        for path in paths:
+            _sync_file(path)
         # A disk that is slow to sync is busy with something that matters more.
         self._due["sync"] = time.monotonic() + max(SYNC_EVERY, 20 * (time.monotonic() - began))
 
@@ -289,18 +266,11 @@ class Pump:
 
 
 def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
     try:
         getattr(os, "fdatasync", os.fsync)(fd)
     finally:
         os.close(fd)
-
-
-def _fetch(tensors: list[Any]) -> list[float]:
-    """Values of one-element tensors of one device, with a single copy to the host."""
-    import torch
-
-    # Apple's accelerator knows no doubles.
-    kind = torch.float32 if tensors[0].device.type == "mps" else torch.float64
-    stacked = torch.stack([t.reshape(()).to(kind) for t in tensors])
-    return [float(v) for v in stacked.tolist()]

@@ -6,7 +6,10 @@ machines, and small.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,11 @@ from typing import Any
 from stepwell.journal.archive import Archive
 from stepwell.journal.document import PROCESS, read_json, write_json
 from stepwell.journal.journal import EVENTS, NAMES
+from stepwell.journal.liveness import status_of
 from stepwell.journal.seal import seal
 from stepwell.journal.spool import is_spool_of
-from stepwell.journal.system import boot_id, is_alive
-from stepwell.journal.workers import fold_workers
+from stepwell.journal.system import boot_id
+from stepwell.journal.workers import fold_workers, remove_if_empty
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def recover_process(folder: Path) -> Recovery:
     if about is None:
         return Recovery(folder.name, "clean")
     here = about.get("boot") == boot_id()
-    if here and is_alive(int(about["pid"]), int(about["start"])):
+    if status_of(about) == "running":
         return Recovery(folder.name, "alive")
     spool = _spool(folder, about)
     if spool is not None and not spool.is_dir():
@@ -63,14 +67,21 @@ def _collect_spool(spool: Path, folder: Path, archives: dict[str, Archive]) -> i
     for name in (NAMES, EVENTS):
         source, target = spool / name, folder / name
         if source.is_file() and (not target.exists() or _longer(source, target)):
-            shutil.copyfile(source, target.with_name(f".{name}"))
-            target.with_name(f".{name}").replace(target)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as beside:
+                shutil.copyfileobj(source.open("rb"), beside)
+            os.chmod(beside.name, 0o644)
+            os.replace(beside.name, target)
     count = _seal_folder(spool, folder.name, archives)
     # Copies of what was just sealed from the spool itself.
     for path in [*folder.glob("*.live"), *folder.glob("*.full")]:
         path.unlink()
     fold_workers(spool, archives)
-    shutil.rmtree(spool, ignore_errors=True)
+    for name in (NAMES, EVENTS):
+        (spool / name).unlink(missing_ok=True)
+    remove_if_empty(spool)
+    # Not empty: a worker still lives, and what it records must not go.
+    with contextlib.suppress(OSError):
+        spool.rmdir()
     return count
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Container
 from typing import Any
 
 from stepwell.journal.archive import pack
@@ -78,7 +79,7 @@ def _span_summary(meta: array[int], start: array[int], end: bytes) -> dict[str, 
         # One that targets itself merely stands for a span, which does not go on here.
         "links": [link for slot, link in links.items() if link[0] != slot],
         "time": [next(began, 0), next(ended, 0)],
-        "open": array("Q", end).count(0) - start.count(0) - len(links),
+        "open": _count_open(start, array("Q", end), links),
     }
 
 
@@ -91,6 +92,13 @@ def _count_word(column: bytes, word: int) -> int:
         found += at % 8 == 0
         at = column.find(mark, at + 1)
     return found
+
+
+def _count_open(start: array[int], end: array[int], links: Container[int]) -> int:
+    """How many spans have no end. Most segments have none, which is quick to see."""
+    if end.count(0) <= 1:
+        return 0
+    return sum(1 for i, word in enumerate(end) if not word and start[i] and i not in links)
 
 
 def _links(meta: array[int]) -> list[int]:

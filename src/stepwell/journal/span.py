@@ -91,6 +91,10 @@ class Span:
             kept = lane.metas[slot] & (SLOT_MASK | NAME_MASK)
             lane.metas[slot] = kept | offset << ATTRIBUTE_SHIFT
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ids belong to this process: another one has to look the name up.
+        return type(self), (self.name, self.category)
+
     def __repr__(self) -> str:
         return f"<span {self.category + ':' if self.category else ''}{self.name}>"
 
@@ -107,6 +111,16 @@ class AttributedSpan(Span):
 
     def __enter__(self) -> AttributedSpan:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_attributes, (self.name, self.category, self.attributes)
+
+
+def _with_attributes(name: str, category: str, attributes: dict[str, Any]) -> AttributedSpan:
+    span: AttributedSpan = AttributedSpan()
+    span._word = names.intern(SPAN, name, category) << NAME_SHIFT
+    span.attributes = attributes
+    return span
 
 
 def _enter(self: Span) -> Span:

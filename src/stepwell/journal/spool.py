@@ -7,7 +7,10 @@ writes. A reader on the node looks at the spool itself; ``stepwell recover`` col
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 import sys
 import tempfile
 from array import array
@@ -15,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepwell.journal.errors import warn_once
 from stepwell.journal.format import ATTRIBUTE_SHIFT, HEADER_BYTES, ROW_BYTES, SPAN_SLOTS
 from stepwell.journal.journal import EVENTS, NAMES, Journal
 from stepwell.journal.lane import Lane
@@ -36,10 +40,32 @@ def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> P
     if not wanted and not is_network(run_folder):
         return None
     root = Path(wanted) if wanted else _local_root(environ)
-    if root is None:
+    own = None if root is None else _own_folder(root.absolute())
+    if own is None:
+        warn_once(
+            "spool",
+            "%s is on a network file system, and no local disk was found for live files: they go "
+            "there too. Set STEPWELL_SPOOL to a local folder",
+            run_folder,
+        )
         return None
+    return own / run_folder.name
+
+
+def _own_folder(root: Path) -> Path | None:
+    """A folder below ``root`` that is ours alone; None when somebody else has made it."""
     uid = os.getuid() if hasattr(os, "getuid") else 0
-    return root.absolute() / f"stepwell-{uid}" / run_folder.name
+    own = root / f"stepwell-{uid}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            own.mkdir(mode=0o700)
+        status = own.lstat()
+    except OSError:
+        # Told when recording starts, and tried again.
+        return own
+    trusted = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+    return own if trusted and (uid == status.st_uid or uid == 0) else None
 
 
 def is_spool_of(spool: Path, folder: Path) -> bool:
@@ -186,7 +212,7 @@ class SpoolCopy:
                 os.ftruncate(fd, size)
             for begin, data in pieces:
                 if os.pwrite(fd, data, begin) != len(data):
-                    raise OSError(28, "short write", name)
+                    raise OSError(errno.ENOSPC, "short write", name)
         finally:
             os.close(fd)
 

@@ -57,7 +57,9 @@ def text_of(value: Any) -> str:
 def on_host(value: Any) -> bool:
     """Whether looking at this array's elements needs no wait for an accelerator."""
     device = getattr(value, "device", None)
-    return device is None or getattr(device, "type", device) in ("cpu", "meta")
+    # torch has a type, JAX a platform, TensorFlow a text.
+    kind = getattr(device, "type", None) or getattr(device, "platform", None) or device
+    return kind is None or kind == "meta" or "cpu" in str(kind).lower()
 
 
 def number(value: Any) -> float | None:

@@ -32,7 +32,7 @@ def fold_workers(folder: Path, archives: dict[str, Archive]) -> int:
         about = read_json(worker / PROCESS)
         if about is None:
             continue
-        ended = not is_alive(int(about["pid"]), int(about["start"]))
+        ended = not is_alive(int(about.get("pid") or 0), int(about.get("start") or 0))
         if ended:
             added += _fold_documents(worker, about, archives["workers"])
         for path in _segments(worker, ended):
@@ -65,7 +65,7 @@ def _fold_segment(process: str, path: Path, archives: dict[str, Archive]) -> int
 def _fold_documents(worker: Path, about: dict[str, object], archive: Archive) -> int:
     texts = {name: _text(worker / name) for name in (NAMES, EVENTS)}
     header = {"process": worker.name, "kind": "worker", "seq": 0}
-    about = {**about, "status": "finished" if about["status"] == "running" else about["status"]}
+    about = {**about, "status": "finished"}
     frame = pack(header, json.dumps({PROCESS: about, **texts}).encode())
     archive.append(frame)
     return len(frame)

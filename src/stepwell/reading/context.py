@@ -28,6 +28,11 @@ class ContextLog:
         self._clock = clock[order]
         self._word = word[order]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a step or epoch was ever set."""
+        return len(self._clock) > 0
+
     def at(self, clock: NDArray[Any]) -> tuple[Ints, Ints]:
         """Step and epoch at each of these instants, -1 for none."""
         if not len(self._clock):

@@ -6,12 +6,7 @@ import os
 from pathlib import Path
 
 from stepwell.journal.errors import StepwellError
-from stepwell.reading.run import RecordedRun, list_runs, open_run
-
-
-def runs_dir(dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs are looked for: the argument, else ``STEPWELL_DIR``, else ``./runs``."""
-    return Path(dir or os.environ.get("STEPWELL_DIR") or "runs").expanduser()
+from stepwell.reading.run import RecordedRun, list_runs, open_run, runs_dir
 
 
 def find_run(text: str | None = None, dir: str | os.PathLike[str] | None = None) -> RecordedRun:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +14,12 @@ from stepwell.journal.files import read_file
 from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.spool import is_spool_of
-from stepwell.journal.system import boot_id, is_alive
+from stepwell.journal.system import boot_id
 from stepwell.journal.workers import WORKERS
 from stepwell.reading.documents import MAX_INT32, MAX_TIME, check_document, clean, is_count
 from stepwell.reading.segments import Segment, live_segments, sealed_segments
 
 MAX_TEXT_FILE = 4 << 30
-STALE_HEARTBEATS = 6
 
 Name = tuple[str, str, str]
 """(kind, category, name)"""
@@ -80,7 +77,7 @@ def read_documents(folder: Path) -> list[dict[str, Any]]:
     """process.json of a process and of its workers, with nothing else read."""
     found = {}
     for place in [folder, *_worker_folders(_live_folder(folder))]:
-        about = _document(place)
+        about = read_document(place)
         if about is not None:
             found[about["process"]] = about
     for about, _, _ in _folded(folder):
@@ -92,14 +89,14 @@ def read_processes(folder: Path) -> list[Process]:
     """A process and its workers. The order of reading makes it right while they are written:
     what leaves a live file is in an archive before, and a name is written before it is used.
     """
-    about = _document(folder)
+    about = read_document(folder)
     if about is None:
         return []
     live = _live_folder(folder)
     main = Process(about, live)
     found = {main.name: main}
     for place in _worker_folders(live):
-        worker = _document(place)
+        worker = read_document(place)
         if worker is not None:
             found[worker["process"]] = Process(worker, place)
     segments = [s for p in list(found.values()) for s in live_segments(p.folder, p.name)]
@@ -141,7 +138,7 @@ def _read_texts(process: Process, other: Path) -> None:
 
 def _live_folder(folder: Path) -> Path:
     """Where the live files of a process are: its spool if that is on this machine, else here."""
-    about = _document(folder)
+    about = read_document(folder)
     spool = about.get("spool") if about is not None else None
     if about is not None and isinstance(spool, str) and about["boot"] == boot_id():
         path = Path(spool)
@@ -168,7 +165,8 @@ def _folded(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
                 yield about, str(content.get(NAMES, "")), str(content.get(EVENTS, ""))
 
 
-def _document(folder: Path) -> dict[str, Any] | None:
+def read_document(folder: Path) -> dict[str, Any] | None:
+    """process.json of one process, None when there is none that can be trusted."""
     return check_document(read_json(folder / PROCESS))
 
 
@@ -199,15 +197,3 @@ def _read_text(path: Path) -> str | None:
         return read_file(path, MAX_TEXT_FILE).decode("utf-8", "replace")
     except OSError:
         return None
-
-
-def status_of(about: dict[str, Any]) -> str:
-    """running, finished, failed, or killed: it says it runs but does not."""
-    status = str(about["status"] or "running")
-    if status != "running":
-        return status
-    if about["boot"] == boot_id() and about["host"] == socket.gethostname():
-        return "running" if is_alive(int(about["pid"]), int(about["start"])) else "killed"
-    age = time.time_ns() - int(about["heartbeat"] or 0)
-    limit = STALE_HEARTBEATS * about["interval"] * 1e9
-    return "running" if age < limit else "killed"

@@ -13,10 +13,18 @@ import polars as pl
 
 from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.liveness import status_of
+from stepwell.journal.system import boot_id
 from stepwell.reading.clock import clock_offsets
 from stepwell.reading.context import ContextLog
 from stepwell.reading.documents import clean
-from stepwell.reading.process import process_folders, read_documents, read_processes, status_of
+from stepwell.reading.process import (
+    Process,
+    process_folders,
+    read_document,
+    read_documents,
+    read_processes,
+)
 from stepwell.reading.tables import (
     ARTIFACTS,
     EVENTS,
@@ -77,9 +85,14 @@ def open_run(path: str | os.PathLike[str]) -> RecordedRun:
     return RecordedRun(folder)
 
 
-def list_runs(dir: str | os.PathLike[str] = "runs") -> list[RecordedRun]:
-    """The runs below a folder, newest first."""
-    root = Path(dir).expanduser()
+def runs_dir(dir: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs are looked for: the argument, else ``STEPWELL_DIR``, else ``./runs``."""
+    return Path(dir or os.environ.get("STEPWELL_DIR") or "runs").expanduser()
+
+
+def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
+    """The runs below a folder (else ``STEPWELL_DIR``, else ``./runs``), newest first."""
+    root = runs_dir(dir)
     if not root.is_dir():
         return []
     found = [
@@ -124,7 +137,8 @@ class RecordedRun:
     @property
     def status(self) -> str:
         """running, finished, failed, killed, or empty: the latest attempt's main processes decide."""
-        documents = [d for d in self._documents() if d.get("role") != "worker"]
+        all_documents = map(read_document, process_folders(self.path))
+        documents = [document for document in all_documents if document is not None]
         latest = max((d["attempt"] for d in documents), default=0)
         found = {status_of(d) for d in documents if d["attempt"] == latest}
         for status in ("running", "failed", "killed", "finished"):
@@ -225,9 +239,8 @@ class RecordedRun:
         numbers = _process_numbers(documents)
         for folder in self._folders(rank):
             processes = read_processes(folder)
-            context = ContextLog(processes[0]) if processes else None
-            for process in processes:
-                assert context is not None
+            contexts = _contexts(processes)
+            for process, context in zip(processes, contexts, strict=True):
                 offset = offsets.get(process.about["boot"], 0)
                 number = numbers.get(process.name, _number(process.name))
                 tables = ProcessTables(process, context, offset, number, self.id)
@@ -242,10 +255,20 @@ class RecordedRun:
         rows = []
         for folder in self._folders(rank):
             processes = read_processes(folder)
-            context = ContextLog(processes[0]).latest() if processes else (None, None)
-            for process in processes:
-                rows.append(_process_row(process.about, self.id, context))
+            contexts = _contexts(processes)
+            for process, context in zip(processes, contexts, strict=True):
+                row = _process_row(process.about, self.id, context.latest())
+                if process.about["role"] == "worker" and process.about["boot"] != boot_id():
+                    # It renews no heartbeat of its own, and is folded in soon after it ends.
+                    row["status"] = status_of(processes[0].about)
+                rows.append(row)
         return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
+
+
+def _contexts(processes: list[Process]) -> list[ContextLog]:
+    """The context of each process: its own if it ever set one, else that of the first."""
+    logs = [ContextLog(process) for process in processes]
+    return [log if log.is_known else logs[0] for log in logs]
 
 
 def _process_row(

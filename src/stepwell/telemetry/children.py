@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwell.journal.document import PROCESS, ProcessDocument
 from stepwell.journal.errors import report
@@ -20,6 +21,9 @@ from stepwell.journal.names import names
 from stepwell.journal.state import forget_lane, state
 from stepwell.journal.system import process_start
 from stepwell.journal.workers import WORKERS
+
+if TYPE_CHECKING:
+    from stepwell.telemetry.run import Run
 
 KEY = "stepwell"
 INHERITED = ("run", "attempt", "rank", "local_rank", "world_size", "node_rank", "host", "boot")
@@ -32,11 +36,15 @@ class _Family:
     hooked = False
 
 
-def adopt_children(folder: Path, about: dict[str, Any]) -> None:
+def adopt_children(folder: Path, about: dict[str, Any], run: Run) -> None:
     """Let children made from now on record as workers of the process that ``about`` describes."""
     kept = {key: about[key] for key in (*INHERITED, "process")}
-    _Family.token = {"folder": str(folder), "about": kept}
+    _Family.token = {"folder": str(folder), "about": kept, "run": run}
     _hand_down(_Family.token)
+    _hook_forks()
+
+
+def _hook_forks() -> None:
     if not _Family.hooked and hasattr(os, "register_at_fork"):
         _Family.hooked = True
         os.register_at_fork(after_in_child=_after_fork)
@@ -51,6 +59,7 @@ def release_children() -> None:
 def join_parent_when_used() -> None:
     """In a spawned child: let the first record look for the parent's run."""
     state.open_when_used(_open_spawned)
+    _hook_forks()
 
 
 def _hand_down(token: dict[str, Any] | None) -> None:
@@ -68,6 +77,8 @@ def _after_fork() -> None:
     fd = names.detach()
     if fd >= 0:
         os.close(fd)
+    if state.journal is not None:
+        state.journal.leave_to_parent()
     names.renew_lock()
     forget_lane()
     context.clear()
@@ -84,7 +95,10 @@ def _open_spawned() -> Journal | None:
     token = process.current_process()._config.get(KEY)  # type: ignore[attr-defined]
     if token is None:
         return None
+    from stepwell.telemetry.run import adopt_run
+
     _Family.token = token
+    adopt_run(token["run"])
     return _open_worker(token)
 
 
@@ -104,11 +118,13 @@ def _open_worker(token: dict[str, Any]) -> Journal | None:
         "worker": number,
         "pid": pid,
         "start": process_start(pid),
+        "started": time.time_ns(),
         "spool": None,
     }
     try:
         journal.open()
-        ProcessDocument(folder / PROCESS, about, 0.0).write()
+        journal.document = ProcessDocument(folder / PROCESS, about, 0.0)
+        journal.document.write()
     except OSError as error:
         report("child process", error)
         return None

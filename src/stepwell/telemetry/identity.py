@@ -73,6 +73,19 @@ _LAUNCH_VARIABLE = (
 )
 
 
+def import_helpers() -> None:
+    """Import what the functions below import, for a thread that must not do so at any time."""
+    import tempfile  # noqa: F401
+
+
+def working_folder() -> str:
+    """Return the current folder, also when it has been deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
 def describe_host() -> dict[str, Any]:
     """Return hostname, operating system, kernel, machine, processors, memory and boot id."""
     import platform

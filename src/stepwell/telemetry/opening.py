@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -37,7 +38,26 @@ def start(
     about = _about(name, config, tags)
     folder = _root(dir)
     if _mode() == "off":
-        return Run(id="off", name=name or "off", path=folder, attempt=0, rank=0, recorder=None)
+        return _disabled(name, folder)
+    try:
+        return _open(about, folder, name, run_id, resume)
+    except StepwellError:
+        raise
+    except Exception as error:
+        errors.report("init", error)
+        return _disabled(name, folder)
+
+
+def _disabled(name: str | None, folder: Path) -> Run:
+    """A run that records nothing."""
+    return Run(
+        id="off", name=name or "off", path=folder, attempt=0, rank=0, recorder=None, disabled=True
+    )
+
+
+def _open(
+    about: dict[str, Any], folder: Path, name: str | None, run_id: str | None, resume: bool
+) -> Run:
     place = find_place(os.environ)
     errors.set_quiet(place.rank != 0)
     launch = _find_launch(folder, place, run_id, name)
@@ -83,7 +103,8 @@ def _root(dir: str | os.PathLike[str] | None) -> Path:
     chosen = dir if dir is not None else os.environ.get("STEPWELL_DIR") or "runs"
     if not isinstance(chosen, str | os.PathLike):
         raise StepwellError(f"dir is {dir!r}: write a path, such as dir='runs'")
-    return Path(chosen).expanduser().absolute()
+    path = Path(chosen).expanduser()
+    return path if path.is_absolute() else Path(identity.working_folder()) / path
 
 
 def _mode() -> str:
@@ -112,7 +133,8 @@ def _attempt(path: Path, launch: Launch, resume: bool) -> tuple[int, OSError | N
     try:
         return claim_attempt(path, launch.token), None
     except OSError as error:
-        return 0, error
+        taken = (n for n in itertools.count() if not (path / "attempts" / f"{n}.json").exists())
+        return next(taken), error
 
 
 def _place_of(place: Place, launch: Launch, attempt: int) -> dict[str, Any]:
@@ -127,6 +149,6 @@ def _place_of(place: Place, launch: Launch, attempt: int) -> dict[str, Any]:
         "host": socket.gethostname(),
         "boot": boot_id(),
         "argv": identity.mask_argv(sys.argv),
-        "cwd": os.getcwd(),
+        "cwd": identity.working_folder(),
         "environment": identity.describe_launch_environment(os.environ),
     }

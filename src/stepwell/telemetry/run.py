@@ -79,14 +79,22 @@ class Run:
     """
 
     def __init__(
-        self, *, id: str, name: str, path: Path, attempt: int, rank: int, recorder: Recorder | None
+        self,
+        *,
+        id: str,
+        name: str,
+        path: Path,
+        attempt: int,
+        rank: int,
+        recorder: Recorder | None,
+        disabled: bool = False,
     ) -> None:
         self.id = id
         self.name = name
         self.path = path
         self.attempt = attempt
         self.rank = rank
-        self.disabled = recorder is None
+        self.disabled = disabled
         self.status = "running"
         self._recorder = recorder
 
@@ -174,6 +182,10 @@ class Run:
             status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
             self._end(status, describe_error(error), FINISH_TIMEOUT)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process it can still record, as that process's journal lets it.
+        return {**self.__dict__, "_recorder": None}
+
     def __repr__(self) -> str:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
 
@@ -198,6 +210,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 class _Active:
     run: Run | None = None
     at_exit = False
+    error_before: BaseException | None = None
 
 
 _active = _Active()
@@ -213,11 +226,17 @@ def activate(run: Run, recorder: Recorder) -> None:
     from stepwell.telemetry.children import adopt_children
 
     _active.run = run
+    _active.error_before = getattr(sys, "last_value", None)
     recorder.open()
-    adopt_children(recorder.journal.folder, recorder.about)
+    adopt_children(recorder.journal.folder, recorder.about, run)
     if not _active.at_exit:
         _active.at_exit = True
         atexit.register(_finish_at_exit)
+
+
+def adopt_run(run: Run) -> None:
+    """In a spawned child: make its parent's run the active one."""
+    _active.run = run
 
 
 def finish_active() -> None:
@@ -231,6 +250,9 @@ def _finish_at_exit() -> None:
     if run is None:
         return
     error = getattr(sys, "last_value", None)
+    if error is _active.error_before:
+        # A notebook keeps the error of a cell that ran before the run began.
+        error = None
     if isinstance(error, KeyboardInterrupt):
         run._end("killed", describe_error(error), FINISH_TIMEOUT)
     elif error is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -32,16 +31,17 @@ class RunDocument:
             "world_size": place.world_size,
             "launcher": place.launcher,
             "argv": identity.mask_argv(sys.argv),
-            "cwd": os.getcwd(),
+            "cwd": identity.working_folder(),
             "config": about["config"],
         }
 
     def complete(self) -> None:
         """Add what takes a moment to find out: host, versions, the state of the code."""
         with forks.held_off():
-            self.attempt["host"] = identity.describe_host()
-            self.attempt["python"] = identity.describe_python()
-        self.attempt["code"] = identity.describe_code(Path.cwd())
+            identity.import_helpers()
+        self.attempt["host"] = identity.describe_host()
+        self.attempt["python"] = identity.describe_python()
+        self.attempt["code"] = identity.describe_code(Path(self.attempt["cwd"]))
         self.write()
 
     def write(self) -> None:
@@ -50,7 +50,7 @@ class RunDocument:
         if before is not None and self.place.rank != 0:
             return
         before = before or {}
-        attempts = {item["attempt"]: item for item in before.get("attempts", [])}
+        attempts = {item["attempt"]: item for item in _earlier(before)}
         attempts[self.attempt["attempt"]] = self.attempt
         about = self.about
         write_json(
@@ -66,3 +66,10 @@ class RunDocument:
                 "attempts": [attempts[number] for number in sorted(attempts)],
             },
         )
+
+
+def _earlier(before: dict[str, Any]) -> list[dict[str, Any]]:
+    """The attempts that an existing document names; somebody may have edited it."""
+    found = before.get("attempts")
+    items = found if isinstance(found, list) else []
+    return [i for i in items if isinstance(i, dict) and isinstance(i.get("attempt"), int)]

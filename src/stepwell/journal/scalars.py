@@ -1,0 +1,120 @@
+"""Scalars on an accelerator: kept where they are, fetched in one batch when they are ready.
+
+The training thread makes a copy on the device, in the device's own time, and goes on. On CUDA an event
+behind the copy tells when it can be read; nothing ever waits for a device that hangs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepwell.journal.errors import report
+from stepwell.journal.metrics import write_row
+
+if TYPE_CHECKING:
+    from stepwell.journal.journal import Journal
+    from stepwell.journal.lane import Lane
+
+MAX_PENDING = 100_000
+EVERY = 0.2
+LAST_WAIT = 2.0
+
+
+@dataclass(frozen=True)
+class Pending:
+    """One logged scalar, not yet fetched."""
+
+    lane: Lane
+    clock: int
+    tensor: Any
+    ready: Any
+    step_word: int
+    word: int
+
+
+class DeviceScalars:
+    """The scalars of one journal that are still on an accelerator."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.pending: deque[Pending] = deque()
+        self._lane: Lane | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, lane: Lane, clock: int, tensor: Any, step_word: int, word: int) -> None:
+        """Keep a copy: the original may be changed in place."""
+        if len(self.pending) >= MAX_PENDING:
+            self.journal.count_drop("metrics")
+            return
+        copy = tensor.detach().clone()
+        self.pending.append(Pending(lane, clock, copy, _mark(tensor), step_word, word))
+
+    def resolve(self) -> None:
+        """Fetch those that are ready, all in one copy per device, and write their rows."""
+        by_device: dict[str, list[Pending]] = {}
+        for _ in range(len(self.pending)):
+            item = self.pending.popleft()
+            if item.ready is not None and not item.ready.query():
+                self.pending.append(item)
+            else:
+                by_device.setdefault(f"{item.tensor.device}", []).append(item)
+        for items in by_device.values():
+            try:
+                values = fetch([item.tensor for item in items])
+            except Exception as error:  # a device may fail in many ways
+                self.journal.drops["metrics"] += len(items)
+                report("device scalars", error)
+                continue
+            self._write(items, values)
+
+    def _write(self, items: list[Pending], values: list[float]) -> None:
+        if self._lane is None:
+            self._lane = self.journal.open_lane()
+        for item, value in zip(items, values, strict=True):
+            write_row(self._lane, item.clock, value, item.step_word, item.word, item.lane.number)
+
+    def finish(self) -> None:
+        """Fetch the rest; what a device does not give in time is dropped and counted."""
+        deadline = time.monotonic() + LAST_WAIT
+        self.resolve()
+        while self.pending and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self.resolve()
+        self.journal.drops["metrics"] += len(self.pending)
+        self.pending.clear()
+
+    def resolve_in_background(self) -> None:
+        """For a process without a pump: a thread that fetches, from the first such scalar on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="stepwell-scalars", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self.journal.closed:
+            time.sleep(EVERY)
+            self.resolve()
+
+
+def _mark(tensor: Any) -> Any:
+    """Something whose ``query()`` tells when the device has got this far; None: not needed."""
+    torch = sys.modules.get("torch")
+    if tensor.device.type != "cuda" or torch is None or not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def fetch(tensors: list[Any]) -> list[float]:
+    """Values of one-element tensors of one device, with a single copy to the host."""
+    import torch
+
+    # Apple's accelerator knows no doubles.
+    kind = torch.float32 if tensors[0].device.type == "mps" else torch.float64
+    stacked = torch.stack([t.reshape(()).to(kind) for t in tensors])
+    return [float(v) for v in stacked.tolist()]
