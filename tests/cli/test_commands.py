@@ -207,3 +207,46 @@ def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
     hints = done.stdout.split("next\n")[1].splitlines()
     shown = command(*hints[1].split()[1:], cwd=tmp_path)
     assert json.loads(shown.stdout)["id"] == run.id
+
+
+def test_recover_leaves_a_run_on_another_machine_alone(tmp_path: Path) -> None:
+    """A process that another machine keeps alive, as its heartbeat tells, is not touched."""
+    with stepwell.init("far", dir=tmp_path / "runs") as run:
+        with run.span("before"):
+            pass
+        run.flush()
+        (document,) = run.path.glob("rank-*/process.json")
+        about = json.loads(document.read_text())
+        document.write_text(json.dumps({**about, "boot": "another", "host": "elsewhere"}))
+        done = command("recover", cwd=tmp_path)
+        with run.span("after"):
+            pass
+    assert "still running, left alone" in done.stdout
+    assert sorted(stepwell.open_run(run.path).spans().collect()["name"]) == ["after", "before"]
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Square brackets are no markup, and no name commands the terminal."""
+    with stepwell.init("run[/bold]", dir=tmp_path / "runs") as run:
+        run.log({"acc[train]": 1.0, "loss[/x]": 2.0, "red\x1b[31m": 3.0})
+        with run.span("[red]span"):
+            pass
+    shown = command("show", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    for name in ("run[/bold]", "acc[train]", "loss[/x]", "[red]span"):
+        assert name in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_show_names_the_error_of_the_latest_attempt_only(tmp_path: Path) -> None:
+    """A run that failed once and then finished is shown as finished, with no error."""
+    with (
+        pytest.raises(ValueError, match="boom"),
+        stepwell.init("x", dir=tmp_path / "runs", run_id="x"),
+    ):
+        raise ValueError("boom")
+    assert "ended with ValueError: boom" in command("show", cwd=tmp_path).stdout
+    stepwell.init("x", dir=tmp_path / "runs", run_id="x").finish()
+    shown = command("show", cwd=tmp_path).stdout
+    assert "finished" in shown
+    assert "boom" not in shown

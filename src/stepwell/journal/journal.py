@@ -78,11 +78,14 @@ class Journal:
 
     def retire_ended_threads(self) -> None:
         """Take over the segments of threads that are gone."""
-        for lane in self.lanes[:]:
+        with self._lock:
             # The main thread counts as ended while the interpreter shuts down, yet goes on.
-            if not lane.thread.is_alive() and lane.thread is not threading.main_thread():
-                self.lanes.remove(lane)
-                self.retire_lane(lane)
+            main = threading.main_thread()
+            ended = [lane for lane in self.lanes if not lane.thread.is_alive()]
+            for lane in ended:
+                if lane.thread is not main:
+                    self.lanes.remove(lane)
+                    self.retire_lane(lane)
 
     def retire_lane(self, lane: Lane) -> None:
         """End what a lane has open, and hand over its segments."""

@@ -329,9 +329,10 @@ class Lane:
 
     def _append(self, data: bytes) -> int:
         # Texts hold no zero byte, and the space is zero: they need no length.
+        size = len(data)
         offset = self.blob_next
-        self.blob_map[offset : offset + len(data)] = data
-        self.blob_next = (offset + len(data) + 8) & -8
+        self.blob_next = (offset + size + 8) & -8
+        self.blob_map[offset : offset + size] = data
         return offset >> 3
 
     def _copy_attributes(self, old_blob: Segment | None, offset: int, fresh: Segment) -> int:

@@ -71,10 +71,13 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
         return
     try:
         lane: Lane = local.lane
+        size = ROW_BYTES * len(values)
+        # No call from here to where the rows are ours: a signal handler may log in between.
         row = lane.row_next
-        if row + ROW_BYTES * len(values) > lane.row_limit:
+        if row + size > lane.row_limit:
             _log_slowly(values, step)
             return
+        lane.row_next = row + size
         rows = lane.rows
         if step is None:
             step_word = context.step_word
@@ -84,17 +87,12 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
             step_word = _explicit(step)
         time = _now()
         head = _head(time, step_word) if step_word else b""
+        nested = None
         for name, value in values.items():
             if type(value) is not float:
-                lane.row_next = row
                 value = _number(lane, name, value, step_word, time)
-                rows, row = lane.rows, lane.row_next
                 if value is None:
-                    # A nested dict may have taken the rows that were meant for the others.
-                    if row + ROW_BYTES * len(values) > lane.row_limit:
-                        if not _roll(lane):
-                            return
-                        rows, row = lane.rows, lane.row_next
+                    nested = values
                     continue
             try:
                 word = _words[name]
@@ -104,7 +102,8 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
                 head = _head(time, IMPLICIT_STEP | next(_counts[word]))
             _pack(rows, row, head, value, word)
             row += ROW_BYTES
-        lane.row_next = row
+        if nested is not None:
+            _log_nested(nested, step)
     except AttributeError:
         # This thread has no lane yet, or the values are no dict.
         _log_slowly(values, step)
@@ -166,7 +165,6 @@ def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, ow
 def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> float | None:
     """The value as a float; None when the journal takes care of it in some other way."""
     if isinstance(value, Mapping):
-        _log_nested(name, value, step_word)
         return None
     result = number(value)
     if result is None:
@@ -178,12 +176,15 @@ def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> flo
 
 
 @quietly
-def _log_nested(name: str, values: Mapping[Any, Any], step_word: int) -> None:
-    step = step_word - STEP_BIAS if step_word else None
-    if f"{name}".count("/") >= MAX_NESTED:
-        warn_once("nested", "log(): dicts are nested too deeply at %.200s: left out", name)
-        return
-    log({f"{name}/{key}": value for key, value in values.items()}, step)
+def _log_nested(values: Mapping[str, Any], step: int | None) -> None:
+    """Log the dicts among the values, their keys behind a slash."""
+    for name, inner in values.items():
+        if not isinstance(inner, Mapping):
+            continue
+        if f"{name}".count("/") >= MAX_NESTED:
+            warn_once("nested", "log(): dicts are nested too deeply at %.200s: left out", name)
+            continue
+        log({f"{name}/{key}": value for key, value in inner.items()}, step)
 
 
 def _intern(name: Any) -> int:

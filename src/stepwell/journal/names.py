@@ -33,7 +33,7 @@ class NameTable:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._keys: dict[int, Key] = {}
-        self._written = 0
+        self._waiting: list[int] = []
         self._torn = False
         self._behind = False
         self._fd = -1
@@ -67,7 +67,7 @@ class NameTable:
         """Write all names to this open file now, and new ones as they come."""
         with self._lock:
             self._fd = fd
-            self._written = 0
+            self._waiting = list(self._keys)
             self._torn = False
             self._write()
 
@@ -88,7 +88,7 @@ class NameTable:
 
     def retry(self) -> None:
         """Write what a full disk kept from being written."""
-        if self._fd >= 0 and self._written < len(self._keys):
+        if self._fd >= 0 and self._waiting:
             with self._lock:
                 self._write()
 
@@ -99,6 +99,7 @@ class NameTable:
     def _add(self, key: Key) -> int:
         number = next(self._numbers)
         self._keys[number] = key
+        self._waiting.append(number)
         self.ids[key] = number
         return number
 
@@ -107,8 +108,8 @@ class NameTable:
             return
         # A short write tore the last line; the next try starts on a new one, and readers take
         # the last complete entry of an id.
-        last = len(self._keys)
-        data = b"\n" * self._torn + b"".join(map(self._line, range(self._written + 1, last + 1)))
+        batch = set(self._waiting)
+        data = b"\n" * self._torn + b"".join(map(self._line, sorted(batch)))
         try:
             self._torn = os.write(self._fd, data) != len(data)
         except OSError:
@@ -116,7 +117,7 @@ class NameTable:
             return
         self._behind = self._torn
         if not self._torn:
-            self._written = last
+            self._waiting = [number for number in self._waiting if number not in batch]
 
     def _line(self, number: int) -> bytes:
         import json

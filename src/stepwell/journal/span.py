@@ -129,15 +129,13 @@ def _enter(self: Span) -> Span:
     except AttributeError:
         _enter_slowly(self)
         return self
+    if _running_loop() is not None:
+        _enter_task(self, lane)
+        return self
+    # No call from here to where the slot is ours: a signal handler may record in between.
     slot = lane.next
     if slot >= lane.limit:
         _enter_slowly(self)
-        return self
-    if _running_loop() is not None:
-        try:
-            frames.enter(lane, self._word, b"")
-        except Exception as error:
-            report("span", error)
         return self
     lane.next = slot + 1
     stack = lane.stack
@@ -155,22 +153,21 @@ def _enter_with_attributes(self: AttributedSpan) -> AttributedSpan:
     except Exception:
         _enter_slowly(self, encode(self.attributes))
         return self
-    slot = lane.next
-    offset = lane.blob_next
-    after = offset + len(data)
+    size = len(data)
     # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
-    if (
-        slot >= lane.limit
-        or after >= lane.blob_limit
-        or after - offset > MAX_TEXT
-        or b"null" in data
-        or _running_loop() is not None
-    ):
+    if size > MAX_TEXT or b"null" in data or _running_loop() is not None:
         _enter_slowly(self, encode(self.attributes))
         return self
-    lane.blob_map[offset:after] = data
-    lane.blob_next = (after + 8) & -8
+    # No call from here to where slot and offset are ours: a signal handler may record in between.
+    slot = lane.next
+    offset = lane.blob_next
+    after = offset + size
+    if slot >= lane.limit or after >= lane.blob_limit:
+        _enter_slowly(self, encode(self.attributes))
+        return self
     lane.next = slot + 1
+    lane.blob_next = (after + 8) & -8
+    lane.blob_map[offset:after] = data
     stack = lane.stack
     word = self._word
     lane.metas[slot] = word | stack[-1] & SLOT_MASK | offset << ATTRIBUTE_SHIFT - 3
@@ -252,6 +249,17 @@ def _merge(old: bytes, attributes: dict[str, Any]) -> bytes:
     from stepwell.journal.careful import merge
 
     return merge(old, attributes)
+
+
+def _enter_task(self: Span, lane: Lane) -> None:
+    """Open a span of the running task."""
+    if lane.limit == 0:
+        _enter_slowly(self)
+        return
+    try:
+        frames.enter(lane, self._word, b"")
+    except Exception as error:
+        report("span", error)
 
 
 def _leave_task(word: int) -> bool:

@@ -73,9 +73,14 @@ _LAUNCH_VARIABLE = (
 )
 
 
-def import_helpers() -> None:
-    """Import what the functions below import, for a thread that must not do so at any time."""
+def warm_up() -> None:
+    """Import whatever the functions below do, for a thread that must not import at any time."""
+    import shutil  # noqa: F401
+    import subprocess  # noqa: F401
     import tempfile  # noqa: F401
+
+    # Looking up one version imports, in many places, what looking up the others needs.
+    _find_versions(("msgspec",))
 
 
 def working_folder() -> str:

@@ -38,8 +38,8 @@ class RunDocument:
     def complete(self) -> None:
         """Add what takes a moment to find out: host, versions, the state of the code."""
         with forks.held_off():
-            identity.import_helpers()
-        self.attempt["host"] = identity.describe_host()
+            identity.warm_up()
+            self.attempt["host"] = identity.describe_host()
         self.attempt["python"] = identity.describe_python()
         self.attempt["code"] = identity.describe_code(Path(self.attempt["cwd"]))
         self.write()

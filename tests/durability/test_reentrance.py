@@ -1,0 +1,71 @@
+"""Handlers of the user's that record themselves, at moments that are not of their choosing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOGGING = """
+import logging, os, stepwell
+class Forward(logging.Handler):
+    def emit(self, record):
+        stepwell.event("logged", text=record.getMessage())
+logging.getLogger("stepwell").addHandler(Forward())
+run = stepwell.init("x", dir={dir!r})
+os.rename(run.path, str(run.path) + ".away")
+for i in range(3):
+    run.event("into the void")
+print("done")
+"""
+
+SIGNALS = """
+import itertools, signal, stepwell
+run = stepwell.init("x", dir={dir!r})
+def handler(number, frame):
+    stepwell.event("signal")
+    with stepwell.span(f"in a handler {{next(numbers)}}"):
+        pass
+numbers = itertools.count()
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+for i in range(3000):
+    run.event("event", number=i)
+    with stepwell.span(f"name {{i}}"):
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+run.finish()
+reader = stepwell.open_run(run.path)
+names = set(reader.spans().collect()["name"])
+assert {{f"name {{i}}" for i in range(3000)}} <= names
+handled = next(numbers)
+assert {{f"in a handler {{i}}" for i in range(handled)}} <= names
+assert reader.events().collect().height == 3000 + handled
+print("done")
+"""
+
+AT_EXIT = """
+import atexit, contextlib, stepwell, threading, time
+run = stepwell.init("x", dir={dir!r})
+stack = contextlib.ExitStack()
+stack.enter_context(stepwell.span("program"))
+atexit.register(stack.close)
+threading.Thread(target=time.sleep, args=(1,)).start()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("script", [LOGGING, SIGNALS, AT_EXIT], ids=["logging", "signal", "exit"])
+def test_recording_from_a_handler_does_no_harm(tmp_path: Path, script: str) -> None:
+    """A logging handler, a signal handler and an atexit handler may record; nothing hangs or raises."""
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(dir=str(tmp_path))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr
+    assert "Traceback" not in done.stderr
