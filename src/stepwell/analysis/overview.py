@@ -25,6 +25,7 @@ class SpanLine:
     p95_s: float
     max_s: float
     errors: int
+    open: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
     errors = latest.filter(pl.col("error").is_not_null())["error"].to_list()
     spans = _spans(run)
     metrics = run.metrics().collect()
+    numbers = metrics.height
+    if mains["rank"].n_unique() > 1:
+        # One curve a metric: the mean over ranks.
+        step = metrics.group_by("name", "step")
+        metrics = step.agg(pl.col("value").mean(), pl.col("time_ns").min())
     return Overview(
         id=run.id,
         name=run.name,
@@ -104,7 +110,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         spans=_longest(spans, most),
         span_count=sum(line.count for line in spans),
         metrics=_metrics(metrics)[:most],
-        metric_count=metrics.height,
+        metric_count=numbers,
         events=run.events().select(pl.len()).collect().item(),
         artifacts=run.artifacts().select(pl.len()).collect().item(),
         dropped=int(processes["dropped"].sum() or 0),
@@ -115,9 +121,10 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
 
 def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
     """From start to last sign of life, summed over attempts; gaps between them left out."""
+    alive = pl.when(pl.col("status") == "running").then(time.time_ns())
     attempts = mains.group_by("attempt").agg(
         pl.col("started_ns").min(),
-        pl.col("heartbeat_ns").max(),
+        alive.otherwise(pl.col("heartbeat_ns")).max().alias("heartbeat_ns"),
         (pl.col("status") == "killed").any().alias("killed"),
     )
     if attempts["killed"].any():
@@ -145,6 +152,7 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
             seconds.quantile(0.95).alias("p95_s"),
             seconds.max().alias("max_s"),
             (pl.col("status") == "error").sum().alias("errors"),
+            (pl.col("status") == "open").sum().alias("open"),
             pl.col("start_ns").min().alias("began"),
         )
         .sort("worker", "began", "name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -30,6 +31,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 def main() -> None:
     """Run the command line; what a person did wrong is said in one line, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that knows only ASCII gets question marks, not a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except StepwellError as error:
@@ -37,6 +42,9 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        print(f"stepwell: {error}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -51,14 +51,18 @@ def _facts(overview: Overview) -> list[str]:
     attempts = f", {overview.attempts} attempts" if overview.attempts > 1 else ""
     facts = [
         f"{overview.path}",
-        f"{ranks}{workers}{attempts} · {overview.span_count:,} spans · "
-        f"{overview.metric_count:,} numbers · {size(overview.disk_bytes)} on disk",
+        f"{ranks}{workers}{attempts} · {_counted(overview.span_count, 'span')} · "
+        f"{_counted(overview.metric_count, 'number')} · {size(overview.disk_bytes)} on disk",
     ]
     if overview.error:
         facts.append(f"ended with {overview.error}")
     if overview.dropped:
         facts.append(f"{overview.dropped:,} records were dropped (a full disk, or the size cap)")
     return facts
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _print_open(out: Console, overview: Overview) -> None:
@@ -87,8 +91,11 @@ def _print_spans(out: Console, overview: Overview) -> None:
 def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
     name = f"{line.name} (worker)" if line.worker else line.name
     share = line.total_s / (overview.wall_s * overview.ranks) if overview.wall_s else math.nan
+    title = plain(f"{'  ' * min(line.depth, 4)}{name}")
+    if line.open == line.count:
+        return [title, f"{line.count:,}", "open", "", "", "", ""]
     return [
-        plain(f"{'  ' * min(line.depth, 4)}{name}"),
+        title,
         f"{line.count:,}",
         seconds(line.total_s),
         "" if line.worker or math.isnan(share) else f"{share:.0%}",

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PROBLEMS = "problems"
 counts: Counter[str] = Counter()
 """How often each internal problem came up in this process."""
 _quiet = False
@@ -55,6 +56,7 @@ def report(where: str, error: Exception) -> None:
         raise error
     key = f"{where}: {type(error).__name__}"
     counts[key] += 1
+    counts[PROBLEMS] += 1
     if counts[key] == 1:
         say(
             "a problem inside stepwell (%s: %s); training is not affected, some records may be "

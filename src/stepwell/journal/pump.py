@@ -17,7 +17,7 @@ from pathlib import Path
 from stepwell.journal.archive import Archive
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import ProcessDocument
-from stepwell.journal.errors import report, say
+from stepwell.journal.errors import PROBLEMS, counts, report, say
 from stepwell.journal.journal import EVENTS, NAMES, Journal
 from stepwell.journal.names import names
 from stepwell.journal.seal import seal
@@ -259,6 +259,8 @@ class Pump:
     def heartbeat(self) -> None:
         """Renew process.json."""
         self.document.drops = dict(self.journal.drops)
+        if counts[PROBLEMS]:
+            self.document.drops[PROBLEMS] = counts[PROBLEMS]
         self.document.write()
 
     def _enforce_cap(self) -> None:

@@ -116,6 +116,26 @@ class AttributedSpan(Span):
         return _with_attributes, (self.name, self.category, self.attributes)
 
 
+class IdleSpan(Span):
+    """A span that is never recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> IdleSpan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def set(self, **attributes: Any) -> None:
+        """Do nothing."""
+
+
 def _with_attributes(name: str, category: str, attributes: dict[str, Any]) -> AttributedSpan:
     span: AttributedSpan = AttributedSpan()
     span._word = names.intern(SPAN, name, category) << NAME_SHIFT

@@ -44,9 +44,9 @@ def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> P
     if own is None:
         warn_once(
             "spool",
-            "%s is on a network file system, and no local disk was found for live files: they go "
-            "there too. Set STEPWELL_SPOOL to a local folder",
-            run_folder,
+            "%s cannot hold a spool: live files go to the run folder itself. Set STEPWELL_SPOOL to "
+            "a folder of yours on a local disk",
+            root or "no local disk",
         )
         return None
     return own / run_folder.name
@@ -62,8 +62,7 @@ def _own_folder(root: Path) -> Path | None:
             own.mkdir(mode=0o700)
         status = own.lstat()
     except OSError:
-        # Told when recording starts, and tried again.
-        return own
+        return None
     trusted = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
     return own if trusted and (uid == status.st_uid or uid == 0) else None
 

@@ -258,9 +258,11 @@ class RecordedRun:
             contexts = _contexts(processes)
             for process, context in zip(processes, contexts, strict=True):
                 row = _process_row(process.about, self.id, context.latest())
-                if process.about["role"] == "worker" and process.about["boot"] != boot_id():
-                    # It renews no heartbeat of its own, and is folded in soon after it ends.
-                    row["status"] = status_of(processes[0].about)
+                parent = status_of(processes[0].about)
+                distant = process.about["boot"] != boot_id()
+                if process.about["role"] == "worker" and (distant or parent == "finished"):
+                    # It renews no heartbeat of its own, and may outlive the run by a moment.
+                    row["status"] = parent
                 rows.append(row)
         return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
 

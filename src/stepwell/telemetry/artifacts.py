@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -45,22 +45,18 @@ def contents(
 ) -> list[tuple[bytes | Path, str]]:
     """(content, name) for each thing to keep; ``name`` replaces that of the file or folder."""
     if isinstance(source, bytes | bytearray | memoryview):
-        return [(bytes(source), name or "bytes")]
+        return [(bytes(source), str(name or "bytes"))]
+    if not os.fspath(source):
+        raise OSError(errno.ENOENT, "an empty path names no artifact")
     path = Path(source)
-    found = files_below(path)
-    if name is None:
-        return list(found)
-    return [(file, name + called[len(path.name) :]) for file, called in found]
-
-
-def files_below(path: Path) -> Iterator[tuple[Path, str]]:
-    """(file, name) for a file, or for each file of a folder, named from the folder on."""
-    if not path.is_dir():
-        yield path, path.name
-        return
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            yield file, f"{path.name}/{file.relative_to(path).as_posix()}"
+    called = str(name) if name is not None else path.absolute().name
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return [(file, f"{called}/{file.relative_to(path).as_posix()}") for file in files]
+    if path.exists() and not path.is_file():
+        # Reading a pipe or a device might never end.
+        raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
+    return [(path, called)]
 
 
 def _reading(content: bytes | Path) -> IO[bytes]:

@@ -17,7 +17,7 @@ from stepwell.journal.spool import choose_spool
 from stepwell.journal.state import state
 from stepwell.journal.system import process_start
 
-HEARTBEAT = 5.0
+HEARTBEAT = 1.0
 SHARED_HEARTBEAT = 10.0
 """On a shared file system a thousand ranks renew theirs."""
 

@@ -8,10 +8,10 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal.errors import StepwellError, quietly, warn_once
+from stepwell.journal.errors import StepwellError, quietly, say, warn_once
 from stepwell.journal.metrics import log as log
 from stepwell.journal.metrics import set_context
-from stepwell.journal.span import AttributedSpan, Span
+from stepwell.journal.span import AttributedSpan, IdleSpan, Span
 from stepwell.journal.state import current_journal, state
 from stepwell.journal.values import cut, text_of
 
@@ -162,10 +162,24 @@ class Run:
         from stepwell.telemetry.children import release_children
 
         self.status = status
+        self._stop_recording()
         if _active.run is self:
             _active.run = None
             release_children()
         _close(recorder, status, error, timeout)
+
+    def _stop_recording(self) -> None:
+        """Make this object do nothing: another run may be active when it is used again."""
+        own = self.__dict__
+        own["log"] = own["event"] = own["set_step"] = own["artifact"] = self._too_late
+        own["span"] = self._idle_span
+
+    def _too_late(self, *args: object, **kwargs: object) -> None:
+        warn_once(f"late {self.id}", "run %s is finished: it records nothing more", self.id)
+
+    def _idle_span(self, name: str, /, **attributes: Any) -> Span:
+        self._too_late()
+        return IdleSpan(name)
 
     def __enter__(self) -> Run:
         return self
@@ -184,7 +198,8 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process it can still record, as that process's journal lets it.
-        return {**self.__dict__, "_recorder": None}
+        kept = ("id", "name", "path", "attempt", "rank", "disabled", "status")
+        return {**{key: self.__dict__[key] for key in kept}, "_recorder": None}
 
     def __repr__(self) -> str:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
@@ -242,6 +257,7 @@ def adopt_run(run: Run) -> None:
 def finish_active() -> None:
     """Finish the active run, if there is one, because another begins."""
     if _active.run is not None:
+        say("run %s was still active: it is finished, and another begins", _active.run.id)
         _active.run.finish()
 
 
