@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def _about(name: Any, config: Any, tags: Any) -> dict[str, Any]:
     if name is not None and not isinstance(name, str):
         raise StepwellError(f"name is {name!r}: write a string, such as init('my training')")
     words = list(tags) if isinstance(tags, Iterable) else [tags]
-    if isinstance(tags, str | Mapping) or not all(isinstance(word, str) for word in words):
+    if isinstance(tags, str) or not all(isinstance(word, str) for word in words):
         raise StepwellError(f"tags is {tags!r}: write a list of strings, such as tags=['baseline']")
     try:
         plain = identity.config_to_dict(config)
