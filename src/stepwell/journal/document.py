@@ -46,6 +46,7 @@ class ProcessDocument:
         self.status = "running"
         self.error: dict[str, Any] | None = None
         self.drops: dict[str, int] = {}
+        self.problems = 0
         self._anchors: list[list[int]] = []
 
     def anchor(self) -> None:
@@ -70,5 +71,6 @@ class ProcessDocument:
                 "interval": self.interval,
                 "anchors": self._anchors,
                 "drops": self.drops,
+                "problems": self.problems,
             },
         )

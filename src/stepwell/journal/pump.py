@@ -259,8 +259,7 @@ class Pump:
     def heartbeat(self) -> None:
         """Renew process.json."""
         self.document.drops = dict(self.journal.drops)
-        if counts[PROBLEMS]:
-            self.document.drops[PROBLEMS] = counts[PROBLEMS]
+        self.document.problems = counts[PROBLEMS]
         self.document.write()
 
     def _enforce_cap(self) -> None:
