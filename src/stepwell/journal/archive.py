@@ -103,6 +103,11 @@ class Archive:
             self._number += 1
 
 
+def archive_kind(segment_kind: str) -> str:
+    """Which archive a segment goes to: attributes stand beside the spans they belong to."""
+    return "metrics" if segment_kind == "metrics" else "spans"
+
+
 def archive_files(folder: Path, kind: str) -> list[Path]:
     """Archive files of this kind, oldest first."""
     found = folder.glob(f"{kind}-*.zst")

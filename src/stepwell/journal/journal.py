@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
 REMEMBERED_ERRORS = 16
+MAX_MAPPED = 8
+"""So many segments that wait to be sealed stay mapped."""
 
 
 class Journal:
@@ -43,6 +45,7 @@ class Journal:
         self.scalars = DeviceScalars(self)
         self.failing: OSError | None = None
         self.closed = False
+        self.is_copied = False
         self.capped: frozenset[str] = frozenset()
         self.document: ProcessDocument | None = None
         self._keeps_segments = keeps_segments
@@ -91,10 +94,12 @@ class Journal:
         """End what a lane has open, and hand over its segments."""
         lane.give_up()
         lane.close()
-        if lane.segment is not None:
-            self.retire(lane.segment, lane.blob)
-        if lane.metrics is not None:
-            self.retire(lane.metrics, None)
+        # Not unmapped here: the thread may live, and be inside of a span.
+        for segment, blob in ((lane.segment, lane.blob), (lane.metrics, None)):
+            if segment is not None and self._keeps_segments:
+                self.retire(segment, blob)
+            elif segment is not None:
+                self.retired.append((segment, blob))
 
     def close_files(self) -> None:
         """Close the text files. Segments stay mapped: other threads may be inside of a span."""
@@ -162,6 +167,11 @@ class Journal:
             if blob is not None:
                 self._mark_full(blob)
         else:
+            if len(self.retired) >= MAX_MAPPED and not self.is_copied:
+                # The pump is behind: it reads the file, and memory stays flat.
+                segment.unmap()
+                if blob is not None:
+                    blob.unmap()
             self.retired.append((segment, blob))
 
     def drop_spare(self) -> None:

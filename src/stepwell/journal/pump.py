@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from stepwell.journal.archive import Archive
+from stepwell.journal.archive import Archive, archive_kind
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import ProcessDocument
 from stepwell.journal.errors import PROBLEMS, counts, report, say
@@ -50,6 +50,7 @@ class Pump:
             kind: Archive(folder, kind, cap.roll_bytes) for kind in ("spans", "metrics", "workers")
         }
         self.spool = SpoolCopy(journal, folder) if journal.folder != folder else None
+        journal.is_copied = self.spool is not None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stop = False
@@ -221,13 +222,14 @@ class Pump:
             retired.popleft()
 
     def _seal(self, segment: Segment) -> None:
-        if segment.map.closed or not segment.path.exists():
+        if not segment.path.exists():
             return
-        frame = seal(self.process, bytes(segment.map))
+        data = segment.path.read_bytes() if segment.map.closed else bytes(segment.map)
+        frame = seal(self.process, data)
         if frame is not None:
             if self.spool is not None:
                 self.spool.copy_names()
-            self.archives["metrics" if segment.kind == "metrics" else "spans"].append(frame)
+            self.archives[archive_kind(segment.kind)].append(frame)
             self.cap.add(len(frame))
         os.unlink(segment.path)
         if self.spool is not None:

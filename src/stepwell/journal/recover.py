@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.archive import Archive
+from stepwell.journal.archive import Archive, archive_kind
 from stepwell.journal.document import PROCESS, read_json, write_json
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.liveness import status_of
@@ -95,7 +95,7 @@ def _seal_folder(folder: Path, process: str, archives: dict[str, Archive]) -> in
     for path in sorted([*folder.glob("*.live"), *folder.glob("*.full")]):
         frame = seal(process, path.read_bytes())
         if frame is not None:
-            archives["metrics" if path.name.startswith("metrics") else "spans"].append(frame)
+            archives[archive_kind(path.name.partition("-")[0])].append(frame)
             count += 1
         path.unlink()
     return count

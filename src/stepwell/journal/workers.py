@@ -12,7 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
-from stepwell.journal.archive import Archive, pack
+from stepwell.journal.archive import Archive, archive_kind, pack
 from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.seal import seal
@@ -57,7 +57,7 @@ def _segments(worker: Path, ended: bool) -> list[Path]:
 def _fold_segment(process: str, path: Path, archives: dict[str, Archive]) -> int:
     frame = seal(process, path.read_bytes())
     if frame is not None:
-        archives["metrics" if path.name.startswith("metrics") else "spans"].append(frame)
+        archives[archive_kind(path.name.partition("-")[0])].append(frame)
     path.unlink()
     return len(frame or b"")
 
