@@ -185,7 +185,10 @@ def test_an_error_that_cannot_be_printed_ends_span_and_run_all_the_same(run: Run
     assert about["status"] == "failed"
     assert about["error"]["type"].endswith("Unprintable")
     [(name, attributes)] = events_of(run)
-    assert (name, attributes["message"]) == ("exception", "<Unprintable: unreadable, RuntimeError>")
+    assert (name, attributes["exception_message"]) == (
+        "error",
+        "<Unprintable: unreadable, RuntimeError>",
+    )
 
 
 def test_each_exception_is_recorded_once_on_its_innermost_span(run: Run) -> None:
@@ -196,7 +199,7 @@ def test_each_exception_is_recorded_once_on_its_innermost_span(run: Run) -> None
                 raise ValueError(i)
         except ValueError:
             pass
-    found = [about["message"] for _, about in events_of(run)]
+    found = [about["exception_message"] for _, about in events_of(run)]
     assert found == [str(i) for i in range(20)]
 
 

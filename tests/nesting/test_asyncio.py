@@ -244,7 +244,8 @@ def test_an_exception_in_a_task_is_recorded_once(recorded: Run) -> None:
     spans = finished(recorded)
     assert set(spans["status"]) == {"error"}
     assert events(recorded) == [
-        ("exception", f"inner {n}", {"type": "ValueError", "message": str(n)}) for n in range(5)
+        ("error", f"inner {n}", {"exception_type": "ValueError", "exception_message": str(n)})
+        for n in range(5)
     ]
 
 

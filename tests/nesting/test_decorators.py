@@ -207,7 +207,7 @@ def test_an_exception_leaves_a_decorated_function(recorded: Run) -> None:
         outer()
     spans = finished(recorded)
     assert statuses(spans) == {("outer", "error"): 1, ("inner", "error"): 1}
-    assert [(name, span) for name, span, _ in events(recorded)] == [("exception", "inner")]
+    assert [(name, span) for name, span, _ in events(recorded)] == [("error", "inner")]
 
 
 def test_what_is_no_function_cannot_be_decorated() -> None:

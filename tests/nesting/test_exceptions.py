@@ -39,7 +39,7 @@ def test_an_exception_is_an_error_of_every_span_it_leaves(recorded: Run) -> None
     }
     assert edges(spans)["after", None] == 1
     assert events(recorded) == [
-        ("exception", "inner", {"type": "ValueError", "message": "too cold"})
+        ("error", "inner", {"exception_type": "ValueError", "exception_message": "too cold"})
     ]
 
 
@@ -91,7 +91,7 @@ def test_every_exception_is_recorded(recorded: Run) -> None:
                 pass
     recorded.finish()
     expected = [f"number {i}" for i in range(200) if i < 100 or i % 2 == 0]
-    assert [about["message"] for _, _, about in events(recorded)] == expected
+    assert [about["exception_message"] for _, _, about in events(recorded)] == expected
     assert {span for _, span, _ in events(recorded)} == {"try"}
 
 
@@ -110,7 +110,7 @@ def test_an_exception_after_a_caught_one_is_recorded_too(recorded: Run) -> None:
     with pytest.raises(ValueError, match="second"):
         work()
     recorded.finish()
-    assert [(span, about["message"]) for _, span, about in events(recorded)] == [
+    assert [(span, about["exception_message"]) for _, span, about in events(recorded)] == [
         ("inner", "first"),
         ("outer", "second"),
     ]
@@ -130,7 +130,7 @@ def test_an_exception_raised_from_another(recorded: Run) -> None:
     with pytest.raises(RuntimeError, match="wrapped"), recorded.span("outer"):
         work()
     recorded.finish()
-    assert [(span, about["type"]) for _, span, about in events(recorded)] == [
+    assert [(span, about["exception_type"]) for _, span, about in events(recorded)] == [
         ("inner", "ValueError"),
         ("middle", "RuntimeError"),
     ]
@@ -156,7 +156,7 @@ def test_an_exception_passes_spans_that_are_entered_on_its_way(recorded: Run) ->
         work()
     spans = finished(recorded)
     assert statuses(spans)["clean up", "ok"] == 1
-    assert [(span, about["message"]) for _, span, about in events(recorded)] == [
+    assert [(span, about["exception_message"]) for _, span, about in events(recorded)] == [
         ("inner", "once"),
         ("clean up inside", "other"),
     ]
@@ -182,7 +182,9 @@ def test_an_interrupt_inside_spans(recorded: Run, kind: type[BaseException]) -> 
     spans = finished(recorded)
     assert statuses(spans) == {("outer", "error"): 1, ("inner", "error"): 1, ("after", "ok"): 1}
     assert edges(spans)["after", None] == 1
-    assert events(recorded) == [("exception", "inner", {"type": kind.__name__, "message": "stop"})]
+    assert events(recorded) == [
+        ("error", "inner", {"exception_type": kind.__name__, "exception_message": "stop"})
+    ]
 
 
 def test_an_exception_whose_text_cannot_be_had(recorded: Run) -> None:
@@ -196,9 +198,9 @@ def test_an_exception_whose_text_cannot_be_had(recorded: Run) -> None:
         raise OddError
     recorded.finish()
     ((name, span, about),) = events(recorded)
-    assert (name, span) == ("exception", "work")
-    assert about["type"].endswith("OddError")
-    assert about["message"] == "<OddError: unreadable, RuntimeError>"
+    assert (name, span) == ("error", "work")
+    assert about["exception_type"].endswith("OddError")
+    assert about["exception_message"] == "<OddError: unreadable, RuntimeError>"
 
 
 def test_an_exception_in_a_span_that_began_in_an_earlier_segment(recorded: Run) -> None:
@@ -216,7 +218,7 @@ def test_an_exception_in_a_span_that_began_in_an_earlier_segment(recorded: Run) 
     spans = finished(recorded)
     assert statuses(spans) == {("epoch", "error"): 1, ("step", "ok"): SLOTS + 5}
     assert attributes(spans, "epoch") == [{"i": 7}]
-    assert [(name, span) for name, span, _ in events(recorded)] == [("exception", "epoch")]
+    assert [(name, span) for name, span, _ in events(recorded)] == [("error", "epoch")]
 
 
 def test_an_exception_that_leaves_the_run_fails_it(recorded: Run) -> None:

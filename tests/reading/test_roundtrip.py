@@ -93,8 +93,8 @@ class Player:
         span.__exit__(type(error) if error else None, error, None)
         expected.status = "error" if fails else "ok"
         if fails:
-            about = {"type": "Boom", "message": "bang"}
-            self.model.events.append((self.name, "exception", about, expected, self.model.step))
+            about = {"exception_type": "Boom", "exception_message": "bang"}
+            self.model.events.append((self.name, "error", about, expected, self.model.step))
 
     def set(self, attributes: dict[str, Any]) -> None:
         if self.stack:

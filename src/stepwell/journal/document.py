@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal import clock
 from stepwell.journal.files import read_file
 
 PROCESS = "process.json"
@@ -51,9 +51,9 @@ class ProcessDocument:
 
     def anchor(self) -> None:
         """Note what the wall clock says now, so that clock steps show and ranks can be aligned."""
-        before = time.perf_counter_ns()
-        wall = time.time_ns()
-        after = time.perf_counter_ns()
+        before = clock.now()
+        wall = clock.wall()
+        after = clock.now()
         self._anchors.append([(before + after) // 2, wall])
         if len(self._anchors) > MAX_ANCHORS:
             del self._anchors[1:-1:2]
@@ -67,7 +67,7 @@ class ProcessDocument:
                 **self.about,
                 "status": self.status,
                 "error": self.error,
-                "heartbeat": time.time_ns(),
+                "heartbeat": clock.wall(),
                 "interval": self.interval,
                 "anchors": self._anchors,
                 "drops": self.drops,

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from time import perf_counter_ns as _now
 from typing import TYPE_CHECKING
 
+from stepwell.journal import clock
 from stepwell.journal.format import ATTRIBUTE_SHIFT, SLOT_BITS, SPAN_SLOTS
 
 if TYPE_CHECKING:
@@ -35,15 +36,18 @@ class Frame:
 _current: ContextVar[Frame | None] = ContextVar("stepwell_frame", default=None)
 _get = _current.get
 _set = _current.set
+clock.follow(globals())
 
 
-def enter(lane: Lane, word: int, attributes: bytes) -> None:
-    """Open a span of this name inside the running task."""
+def enter(lane: Lane, word: int, attributes: bytes, start: int = 0, parent_id: int = 0) -> Frame:
+    """Open a span of this name inside the running task, under a certain parent if one is given."""
     outer = _get()
     if lane.next + 2 > lane.limit:
         lane.roll()
     offset = lane.put_attributes(attributes) if attributes else 0
-    if outer is not None and outer in lane.frames:
+    if parent_id:
+        parent = lane.stand_in(parent_id)
+    elif outer is not None and outer in lane.frames:
         parent = outer.slot
     else:
         parent = _distant_parent(lane, outer)
@@ -63,9 +67,10 @@ def enter(lane: Lane, word: int, attributes: bytes) -> None:
     if slot:
         frame.origin = lane.seq_bits | slot
         lane.metas[slot] = parent | word | offset << ATTRIBUTE_SHIFT
-        lane.starts[slot] = _now()
+        lane.starts[slot] = start or _now()
     else:
         frame.origin = 0
+    return frame
 
 
 def _distant_parent(lane: Lane, frame: Frame | None) -> int:
@@ -118,13 +123,35 @@ def leave(word: int, flags: int) -> Frame | None:
         inner, frame = frame, frame.outer
     if frame is None:
         return None
+    _end(frame, inner, _now() | flags)
+    return frame
+
+
+def leave_one(frame: Frame, end: int) -> None:
+    """Close one certain span, from whatever task or thread."""
+    inner, found = None, _get()
+    while found is not None and found is not frame:
+        inner, found = found, found.outer
+    with frame.lane.lock:
+        if frame not in frame.lane.frames:
+            return
+        if found is None:
+            # Whose innermost span this is, is out of sight: they are to pass it over.
+            frame.origin = 0
+            if frame.slot:
+                frame.lane.ends[frame.slot] = end
+            del frame.lane.frames[frame]
+        else:
+            _end(frame, inner, end)
+
+
+def _end(frame: Frame, inner: Frame | None, end: int) -> None:
     lane = frame.lane
     if frame.slot:
-        lane.ends[frame.slot] = _now() | flags
+        lane.ends[frame.slot] = end
     del lane.frames[frame]
     if inner is None:
         _set(frame.outer)
     else:
         # Left before what is inside of it: that must not lead back here when it is left.
         inner.outer = frame.outer
-    return frame

@@ -11,10 +11,12 @@ import itertools
 import os
 import threading
 from collections import Counter, deque
+from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic, perf_counter_ns
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from stepwell.journal import clock
 from stepwell.journal import span as span_module
 from stepwell.journal.errors import quietly, warn_once
 from stepwell.journal.format import IMPLICIT_STEP, STEP_BIAS
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 
 EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
+ERROR_EVENT = "error"
 REMEMBERED_ERRORS = 16
+INNERMOST = -1
+"""In the place of a span's identity: the innermost open one of the calling thread or task."""
 MAX_MAPPED = 8
 """So many segments that wait to be sealed stay mapped."""
 
@@ -220,11 +225,19 @@ class Journal:
     # Events
 
     def write_event(
-        self, kind: str, name: str, attributes: dict[str, Any], **about: str | int
+        self,
+        kind: str,
+        name: str,
+        attributes: Mapping[str, Any],
+        *,
+        span: int | None = INNERMOST,
+        time: int = 0,
+        **about: str | int,
     ) -> None:
         """Append one line to the events, with a single write before the call returns."""
         lane = self._own_lane()
-        self._write_line(kind, name, attributes, lane, lane.current_span(), **about)
+        place = lane.current_span() if span == INNERMOST else span
+        self._write_line(kind, name, attributes, lane, place, time, **about)
 
     def is_new(self, error: BaseException) -> bool:
         """Whether this is the first time that this exception is seen."""
@@ -238,8 +251,11 @@ class Journal:
 
     def write_error(self, lane: Lane, span: int | None, error: BaseException) -> None:
         """Record an exception on the span that it went through first."""
-        about = {"type": type(error).__qualname__, "message": cut(text_of(error), 2000)}
-        self._write_line("event", "exception", about, lane, span)
+        about = {
+            "exception_type": type(error).__qualname__,
+            "exception_message": cut(text_of(error), 2000),
+        }
+        self._write_line("event", ERROR_EVENT, about, lane, span)
 
     def _own_lane(self) -> Lane:
         from stepwell.journal.state import current_lane
@@ -251,12 +267,13 @@ class Journal:
         self,
         kind: str,
         name: str,
-        attributes: dict[str, Any],
+        attributes: Mapping[str, Any],
         lane: Lane,
         span: int | None,
+        time: int = 0,
         **about: str | int,
     ) -> None:
-        head = {"kind": kind, "name": cut(name, 1000), "time": perf_counter_ns(), "span": span}
+        head = {"kind": kind, "name": cut(name, 1000), "time": time or clock.now(), "span": span}
         place = encode({**head, **lane.title, **about})[:-1]
         line = place + b',"attributes":' + encode(attributes) + b"}\n"
         if self.closed:

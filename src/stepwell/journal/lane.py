@@ -10,10 +10,9 @@ that an interrupt between two bytecodes finds the stack right.
 from __future__ import annotations
 
 import threading
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import frames
+from stepwell.journal import clock, frames
 from stepwell.journal.format import (
     ABANDONED,
     ATTRIBUTE_BYTES,
@@ -52,6 +51,7 @@ class Lane:
         "frames",
         "journal",
         "limit",
+        "lock",
         "metas",
         "metrics",
         "next",
@@ -77,6 +77,8 @@ class Lane:
         # Short enough for a header page, however its characters are escaped.
         name = cut(thread.name, 200)
         self.title = {"lane": number, "thread": name, "native": threading.get_native_id()}
+        # For what other threads do here, which is to close a span, and for rolling over.
+        self.lock = threading.RLock()
         # Spans: slots of the current segment, and what is open.
         self.segment: Segment | None = None
         self.metas = self.starts = self.ends = memoryview(bytearray()).cast("Q")
@@ -117,6 +119,10 @@ class Lane:
 
     def roll(self) -> bool:
         """Go on in a fresh segment and take the open spans along."""
+        with self.lock:
+            return self._roll()
+
+    def _roll(self) -> bool:
         fresh = self.journal.take("spans", after=-1 if self.segment is None else self.segment.seq)
         if fresh is None:
             self.limit = 0
@@ -210,11 +216,11 @@ class Lane:
         """Give up on the outermost spans when more are open than a segment could take along."""
         for i, entry in enumerate(self.stack[: max(0, len(self.stack) - MAX_OPEN)]):
             if entry and not entry & DROPPED:
-                self.end(entry, perf_counter_ns() | ABANDONED)
+                self.end(entry, clock.now() | ABANDONED)
                 self.stack[i] = entry & NAME_MASK | DROPPED
         for frame in list(self.frames)[: max(0, len(self.frames) - MAX_FRAMES)]:
             if frame.slot:
-                self.end(frame.slot, perf_counter_ns() | ABANDONED)
+                self.end(frame.slot, clock.now() | ABANDONED)
             del self.frames[frame]
 
     def origin(self, slot: int) -> int:
@@ -253,9 +259,30 @@ class Lane:
                 return self._close(self.orphans.pop(i), end)
         return 0
 
+    def leave_by_id(self, identity: int, end: int) -> bool:
+        """Close one certain span, from whatever thread; what was opened inside stays open."""
+        with self.lock:
+            slot = self.slot_of(identity)
+            if not slot:
+                return False
+            for entries in (self.stack, self.orphans):
+                for entry in list(entries):
+                    if entry & SLOT_MASK == slot:
+                        entries.remove(entry)
+            self.ends[slot] = end
+            return True
+
+    def leave_dropped(self, word: int) -> None:
+        """Forget the innermost span of this name that found no space."""
+        with self.lock:
+            for entry in reversed(self.stack):
+                if entry & DROPPED and entry & NAME_MASK == word:
+                    self.stack.remove(entry)
+                    return
+
     def give_up(self) -> None:
         """Give every open span an end now, because nobody will see the real one."""
-        word = perf_counter_ns() | ABANDONED
+        word = clock.now() | ABANDONED
         for entry in self.entries():
             if entry and not entry & DROPPED:
                 self.end(entry, word)
@@ -272,7 +299,7 @@ class Lane:
     def _orphan(self, entries: list[int]) -> None:
         self.orphans += [e for e in entries if not e & DROPPED]
         while len(self.orphans) > MAX_ORPHANS:
-            self.end(self.orphans.pop(0), perf_counter_ns() | ABANDONED)
+            self.end(self.orphans.pop(0), clock.now() | ABANDONED)
 
     def parent_slot(self) -> int:
         """Slot of the innermost open span, 0 when there is none."""
@@ -293,6 +320,14 @@ class Lane:
         for entry in reversed(self.stack):
             if entry & ~SLOT_MASK == word:
                 return entry & SLOT_MASK
+        return 0
+
+    def slot_of(self, identity: int) -> int:
+        """Slot of an open span of plain code, 0 when it is not open here."""
+        for entry in reversed(self.entries()):
+            slot = entry & SLOT_MASK
+            if slot and self.origin(slot) == identity:
+                return slot
         return 0
 
     def current_span(self) -> int | None:

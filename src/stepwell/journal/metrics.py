@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from time import perf_counter_ns as _now
 from typing import Any
 
+from stepwell.journal import clock
 from stepwell.journal.errors import quietly, report, warn_once
 from stepwell.journal.format import (
     CONTEXT_NAME,
@@ -59,6 +60,7 @@ class Context:
 
 
 context = Context()
+clock.follow(globals())
 
 
 def log(values: Mapping[str, Any], step: int | None = None) -> None:

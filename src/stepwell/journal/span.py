@@ -13,7 +13,7 @@ from time import perf_counter_ns as _now
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stepwell.journal import frames
+from stepwell.journal import clock, frames
 from stepwell.journal.errors import quietly, report
 from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
 from stepwell.journal.lane import DROPPED, Lane
@@ -305,5 +305,6 @@ def _switch(enabled: bool) -> None:
     Span.__exit__ = leave  # type: ignore[method-assign]
 
 
+clock.follow(globals())
 state.switches.append(_switch)
 _switch(False)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
 from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, OWNER_SHIFT, STEP_BIAS
+from stepwell.journal.open_span import ATTRIBUTES as LATE
 from stepwell.reading.context import ContextLog
 from stepwell.reading.process import Name, Process
 from stepwell.reading.segments import Segment
@@ -72,6 +73,7 @@ class ProcessTables:
         self.offset = offset
         self.base = number << PROCESS_BITS
         self.run = run
+        self._late: dict[int, dict[str, Any]] | None = None
         self._threads = _thread_names(process)
         self._lost = max(process.names, default=0) + 1
         self._words = _name_columns(process.names, self._lost)
@@ -104,8 +106,20 @@ class ProcessTables:
         if "status" in wanted:
             columns["status"] = pl.Series(STATUSES, dtype=pl.String).gather(rows.status)
         if "attributes" in wanted:
-            columns["attributes"] = _texts(rows.attributes, texts)
+            columns["attributes"] = self._with_late(rows.id, _texts(rows.attributes, texts))
         return _frame(columns, SPANS, wanted)
+
+    def _with_late(self, ids: NDArray[Any], texts: pl.Series) -> pl.Series:
+        """Attributes with those that were added from elsewhere, or after the end."""
+        if self._late is None:
+            self._late = {}
+            for event in self.process.events():
+                if event.get("kind") == LATE and event.get("span") is not None:
+                    self._late.setdefault(int(event["span"]), {}).update(event["attributes"])
+        found = np.flatnonzero(np.isin(ids, list(self._late))).tolist() if self._late else []
+        for row in found:
+            texts[row] = _json(_merged(texts[row], self._late[int(ids[row])]))
+        return texts
 
     # Metrics
 
@@ -140,7 +154,8 @@ class ProcessTables:
 
     def events(self, wanted: set[str], artifacts: bool = False) -> Iterator[pl.DataFrame]:
         """Rows of EVENTS, or of ARTIFACTS."""
-        found = [e for e in self.process.events() if (e.get("kind") == "artifact") is artifacts]
+        events = [e for e in self.process.events() if e.get("kind") != LATE]
+        found = [e for e in events if (e.get("kind") == "artifact") is artifacts]
         if not found:
             return
         clock = np.array([e["time"] for e in found], np.int64)
@@ -230,6 +245,14 @@ def _texts(offsets: NDArray[Any], segment: Segment | None) -> pl.Series:
     texts = segment.texts if segment is not None else {}
     unique, inverse = np.unique(offsets, return_inverse=True)
     return pl.Series([texts.get(int(o)) for o in unique], dtype=pl.String).gather(inverse)
+
+
+def _merged(text: str | None, late: dict[str, Any]) -> dict[str, Any]:
+    try:
+        before = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        before = {}
+    return {**before, **late} if isinstance(before, dict) else late
 
 
 def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:

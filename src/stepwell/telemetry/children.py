@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell.journal import clock
 from stepwell.journal.document import PROCESS, ProcessDocument
 from stepwell.journal.errors import report
 from stepwell.journal.journal import Journal
@@ -118,7 +118,7 @@ def _open_worker(token: dict[str, Any]) -> Journal | None:
         "worker": number,
         "pid": pid,
         "start": process_start(pid),
-        "started": time.time_ns(),
+        "started": clock.wall(),
         "spool": None,
     }
     try:

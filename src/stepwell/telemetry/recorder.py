@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal import clock
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import PROCESS, ProcessDocument
 from stepwell.journal.journal import Journal
@@ -39,7 +39,7 @@ class Recorder:
             "role": "main",
             "parent": None,
             "spool": None if spool is None else str(self.journal.folder),
-            "started": time.time_ns(),
+            "started": clock.wall(),
         }
         interval = HEARTBEAT if spool is None else SHARED_HEARTBEAT
         self.document = ProcessDocument(self.folder / PROCESS, self.about, interval)

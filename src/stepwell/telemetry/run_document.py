@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal import forks
+from stepwell.journal import clock, forks
 from stepwell.journal.document import read_json, write_json
 from stepwell.telemetry import identity
 from stepwell.telemetry.place import Place
@@ -27,7 +26,7 @@ class RunDocument:
         self.about = about
         self.attempt: dict[str, Any] = {
             "attempt": attempt,
-            "started": time.time_ns(),
+            "started": clock.wall(),
             "world_size": place.world_size,
             "launcher": place.launcher,
             "argv": identity.mask_argv(sys.argv),

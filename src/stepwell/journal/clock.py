@@ -1,0 +1,44 @@
+"""The two clocks: a monotonic one for every time in the journal, and the wall clock beside it.
+
+Hot modules keep the monotonic clock as a global of their own, ``_now``, which is quicker than looking it up
+here. They tell so with ``follow``, so that a test can put another clock in its place everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+Clock = Callable[[], int]
+
+_namespaces: list[dict[str, Any]] = []
+_clocks: list[Clock] = [time.perf_counter_ns, time.time_ns]
+
+
+def follow(namespace: dict[str, Any]) -> None:
+    """Keep the global ``_now`` of a module the monotonic clock."""
+    _namespaces.append(namespace)
+    namespace["_now"] = _clocks[0]
+
+
+def replace(monotonic: Clock = time.perf_counter_ns, wall: Clock = time.time_ns) -> None:
+    """Use these clocks from now on, nanoseconds both; without arguments the real ones."""
+    _clocks[:] = [monotonic, wall]
+    for namespace in _namespaces:
+        namespace["_now"] = monotonic
+
+
+def now() -> int:
+    """The monotonic clock. Never 0, which means "not yet" in the journal."""
+    return _clocks[0]()
+
+
+def wall() -> int:
+    """Nanoseconds since the epoch, as the wall clock has it."""
+    return _clocks[1]()
+
+
+def from_wall(wall_ns: int) -> int:
+    """What the monotonic clock showed when the wall clock showed this."""
+    return now() - (wall() - wall_ns)
