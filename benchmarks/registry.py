@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import background, disabled, growth, importing, scalars, spans
+from benchmarks import background, disabled, growth, importing, scalars, spans, training
 from benchmarks.peers import scalars as scalar_peers
 from benchmarks.peers import spans as span_peers
 from benchmarks.row import Row
@@ -16,6 +16,11 @@ ROWS = (
     Row("scalar-step", "log one scalar, step=…", scalars.one_with_step),
     Row("scalar-bare", "log one scalar, no step set", scalars.one_without_step),
     Row("scalars", "log ten scalars at once", scalars.ten, 8.0),
+    Row("iteration", "training_iteration(), throughput on", training.iteration, 8.0),
+    Row("iteration-calls", "training iteration by callbacks", training.callbacks),
+    Row("forward", "model_forward()", training.forward),
+    Row("off-iteration", "disabled: training_iteration()", training.disabled, 1.0),
+    Row("iteration-drift", "iteration: millionth : thousandth", training.drift, 1.2),
     Row("off-reused", "disabled: reused span", disabled.reused, 0.6),
     Row("off-named", 'disabled: span("name")', disabled.named, 0.6),
     Row("off-attributes", 'disabled: span("name", a=…, b=…)', disabled.attributes, 1.0),
@@ -45,6 +50,13 @@ PEERS = (
         like="named",
     ),
     Row("one-logger", "nv-one-logger", span_peers.one_logger, like="named"),
+    Row(
+        "one-logger-iteration",
+        "nv-one-logger, iteration",
+        span_peers.one_logger_iteration,
+        15.0,
+        like="iteration",
+    ),
     Row("trackio", "trackio", scalar_peers.trackio, 8.0, like="scalar-step"),
     Row("wandb", "W&B, offline", scalar_peers.wandb, like="scalar-step"),
     Row("tensorboard", "TensorBoard", scalar_peers.tensorboard, like="scalar-step"),

@@ -92,3 +92,44 @@ def one_logger(effort: Effort) -> Measured:
     provider.recorder.close()
     lines = len(file.read_text().splitlines())
     return checked(measured, "spans", lines, count * (effort.rounds + 1))
+
+
+def one_logger_iteration(effort: Effort) -> Measured:
+    """A training iteration with throughput on; its cost rises with every update of the loop."""
+    from nv_one_logger.api.config import OneLoggerConfig
+    from nv_one_logger.exporter.file_exporter import FileExporter
+    from nv_one_logger.training_telemetry.api.callbacks import on_app_start, on_train_start
+    from nv_one_logger.training_telemetry.api.config import TrainingTelemetryConfig
+    from nv_one_logger.training_telemetry.api.context import training_iteration
+    from nv_one_logger.training_telemetry.api.training_telemetry_provider import (
+        TrainingTelemetryProvider,
+    )
+
+    training = TrainingTelemetryConfig(
+        perf_tag_or_fn="bench",
+        global_batch_size_or_fn=32,
+        seq_length_or_fn=128,
+        flops_per_sample_or_fn=10**9,
+        is_log_throughput_enabled_or_fn=True,
+        train_iterations_target_or_fn=10**9,
+        train_samples_target_or_fn=10**9,
+        log_every_n_train_iterations=50,
+    )
+    config = OneLoggerConfig(
+        application_name="bench",
+        session_tag_or_fn="bench",
+        world_size_or_fn=1,
+        telemetry_config=training,
+    )
+    provider: Any = TrainingTelemetryProvider.instance()
+    exporter = FileExporter(Path("spans.jsonl"))
+    provider.with_base_config(config).with_exporter(exporter).configure_provider()
+    on_app_start()
+    on_train_start(train_iterations_start=0)
+
+    def block(count: int) -> None:
+        for _ in range(count):
+            with training_iteration():
+                pass
+
+    return compare(block, rounds=effort.rounds, count=SPANS // 200)

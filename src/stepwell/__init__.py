@@ -31,11 +31,12 @@ from stepwell.telemetry.run import (
     span,
 )
 from stepwell.telemetry.start import init
+from stepwell.telemetry.version import VERSION
 
 if TYPE_CHECKING:
     from stepwell.reading import RecordedRun
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Run",

@@ -90,6 +90,37 @@ def export(
 
 
 @app.command()
+def forward(
+    run: RunArgument = None,
+    to: Annotated[str, typer.Option("--to", help="otlp, file, or package.module.Class")] = "otlp",
+    option: Annotated[
+        list[str],
+        typer.Option(
+            "--option",
+            help="An option of the exporter, such as endpoint=http://localhost:4318; repeatable. "
+            "Secrets are better set in OTEL_EXPORTER_OTLP_HEADERS, where `ps` does not show them.",
+        ),
+    ] = [],  # noqa: B006
+    all_spans: Annotated[
+        bool, typer.Option("--all", help="Send the short spans of every iteration too.")
+    ] = False,
+    only: Annotated[
+        list[str], typer.Option("--only", help="Send only spans of this name; repeatable.")
+    ] = [],  # noqa: B006
+    skip: Annotated[
+        list[str], typer.Option("--skip", help="Send all spans but those of this name; repeatable.")
+    ] = [],  # noqa: B006
+    dir: DirOption = None,
+) -> None:
+    """Send a recorded run to an exporter: for the first time, or again."""
+    from stepwell.cli.forwarding import forward_run, parse_filter, parse_options
+    from stepwell.reading.find import find_run
+
+    chosen = parse_filter(all_spans, only, skip)
+    forward_run(find_run(run, dir), to, parse_options(option), chosen)
+
+
+@app.command()
 def recover(run: RunArgument = None, dir: DirOption = None) -> None:
     """Collect what killed processes left in live files or in a spool of this machine."""
     from stepwell.cli.recovery import recover_run

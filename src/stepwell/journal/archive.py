@@ -39,13 +39,19 @@ class Frame:
     header: dict[str, Any]
 
     @property
+    def end(self) -> int:
+        """Where the next frame of the file begins."""
+        return self.offset + self.size
+
+    @property
     def key(self) -> tuple[str, str, int]:
         """(process, kind, segment number): a frame that stands in two places counts once."""
         return self.header["process"], self.header["kind"], self.header["seq"]
 
     def payload(self, limit: int = MAX_PAYLOAD) -> bytes:
         """The unpacked bytes; ValueError when they are damaged or more than this, OSError when gone."""
-        import zstandard
+        with forks.held_off():
+            import zstandard
 
         with open(open_file(self.path), "rb") as file:
             packed = os.pread(file.fileno(), self.size, self.offset)
@@ -114,15 +120,17 @@ def archive_files(folder: Path, kind: str) -> list[Path]:
     return sorted(p for p in found if p.stem[len(kind) + 1 :].isdecimal())
 
 
-def read_frames(path: Path) -> Iterator[Frame]:
-    """The intact frames of one archive file, payloads unread; stops at damage or a torn end."""
+def read_frames(path: Path, offset: int = 0) -> Iterator[Frame]:
+    """The intact frames of one archive file, payloads unread; stops at damage or a torn end.
+
+    ``offset`` is where to begin: at the ``end`` of a frame that was read before.
+    """
     try:
         file = open(open_file(path), "rb")
     except OSError:
         return
     with file:
         fd = file.fileno()
-        offset = 0
         while True:
             prefix = os.pread(fd, PREFIX.size, offset)
             if len(prefix) < PREFIX.size:

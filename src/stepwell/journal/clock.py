@@ -14,6 +14,7 @@ Clock = Callable[[], int]
 
 _namespaces: list[dict[str, Any]] = []
 _clocks: list[Clock] = [time.perf_counter_ns, time.time_ns]
+_offset: list[int] = [time.time_ns() - time.perf_counter_ns()]
 
 
 def follow(namespace: dict[str, Any]) -> None:
@@ -37,6 +38,16 @@ def now() -> int:
 def wall() -> int:
     """Nanoseconds since the epoch, as the wall clock has it."""
     return _clocks[1]()
+
+
+def anchor() -> None:
+    """From now on ``to_wall`` goes by what the wall clock says at this moment."""
+    _offset[0] = wall() - now()
+
+
+def to_wall(clock: int) -> int:
+    """Nanoseconds since the epoch; differences are those of the monotonic clock, come what may."""
+    return clock + _offset[0]
 
 
 def from_wall(wall_ns: int) -> int:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, TypeVar, cast
-
-from stepwell.journal.span import Span
+from typing import Any, Protocol, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def decorate(span: Span, function: F) -> F:
+class Named(Protocol):
+    """A context manager with a name that can be entered again, also recursively."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+def decorate(span: Named, function: F) -> F:
     """The function, its calls recorded as ``span``.
 
     A coroutine is timed until it has finished, a generator from its first item to its last one
@@ -28,7 +37,7 @@ def decorate(span: Span, function: F) -> F:
     return cast(F, functools.wraps(function)(_wrapper(span, function)))
 
 
-def _wrapper(span: Span, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapper(span: Named, function: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:

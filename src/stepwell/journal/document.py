@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ def read_json(path: Path, limit: int = 64 << 20) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def clock_offset(anchors: Iterable[Sequence[int]]) -> int | None:
+    """Nanoseconds to add to a clock for the time since the epoch, None when no anchor tells.
+
+    The median: a wall clock that is stepped for a while does not move it.
+    """
+    offsets = sorted(wall - ticks for ticks, wall in anchors)
+    return offsets[(len(offsets) - 1) // 2] if offsets else None
 
 
 class ProcessDocument:

@@ -103,7 +103,8 @@ def current_slot(lane: Lane) -> int:
     )
 
 
-def _innermost(word: int) -> Frame | None:
+def innermost(word: int) -> Frame | None:
+    """The innermost open span of this name in the running task."""
     frame = _get()
     while frame is not None and not (frame.word == word and frame in frame.lane.frames):
         frame = frame.outer
@@ -112,7 +113,7 @@ def _innermost(word: int) -> Frame | None:
 
 def find(lane: Lane, word: int) -> int:
     """Slot of the innermost open span of this name in the running task, or 0."""
-    frame = _innermost(word)
+    frame = innermost(word)
     return frame.slot if frame is not None and frame.lane is lane else 0
 
 

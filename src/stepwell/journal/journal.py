@@ -48,6 +48,8 @@ class Journal:
         self.drops: Counter[str] = Counter()
         self.retired: deque[tuple[Segment, Segment | None]] = deque()
         self.scalars = DeviceScalars(self)
+        # The span objects that are open, by their identity.
+        self.objects: dict[int, Any] = {}
         self.failing: OSError | None = None
         self.closed = False
         self.is_copied = False

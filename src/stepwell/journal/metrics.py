@@ -16,6 +16,7 @@ from stepwell.journal import clock
 from stepwell.journal.errors import quietly, report, warn_once
 from stepwell.journal.format import (
     CONTEXT_NAME,
+    HEADER_BYTES,
     IMPLICIT_STEP,
     MAX_EPOCH,
     MAX_STEP,
@@ -153,6 +154,37 @@ def set_context(step: int | None, epoch: int | None) -> None:
         lane.row_next = row + ROW_BYTES
         head = _head(_now(), context_word(context.step, context.epoch))
         _pack(lane.rows, row, head, 0.0, CONTEXT_NAME)
+
+
+def latest(name: str, lanes: list[Lane]) -> float | None:
+    """The latest value of a metric among those that have not left memory yet."""
+    word = _words.get(name)
+    if word is None:
+        return None
+    found: list[tuple[int, float]] = []
+    for lane in lanes:
+        if lane.rows is None:
+            continue
+        # What the pump writes for another lane says which.
+        for mark in (word, *(word | other.number + 1 << OWNER_SHIFT for other in lanes)):
+            row = _last_row(lane, mark.to_bytes(8, "little"))
+            if row:
+                head, value, _ = ROW.unpack_from(lane.rows, row)
+                found.append((ROW_HEAD.unpack(head)[0], value))
+    return max(found)[1] if found else None
+
+
+def _last_row(lane: Lane, mark: bytes) -> int:
+    """Where the last row with these bytes as its name word begins, 0 when there is none."""
+    end = lane.row_next
+    while True:
+        at = lane.rows.rfind(mark, HEADER_BYTES, end)
+        if at < 0:
+            return 0
+        row = at - (ROW_BYTES - 8)
+        if (row - HEADER_BYTES) % ROW_BYTES == 0:
+            return int(row)
+        end = at + 7
 
 
 def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, owner: int) -> None:

@@ -13,13 +13,28 @@ from typing import Any
 from stepwell.journal import clock, frames
 from stepwell.journal import span as spans
 from stepwell.journal.errors import quietly
-from stepwell.journal.format import ATTRIBUTE_SHIFT, NAME_MASK, NAME_SHIFT, SLOT_MASK
+from stepwell.journal.format import (
+    ATTRIBUTE_SHIFT,
+    CONTEXT_NAME,
+    MAX_STEP,
+    NAME_MASK,
+    NAME_SHIFT,
+    ROW,
+    ROW_BYTES,
+    ROW_HEAD,
+    SLOT_MASK,
+    STEP_BIAS,
+    STEP_SHIFT,
+)
 from stepwell.journal.frames import Frame
 from stepwell.journal.journal import Journal
 from stepwell.journal.lane import DROPPED, Lane
+from stepwell.journal.metrics import context, set_context
 from stepwell.journal.names import names
 from stepwell.journal.state import current_lane, local
 
+_pack = ROW.pack_into
+_head = ROW_HEAD.pack
 ATTRIBUTES = "attributes"
 """Kind of the event line that adds attributes to a span when its own place is out of reach."""
 
@@ -40,24 +55,24 @@ class OpenSpan:
     start: int
     end: int
 
-    def _begin(self, word: int) -> None:
-        """Open it now, inside what this thread has open. The quick way."""
+    def _begin(self, word: int, under: int = 0) -> None:
+        """Open it now, inside what this thread has open, else under that. The quick way."""
         try:
             lane: Lane = local.lane
         except AttributeError:
-            self._begin_slowly(word)
+            self._begin_slowly(word, under=under)
             return
         if spans._running_loop() is not None:
-            self._begin_slowly(word)
+            self._begin_slowly(word, under=under)
             return
-        # No call from here to where the slot is ours: a signal handler may record in between.
-        slot = lane.next
-        if slot >= lane.limit:
-            self._begin_slowly(word)
-            return
-        lane.next = slot + 1
         stack = lane.stack
         parent = stack[-1] & SLOT_MASK
+        # No call from here to where the slot is ours: a signal handler may record in between.
+        slot = lane.next
+        if slot >= lane.limit or (under and not parent):
+            self._begin_slowly(word, under=under)
+            return
+        lane.next = slot + 1
         lane.metas[slot] = word | parent
         stack.append(word | slot)
         lane.starts[slot] = self.start = _now()
@@ -71,6 +86,48 @@ class OpenSpan:
             self.parent_id = lane.origins.get(parent) or bits | parent
         else:
             self.parent_id = 0
+
+    def _begin_step(self, word: int, under: int, step: int) -> None:
+        """As ``_begin``, and say that this step begins. One call for what happens a million times."""
+        try:
+            lane: Lane = local.lane
+        except AttributeError:
+            self._begin_slowly(word, under=under)
+            set_context(step, None)
+            return
+        stack = lane.stack
+        parent = stack[-1] & SLOT_MASK
+        # No call from here to where slot and row are ours: a signal handler may record in between.
+        slot = lane.next
+        row = lane.row_next
+        after = row + ROW_BYTES
+        if slot >= lane.limit or after > lane.row_limit or not parent or step > MAX_STEP:
+            self._begin_slowly(word, under=under)
+            set_context(step, None)
+            return
+        lane.next = slot + 1
+        lane.row_next = after
+        if spans._running_loop() is not None:
+            # What was reserved stays a hole.
+            self._begin_slowly(word, under=under)
+            set_context(step, None)
+            return
+        lane.metas[slot] = word | parent
+        stack.append(word | slot)
+        lane.starts[slot] = self.start = now = _now()
+        self._lane = lane
+        self._frame = None
+        self._word = word
+        self.end = 0
+        bits = lane.seq_bits
+        self.id = bits | slot
+        self.parent_id = lane.origins.get(parent) or bits | parent
+        context.step = step
+        context.step_word = step + STEP_BIAS
+        place = step + 1 << STEP_SHIFT
+        if context.epoch is not None:
+            place |= context.epoch + 1
+        _pack(lane.rows, row, _head(now, place), 0.0, CONTEXT_NAME)
 
     def _begin_slowly(
         self, word: int, attributes: bytes = b"", start: int = 0, parent: int = 0, under: int = 0
@@ -112,19 +169,46 @@ class OpenSpan:
             above = lane.metas[slot] & SLOT_MASK
             self.parent_id = lane.origin(above) if above else 0
 
-    def _finish(self, end: int, flags: int = 0) -> None:
-        """Close it at this time, which becomes its end."""
+    def _finish_now(self) -> bool:
+        """Close it now; whether it was the innermost one here. The quick way."""
+        lane = self._lane
+        try:
+            if self._frame is None and lane is local.lane:
+                entry = lane.stack.pop()
+                slot = entry & SLOT_MASK
+                if lane.seq_bits | slot == self.id:
+                    lane.ends[slot] = self.end = _now()
+                    return True
+                lane.stack.append(entry)
+        except AttributeError:
+            # This thread has not recorded anything.
+            pass
+        return self._finish(_now())
+
+    def _finish(self, end: int, flags: int = 0) -> bool:
+        """Close it at this time, which becomes its end; whether it was the innermost one here."""
         self.end = end
         lane = self._lane
         if lane is None:
-            return
-        if self._frame is None and _is_own(lane):
-            entry = lane.stack.pop()
-            if lane.seq_bits | entry & SLOT_MASK == self.id:
-                lane.ends[entry & SLOT_MASK] = end | flags
-                return
-            lane.stack.append(entry)
+            return True
+        try:
+            if self._frame is None and lane is local.lane:
+                entry = lane.stack.pop()
+                slot = entry & SLOT_MASK
+                if lane.seq_bits | slot == self.id:
+                    lane.ends[slot] = end | flags
+                    return True
+                lane.stack.append(entry)
+        except AttributeError:
+            # This thread has not recorded anything.
+            pass
         self._finish_slowly(lane, end | flags)
+        return False
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the calling thread opened it."""
+        return self._lane is None or _is_own(self._lane)
 
     @quietly
     def _finish_slowly(self, lane: Lane, word: int) -> None:
@@ -154,7 +238,7 @@ class OpenSpan:
                 kept = lane.metas[slot] & (SLOT_MASK | NAME_MASK)
                 lane.metas[slot] = kept | offset << ATTRIBUTE_SHIFT
                 return
-        lane.journal.write_event(ATTRIBUTES, "", attributes, span=self.id)
+        lane.journal.write_event(ATTRIBUTES, "", dict(attributes), span=self.id)
 
     def _own_slot(self, lane: Lane) -> int:
         if self.end or not _is_own(lane):

@@ -17,13 +17,14 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepwell.journal.errors import warn_once
 from stepwell.journal.format import ATTRIBUTE_SHIFT, HEADER_BYTES, ROW_BYTES, SPAN_SLOTS
 from stepwell.journal.journal import EVENTS, NAMES, Journal
 from stepwell.journal.lane import Lane
 from stepwell.journal.segment import Segment
-from stepwell.journal.system import is_network
+from stepwell.journal.system import boot_id, is_network
 
 METAS, STARTS, ENDS = 0, SPAN_SLOTS, 2 * SPAN_SLOTS
 LEAST_OFFSET = 1 << ATTRIBUTE_SHIFT
@@ -81,6 +82,16 @@ def is_spool_of(spool: Path, folder: Path) -> bool:
         and run.parent.name.startswith("stepwell-")
         and not any(place.is_symlink() for place in (spool, run, run.parent))
     )
+
+
+def live_folder(folder: Path, about: Mapping[str, Any]) -> Path:
+    """Where the live files of a process are: its spool if that is on this machine, else here."""
+    spool = about.get("spool")
+    if isinstance(spool, str) and about.get("boot") == boot_id():
+        path = Path(spool)
+        if is_spool_of(path, folder) and path.is_dir():
+            return path
+    return folder
 
 
 def _local_root(environ: Mapping[str, str]) -> Path | None:

@@ -7,14 +7,15 @@ their notes, which a wall clock that is stepped for a while does not move.
 
 from __future__ import annotations
 
-from statistics import median_low
 from typing import Any
+
+from stepwell.journal.document import clock_offset
 
 
 def clock_offsets(documents: list[dict[str, Any]]) -> dict[str, int]:
     """Nanoseconds to add to a process's clock to get the time since the epoch, by boot id."""
-    notes: dict[str, list[int]] = {}
+    anchors: dict[str, list[Any]] = {}
     for about in documents:
-        for clock, wall in about["anchors"]:
-            notes.setdefault(about["boot"], []).append(wall - clock)
-    return {boot: median_low(offsets) for boot, offsets in notes.items()}
+        anchors.setdefault(about["boot"], []).extend(about["anchors"])
+    offsets = {boot: clock_offset(found) for boot, found in anchors.items()}
+    return {boot: offset for boot, offset in offsets.items() if offset is not None}

@@ -13,8 +13,7 @@ from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.files import read_file
 from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.journal import EVENTS, NAMES
-from stepwell.journal.spool import is_spool_of
-from stepwell.journal.system import boot_id
+from stepwell.journal.spool import live_folder
 from stepwell.journal.workers import WORKERS
 from stepwell.reading.documents import MAX_INT32, MAX_TIME, check_document, clean, is_count
 from stepwell.reading.segments import Segment, live_segments, sealed_segments
@@ -139,12 +138,7 @@ def _read_texts(process: Process, other: Path) -> None:
 def _live_folder(folder: Path) -> Path:
     """Where the live files of a process are: its spool if that is on this machine, else here."""
     about = read_document(folder)
-    spool = about.get("spool") if about is not None else None
-    if about is not None and isinstance(spool, str) and about["boot"] == boot_id():
-        path = Path(spool)
-        if is_spool_of(path, folder) and path.is_dir():
-            return path
-    return folder
+    return folder if about is None else live_folder(folder, about)
 
 
 def _worker_folders(folder: Path) -> list[Path]:

@@ -129,6 +129,12 @@ class RecordedRun:
         return config if isinstance(config, dict) else {}
 
     @property
+    def labels(self) -> dict[str, Any]:
+        """What the run is told apart by, such as its session and perf tag."""
+        labels = self.about.get("labels")
+        return labels if isinstance(labels, dict) else {}
+
+    @property
     def created_ns(self) -> int:
         """When the run was first started."""
         created = self.about.get("created")

@@ -33,6 +33,12 @@ class Attributes(Mapping[str, Any]):
             self.add(name, value)
         return self
 
+    def copy(self) -> Attributes:
+        """The same values in a set of its own."""
+        twin = object.__new__(type(self))
+        twin._values = dict(self._values)
+        return twin
+
     @classmethod
     def merge(cls, first: Mapping[str, Any], second: Mapping[str, Any]) -> Attributes:
         """The values of both; where they differ the second's."""

@@ -68,6 +68,7 @@ def _open(
     finish_active()
     process = f"rank-{place.rank:05d}.attempt-{attempt}.pid-{os.getpid()}"
     recorder = Recorder(path, process, _place_of(place, launch, attempt))
+    document = RunDocument(path, launch.run_id, place, attempt, about)
     run = Run(
         id=launch.run_id,
         name=name or launch.run_id,
@@ -75,15 +76,20 @@ def _open(
         attempt=attempt,
         rank=place.rank,
         recorder=recorder,
+        world_size=place.world_size,
+        document=document,
     )
     activate(run, recorder)
     if obstacle is not None:
         recorder.journal.fail(obstacle)
-    document = RunDocument(path, launch.run_id, place, attempt, about)
     if place.rank == 0 and obstacle is None:
         with contextlib.suppress(OSError):
             document.write()
     recorder.pump.run_soon(document.complete)
+    if os.environ.get("STEPWELL_EXPORTERS"):
+        from stepwell.telemetry.exporter_loading import add_from_environment
+
+        add_from_environment(run)
     return run
 
 

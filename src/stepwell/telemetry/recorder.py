@@ -48,6 +48,7 @@ class Recorder:
     def open(self) -> None:
         """Make this the process's recorder. What cannot be written yet is tried again later."""
         context.clear()
+        clock.anchor()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.journal.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,13 @@ from stepwell.journal.state import current_journal, state
 from stepwell.journal.values import cut, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from stepwell.telemetry.export_filter import ExportFilter
+    from stepwell.telemetry.exports import Delivery, Exports
     from stepwell.telemetry.recorder import Recorder
+    from stepwell.telemetry.run_document import RunDocument
 
 STATUSES = ("finished", "failed", "killed")
 FINISH_TIMEOUT = 30.0
@@ -75,8 +80,12 @@ class Run:
         path: the run folder.
         attempt: 0 for the first launch of this run, one more for each restart.
         rank: rank of this process.
+        world_size: number of ranks.
+        labels: what ``label`` was told.
         disabled: whether nothing is recorded (``STEPWELL_MODE=off``).
     """
+
+    _exports: Exports | None = None
 
     def __init__(
         self,
@@ -87,6 +96,8 @@ class Run:
         attempt: int,
         rank: int,
         recorder: Recorder | None,
+        world_size: int = 1,
+        document: RunDocument | None = None,
         disabled: bool = False,
     ) -> None:
         self.id = id
@@ -94,9 +105,13 @@ class Run:
         self.path = path
         self.attempt = attempt
         self.rank = rank
+        self.world_size = world_size
+        self.labels: dict[str, Any] = {}
         self.disabled = disabled
         self.status = "running"
         self._recorder = recorder
+        self._document = document
+        self._before_finish: list[Callable[[str], None]] = []
 
     # Recording
 
@@ -140,14 +155,70 @@ class Run:
                 continue
             journal.write_event("artifact", called, more, sha256=sha256, size=size)
 
+    @quietly
+    def label(self, **labels: Any) -> None:
+        """Keep facts that runs are told apart by, such as a session tag, in run.json."""
+        from stepwell.journal.careful import plain_mapping
+
+        self.labels.update(labels)
+        if self._exports is not None:
+            self._exports.label(self.labels)
+        recorder = self._recorder
+        if recorder is None or recorder.pid != os.getpid() or self._document is None:
+            return
+        self._document.about["labels"] = plain_mapping(self.labels)
+        recorder.pump.run_soon(self._document.write)
+
+    # Exporting
+
+    def add_exporter(self, exporter: Any, filter: ExportFilter | None = None) -> None:
+        """Let an exporter have this run's records, from the first one on, in the background.
+
+        Without a filter it gets all spans but the short ones of every iteration. An exporter that
+        is there already is not added again.
+        """
+        from stepwell.telemetry.exporter import check_exporter
+        from stepwell.telemetry.exports import Exports
+
+        check_exporter(exporter)
+        recorder = self._recorder
+        if self.disabled:
+            return
+        if recorder is None or recorder.pid != os.getpid():
+            warn_once(
+                f"exporter {self.id}",
+                "run %s is finished, or was started by another process: it takes no exporter here",
+                self.id,
+            )
+            return
+        if self._exports is None:
+            self._exports = Exports.of(recorder.folder, recorder.about, self.name, self.labels)
+        self._exports.add(exporter, filter)
+
+    @property
+    def exporters(self) -> list[Delivery]:
+        """The exporters of this run: name, how many records each took, and what went wrong."""
+        return [] if self._exports is None else list(self._exports.deliveries)
+
     # Ending
 
+    def before_finish(self, hook: Callable[[str], None]) -> None:
+        """Have something done, with the status that it ends with, just before recording stops."""
+        self._before_finish.append(hook)
+
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until what was recorded so far is in the run folder; whether it was in time."""
-        recorder = self._recorder
+        """Wait until what was recorded so far is in the run folder and with the exporters.
+
+        Returns whether it was in time.
+        """
+        recorder, exports = self._recorder, self._exports
         if recorder is None or recorder.pid != os.getpid():
             return True
-        return recorder.pump.flush(timeout)
+        deadline = time.monotonic() + timeout
+        in_folder = recorder.pump.flush(timeout)
+        if exports is None:
+            return in_folder
+        return exports.drain(max(0.0, deadline - time.monotonic())) and in_folder
 
     def finish(self, status: str = "finished", *, timeout: float = FINISH_TIMEOUT) -> None:
         """End the run: seal its files and say how it ended: finished, failed or killed."""
@@ -156,6 +227,9 @@ class Run:
         self._end(status, None, timeout)
 
     def _end(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
+        if self._recorder is not None and self._recorder.pid == os.getpid():
+            for hook in self._before_finish:
+                quietly(hook)(status)
         recorder, self._recorder = self._recorder, None
         if recorder is None or recorder.pid != os.getpid():
             return
@@ -167,6 +241,8 @@ class Run:
             _active.run = None
             release_children()
         _close(recorder, status, error, timeout)
+        if self._exports is not None:
+            _close_exports(self._exports)
 
     def _stop_recording(self) -> None:
         """Make this object do nothing: another run may be active when it is used again."""
@@ -198,8 +274,19 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process it can still record, as that process's journal lets it.
-        kept = ("id", "name", "path", "attempt", "rank", "disabled", "status")
-        return {**{key: self.__dict__[key] for key in kept}, "_recorder": None}
+        kept = [
+            "id",
+            "name",
+            "path",
+            "attempt",
+            "rank",
+            "world_size",
+            "labels",
+            "disabled",
+            "status",
+        ]
+        here: dict[str, Any] = {"_recorder": None, "_document": None, "_before_finish": []}
+        return {**{key: self.__dict__[key] for key in kept}, **here}
 
     def __repr__(self) -> str:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
@@ -208,6 +295,11 @@ class Run:
 @quietly
 def _close(recorder: Recorder, status: str, error: dict[str, Any] | None, timeout: float) -> None:
     recorder.close(status, error, timeout)
+
+
+@quietly
+def _close_exports(exports: Exports) -> None:
+    exports.finish()
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -60,11 +60,17 @@ class RunDocument:
                 "name": about["name"] or before.get("name") or self.run_id,
                 "tags": about["tags"] or before.get("tags", []),
                 "config": about["config"] or before.get("config", {}),
+                "labels": {**_labels(before), **about.get("labels", {})},
                 "created": before.get("created", self.attempt["started"]),
                 "world_size": self.place.world_size,
                 "attempts": [attempts[number] for number in sorted(attempts)],
             },
         )
+
+
+def _labels(before: dict[str, Any]) -> dict[str, Any]:
+    found = before.get("labels")
+    return found if isinstance(found, dict) else {}
 
 
 def _earlier(before: dict[str, Any]) -> list[dict[str, Any]]:

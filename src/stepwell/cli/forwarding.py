@@ -1,0 +1,101 @@
+"""``stepwell forward``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stepwell.journal.errors import StepwellError
+from stepwell.reading import RecordedRun
+from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
+from stepwell.telemetry.forwarding import Forwarded, forward
+
+
+def forward_run(
+    run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter, quiet: bool = False
+) -> None:
+    """Send a run, with a progress bar, and say what was sent."""
+    # What it says of its own retries is summed up in one line at the end.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("spans"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(f"{run.id} to {to}", total=_count(run, filter))
+        done = forward(
+            run.path,
+            to,
+            options,
+            filter=filter,
+            progress=lambda spans: bar.advance(task, spans),
+        )
+    _say(run, to, done)
+
+
+def _say(run: RecordedRun, to: str, done: list[Forwarded]) -> None:
+    for item in done:
+        more = "; it still runs, send the run again later for the rest" if item.running else ""
+        print(f"{item.process}: {item.spans} spans, {item.events} events{more}")
+    total = sum(item.spans for item in done)
+    print(f"{run.id}: {total} spans of {len(done)} processes sent to {to}", file=sys.stdout)
+
+
+def _count(run: RecordedRun, filter: ExportFilter) -> int | None:
+    """About how many spans there are to send; workers' spans are not sent."""
+    try:
+        processes = run.processes().filter(pl.col("role") == "main").select("process")
+        spans = run.spans().join(processes, on="process", how="semi")
+        counts = spans.group_by("name").len().collect()
+    except (pl.exceptions.PolarsError, OSError):
+        return None
+    return sum(int(number) for name, number in counts.iter_rows() if filter.keeps(name))
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Options from ``name=value``; a value that reads as JSON is taken as such."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            # The value may be a secret: only what stands before it is shown.
+            raise StepwellError(
+                f"--option {name[:40]!r} has no value: write --option name=value, "
+                "such as --option endpoint=http://localhost:4318"
+            )
+        found[name.strip()] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def parse_filter(all_spans: bool, only: Sequence[str], skip: Sequence[str]) -> ExportFilter:
+    """Which spans to send, from the options of the command."""
+    if sum(map(bool, (all_spans, only, skip))) > 1:
+        raise StepwellError("--all, --only and --skip exclude each other: write one of them")
+    if all_spans:
+        return ExportFilter(ExportCustomizationMode.EXPORT_ALL_SPANS)
+    if only:
+        return ExportFilter(ExportCustomizationMode.WHITELIST_SPANS, only)
+    if skip:
+        return ExportFilter(ExportCustomizationMode.BLACKLIST_SPANS, skip)
+    return ExportFilter()

@@ -1,0 +1,147 @@
+"""The file exporter: one JSON object a line, complete enough to put the run together again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepwell.exporters.joining import join_short
+from stepwell.journal.careful import plain_mapping
+from stepwell.journal.errors import StepwellError
+from stepwell.journal.values import encode_quickly
+from stepwell.telemetry.exporter import Exporter, Record, Source, SpanRecord
+
+LOST_FILE = (errno.ESTALE, errno.EBADF, errno.EIO, errno.ENODEV)
+"""After these a file has to be opened again."""
+
+
+class FileExporter(Exporter):
+    """Appends to a file, a JSON object a line; see ``docs/exporters.md`` for the fields.
+
+    Ranks other than 0 put their rank into the name: ``training.json`` is ``training.rank-3.json``
+    for rank 3. What stood in the file stays.
+    """
+
+    def __init__(self, file_path: str | os.PathLike[str] = "training_telemetry.json") -> None:
+        if not isinstance(file_path, str | os.PathLike) or not os.fspath(file_path):
+            raise StepwellError(
+                f"file_path is {file_path!r}: write a path, such as file_path='telemetry.json'"
+            )
+        # Where the program was started, whatever folder it changes to later.
+        self.file_path = Path(os.path.abspath(os.path.expanduser(os.fspath(file_path))))
+        if self.file_path.is_dir():
+            raise StepwellError(
+                f"file_path is the folder {self.file_path}: write the name of a file"
+            )
+        self.path = self.file_path
+        self.name = f"file {self.file_path.name}"
+        self._fd = -1
+        self._place: dict[str, Any] = {}
+        self._head = b""
+        self._left = b""
+        self._begun = b""
+        self._end = -1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileExporter) and other.file_path == self.file_path
+
+    def __hash__(self) -> int:
+        return hash(self.file_path)
+
+    def __repr__(self) -> str:
+        return f"FileExporter(file_path={str(self.file_path)!r})"
+
+    def open(self, source: Source) -> None:
+        """Open the file, made with its folders where it is not there."""
+        self.path = path_of_rank(self.file_path, source.rank)
+        self._place = {
+            "run": source.run,
+            "attempt": source.attempt,
+            "rank": source.rank,
+            "process": source.process,
+        }
+        self._left = self._begun = b""
+        self._open_file()
+        self._head = encode_line({"type": "source", **source.to_json()})
+
+    def export(self, records: Sequence[Record]) -> None:
+        """Append these records with one write."""
+        if self._fd < 0:
+            self._open_file()
+        if not self._left:
+            lines = [encode_line(line_of(record, self._place)) for record in join_short(records)]
+            self._left, self._head = self._head + b"".join(lines), b""
+        # Else these are the records that did not fit the last time: the rest of them is written.
+        self._write()
+
+    def flush(self) -> None:
+        """Write the line that says whose records these are, even when there are none."""
+        if self._head and self._fd >= 0 and not self._left:
+            self._left, self._head = self._head, b""
+            self._write()
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open_file(self) -> None:
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(self.path, flags, 0o644)
+        self._end = -1
+
+    def _write(self) -> None:
+        """Append what is left; what a full disk took of it is not written a second time."""
+        try:
+            size = os.fstat(self._fd).st_size
+            if size != self._end:
+                # Just opened, or somebody else writes to it too: begin a line of our own.
+                gap = b"" if self._ends_a_line(size) else b"\n"
+                self._left, self._begun = gap + self._begun + self._left, b""
+            while self._left:
+                written = os.write(self._fd, self._left)
+                done, self._left = self._left[:written], self._left[written:]
+                self._begun = (self._begun + done).rpartition(b"\n")[2]
+                self._end = os.fstat(self._fd).st_size
+        except OSError as error:
+            if error.errno in LOST_FILE:
+                self.close()
+            raise
+
+    def _ends_a_line(self, size: int) -> bool:
+        return size == 0 or os.pread(self._fd, 1, size - 1) == b"\n"
+
+
+def path_of_rank(path: Path, rank: int) -> Path:
+    """The file of a rank: that of rank 0 has the plain name."""
+    return path if rank == 0 else path.with_name(f"{path.stem}.rank-{rank}{path.suffix}")
+
+
+def line_of(record: Record, place: dict[str, Any]) -> dict[str, Any]:
+    """One record as the fields of its line; ``place`` says whose it is."""
+    line = {"type": record.type, **place, "thread": record.thread}
+    if isinstance(record, SpanRecord):
+        line.update(id=record.id, parent=record.parent, name=record.name)
+        line.update(category=record.category, status=record.status, start_ns=record.start_ns)
+        if record.end_ns is not None:
+            line.update(end_ns=record.end_ns, duration_ns=record.end_ns - record.start_ns)
+    else:
+        line.update(span=record.span, name=record.name, time_ns=record.time_ns)
+    line["attributes"] = record.attributes
+    return line
+
+
+def encode_line(line: dict[str, Any]) -> bytes:
+    """A line of strict JSON."""
+    try:
+        return encode_quickly()(line) + b"\n"
+    except Exception:  # a lone surrogate, an integer past 64 bits
+        return json.dumps(plain_mapping(line), allow_nan=False).encode() + b"\n"

@@ -1,0 +1,168 @@
+"""Sending spans through the official OpenTelemetry exporter. Imports it: never in a training process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import requests
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from stepwell.exporters.otlp_options import without_password
+from stepwell.exporters.otlp_spans import OutSpan, Value
+from stepwell.telemetry.version import VERSION
+
+MOST_IN_A_REQUEST = 512
+"""So many spans and events go into one request: receivers limit its size."""
+
+
+class Refused(ConnectionError):
+    """The receiver did not take what was sent to it."""
+
+
+class Sender:
+    """Sends the spans of one trace.
+
+    Attributes:
+        rejected: how many spans the receiver said it would never take.
+        rejection: why, in its words.
+    """
+
+    def __init__(
+        self,
+        trace: int,
+        resource: dict[str, Value],
+        *,
+        endpoint: str | None,
+        headers: dict[str, str] | None,
+        timeout: float,
+        compression: str | None,
+    ) -> None:
+        self.rejected = 0
+        self.rejection = ""
+        self._trace = trace
+        self.describe(resource)
+        self._scope = InstrumentationScope("stepwell", VERSION)
+        self._session = _Session(self)
+        self._exporter = OTLPSpanExporter(
+            endpoint=endpoint,
+            headers=headers,
+            timeout=timeout,  # type: ignore[arg-type, unused-ignore] # older ones say int
+            compression=None if compression is None else Compression(compression),
+            session=self._session,
+        )
+
+    def describe(self, resource: dict[str, Value]) -> None:
+        """Say from now on that it is this which sends."""
+        self._resource = Resource.create(resource)
+
+    def send(self, spans: Sequence[OutSpan]) -> None:
+        """Deliver these, or raise ``Refused``."""
+        for batch in _in_requests(spans):
+            self._session.problem = ""
+            done = self._exporter.export([self._readable(span) for span in batch])
+            if done is not SpanExportResult.SUCCESS:
+                where = without_password(self._session.url)
+                why = self._session.problem or "it could not be encoded, or took too long"
+                raise Refused(f"{where} did not take {len(batch)} spans: {why}")
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call, unused-ignore]
+
+    def _readable(self, span: OutSpan) -> ReadableSpan:
+        failed = span.error is not None
+        return ReadableSpan(
+            name=span.name,
+            context=self._context(span.id),
+            parent=None if span.parent is None else self._context(span.parent),
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[Event(e.name, e.attributes, e.time_ns) for e in span.events],
+            kind=SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error) if failed else Status(StatusCode.OK),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=self._scope,
+        )
+
+    def _context(self, span: int) -> SpanContext:
+        return SpanContext(self._trace, span, is_remote=False, trace_flags=TraceFlags(1))
+
+
+class _Session(requests.Session):
+    """Looks at the answers: the exporter takes anything between 200 and 399 for a success."""
+
+    def __init__(self, sender: Sender) -> None:
+        super().__init__()
+        self.problem = ""
+        self.url = "the receiver"
+        self._sender = sender
+
+    def request(self, method: Any, url: Any, *args: Any, **more: Any) -> requests.Response:
+        self.url = str(url)
+        try:
+            answer = super().request(method, url, *args, **more)
+            self._check(answer)
+        except requests.RequestException as error:
+            self.problem = _in_words(error)
+            raise
+        return answer
+
+    def _check(self, answer: requests.Response) -> None:
+        if answer.status_code >= 400:
+            # The exporter knows which of these to try again.
+            self.problem = f"HTTP {answer.status_code} {answer.reason} {answer.text[:300]}".strip()
+            return
+        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if answer.status_code >= 300 or kind == "text/html":
+            raise _NoReceiver(
+                f"HTTP {answer.status_code}, {kind or 'no content'}: no OTLP receiver"
+            )
+        if kind not in ("application/json", "text/plain"):
+            self._read(answer.content)
+
+    def _read(self, content: bytes) -> None:
+        told = ExportTraceServiceResponse()
+        try:
+            told.ParseFromString(content)
+        except Exception:
+            raise _NoReceiver(f"its answer is no OTLP: {content[:40]!r}") from None
+        if told.partial_success.rejected_spans:
+            self._sender.rejected += told.partial_success.rejected_spans
+            self._sender.rejection = told.partial_success.error_message
+
+
+class _NoReceiver(requests.RequestException):
+    """Something answered that does not understand OTLP."""
+
+
+def _in_words(error: Exception) -> str:
+    """The innermost cause, which the libraries wrap several times."""
+    seen = error
+    for _ in range(8):
+        inner = getattr(seen, "reason", None) or next(iter(seen.args), None)
+        if not isinstance(inner, Exception):
+            break
+        seen = inner
+    return f"{type(seen).__name__}: {str(seen)[:300]}"
+
+
+def _in_requests(spans: Sequence[OutSpan]) -> list[list[OutSpan]]:
+    found: list[list[OutSpan]] = []
+    weight = MOST_IN_A_REQUEST
+    for span in spans:
+        own = 1 + len(span.events)
+        if weight + own > MOST_IN_A_REQUEST:
+            found.append([])
+            weight = 0
+        found[-1].append(span)
+        weight += own
+    return found

@@ -1,0 +1,150 @@
+"""Following a journal: what one process records, piece by piece, from its files alone.
+
+It works in a thread of the recording process, in another process while that one runs, and on what a
+finished or killed one left. All that a look gives out was recorded before a *horizon*, an instant before
+the look began. Whatever had been recorded by then is seen by it, so a span comes after its parent and
+before its events, also when they are of different threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal import clock
+from stepwell.journal.document import PROCESS, clock_offset, read_json
+from stepwell.journal.follow_events import FollowedEvents
+from stepwell.journal.follow_spans import ALWAYS, FollowedSpans
+from stepwell.journal.journal import EVENTS, NAMES
+from stepwell.journal.kept_names import KeptNames
+from stepwell.journal.liveness import status_of
+from stepwell.journal.records import EventRecord, SpanRecord
+from stepwell.journal.segment_files import MAX_TIME, SegmentFiles
+from stepwell.journal.spool import live_folder
+from stepwell.journal.system import boot_id
+
+
+def everything(name: str) -> bool:
+    """Keep spans of any name."""
+    return True
+
+
+class Follower:
+    """Reads the journal of the process in ``folder``, and gives out what is new.
+
+    Spans whose name ``keep`` refuses are left out. The parent of a span is then its nearest ancestor
+    that is kept, and of the events inside of it only errors are given out, on that ancestor.
+
+    Attributes:
+        about: process.json as last read; empty before it was written.
+        over: whether the process has ended, and all that it recorded was given out.
+    """
+
+    def __init__(self, folder: Path, keep: Callable[[str], bool] = everything) -> None:
+        self.folder = folder
+        self.about: dict[str, Any] = {}
+        self.over = False
+        self._document: tuple[int, int] | None = None
+        self._offset: int | None = None
+        self._files = SegmentFiles(folder)
+        self._names = KeptNames(keep)
+        self._spans = FollowedSpans(self._files, self._names)
+        self._events = FollowedEvents(self._spans)
+        self._boot = boot_id()
+        self._read_document()
+
+    @property
+    def lost(self) -> int:
+        """How many segments or archives were gone (the size cap), or damaged, before they were read."""
+        return self._files.lost
+
+    def poll(self) -> list[SpanRecord | EventRecord]:
+        """What is new, ordered by time. Where that is a lot it is a part: empty means all was given.
+
+        A span is given out twice, as a start and as a stop, which has all that is known of it.
+        """
+        while True:
+            before = self._events.offset, len(self._files.sealed)
+            records, is_all = self._look()
+            # What cannot be read just now is left to the next time.
+            if records or is_all or before == (self._events.offset, len(self._files.sealed)):
+                return records
+
+    def _look(self) -> tuple[list[SpanRecord | EventRecord], bool]:
+        """What is new, and whether that is all: there may be more than fits into one look."""
+        self._read_document()
+        ended = bool(self.about) and _status(self.about) != "running"
+        if self._offset is None and not ended:
+            return [], True
+        offset = self._offset or 0
+        now, horizon = self._horizon(ended)
+        folders = dict.fromkeys((live_folder(self.folder, self.about), self.folder))
+        self._files.live_folder = next(iter(folders))
+        self._files.look()
+        self._spans.read_live(note_latest=horizon != now or ended)
+        self._names.read(folder / NAMES for folder in folders)
+        limit = self._spans.limit(self._events.read([f / EVENTS for f in folders], horizon))
+        self._spans.read(limit, now)
+        events = self._events.take(limit, offset)
+        found = [*self._spans.take(limit, offset), *events]
+        is_all = limit >= horizon
+        if ended and is_all:
+            found += self._spans.give_up(self._last_sign(offset), offset)
+        self.over = ended and is_all and not self._files.sealed
+        found.sort(key=lambda entry: entry[0])
+        return [record for _, record in found], is_all
+
+    def _horizon(self, ended: bool) -> tuple[int, int]:
+        """The present on the clock of the process, and up to when to give out records."""
+        if ended:
+            return ALWAYS, ALWAYS
+        if self.about.get("boot") == self._boot:
+            now = clock.now()
+            return now, now
+        # The clock of another machine: what the last look saw was recorded before this one.
+        return ALWAYS, max(self._spans.latest, self._events.latest)
+
+    def _last_sign(self, offset: int) -> int:
+        """When the process was last known to live, on its clock."""
+        heartbeat = self.about.get("heartbeat")
+        known = heartbeat - offset if isinstance(heartbeat, int) else 0
+        return max(min(known, MAX_TIME), self._spans.latest, self._events.latest)
+
+    def _read_document(self) -> None:
+        try:
+            status = os.stat(self.folder / PROCESS)
+        except OSError:
+            return
+        version = status.st_ino, status.st_mtime_ns
+        if version == self._document:
+            return
+        about = read_json(self.folder / PROCESS)
+        if about is None:
+            return
+        self._document = version
+        self.about = about
+        if self._offset is None:
+            # Once for all: with another one later, a span's duration would not be what it was.
+            self._offset = clock_offset(_anchors(about))
+
+
+def _status(about: dict[str, Any]) -> str:
+    try:
+        return status_of(about)
+    except (TypeError, ValueError, OverflowError):
+        return "killed"
+
+
+def _anchors(about: dict[str, Any]) -> list[list[int]]:
+    anchors = about.get("anchors")
+    return [
+        pair
+        for pair in (anchors if isinstance(anchors, list) else ())
+        if isinstance(pair, list) and len(pair) == 2 and all(map(_is_time, pair))
+    ]
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= 2 * MAX_TIME

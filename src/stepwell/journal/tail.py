@@ -1,0 +1,69 @@
+"""The end of a text file that grows: what is new since the last look, in complete lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal.files import open_file
+
+CHUNK = 4 << 20
+"""So much is read at a time. A line that is longer is none of ours, and is skipped."""
+
+
+class Tail:
+    """Reads a file of lines piece by piece, from whichever of its copies has more."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.more = False
+        self._inside = False
+
+    def read(self, paths: Iterable[Path]) -> list[bytes]:
+        """The next complete lines; ``more`` says whether it is worth calling again at once."""
+        for path in paths:
+            data = self._piece(path)
+            if data:
+                return self._lines(data)
+        self.more = False
+        return []
+
+    def _piece(self, path: Path) -> bytes:
+        """Whole lines, or a full piece of an overlong one; nothing while the next one is torn."""
+        try:
+            fd = open_file(path)
+            try:
+                data = os.pread(fd, CHUNK, self.offset)
+            finally:
+                os.close(fd)
+        except OSError:
+            return b""
+        end = data.rfind(b"\n") + 1
+        self.more = len(data) == CHUNK
+        return data if self.more and not end else data[:end]
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        self.offset += len(data)
+        lines = data.split(b"\n")
+        # What stands behind the last newline: nothing, but for a line that is longer than a piece.
+        rest = lines.pop()
+        if self._inside:
+            lines = lines[1:]
+        self._inside = bool(rest)
+        return [line for line in lines if line]
+
+
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object; None for anything else, such as a line that a full disk tore."""
+    try:
+        value = json.loads(text.decode("utf-8", "replace"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is not JSON")

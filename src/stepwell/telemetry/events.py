@@ -1,0 +1,113 @@
+"""Events: named instants with attributes."""
+
+from __future__ import annotations
+
+import datetime
+import traceback
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from stepwell.journal import clock
+from stepwell.journal.errors import StepwellError
+from stepwell.journal.journal import ERROR_EVENT
+from stepwell.journal.values import cut, text_of
+from stepwell.telemetry.attributes import Attributes
+
+Timestamp = float | datetime.datetime
+"""Seconds since the epoch, or a datetime."""
+
+
+class Event:
+    """Something that happened at an instant. ``clock`` is that instant on the journal's clock."""
+
+    __slots__ = ("attributes", "clock", "name")
+
+    def __init__(self, name: str, attributes: Attributes, clock: int) -> None:
+        self.name = name
+        self.attributes = attributes
+        self.clock = clock
+
+    @classmethod
+    def create(
+        cls,
+        name: str | Enum,
+        attributes: Mapping[str, Any] | None = None,
+        timestamp: Timestamp | None = None,
+    ) -> Event:
+        """An event that happens now, or at a given time."""
+        return cls(name_of(name), as_attributes(attributes), clock_at(timestamp))
+
+    @classmethod
+    def of_error(
+        cls,
+        message: str | None = None,
+        exception: BaseException | None = None,
+        timestamp: Timestamp | None = None,
+    ) -> Event:
+        """The event that stands for an error: a message, an exception, or both."""
+        about = Attributes()
+        if message is not None:
+            about.add("error_message", message)
+        if exception is not None:
+            lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
+            about.add("exception_type", type(exception).__qualname__)
+            about.add("exception_message", cut(text_of(exception), 2000))
+            about.add("exception_traceback", cut("".join(lines), 8000))
+        return cls(ERROR_EVENT, about, clock_at(timestamp))
+
+    @property
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+        return clock.to_wall(self.clock)
+
+    @property
+    def timestamp_msec(self) -> int:
+        """Milliseconds since the epoch."""
+        return self.time_ns // 1_000_000
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Event):
+            return NotImplemented
+        return (self.name, self.clock, self.attributes) == (
+            other.name,
+            other.clock,
+            other.attributes,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.clock))
+
+    def __repr__(self) -> str:
+        return f"<event {self.name} {dict(self.attributes)}>"
+
+
+def name_of(name: str | Enum) -> str:
+    """The text that names a span or event; of an Enum member that is its value."""
+    text = name.value if isinstance(name, Enum) else name
+    if not isinstance(text, str) or not text:
+        raise StepwellError(f"a span or event is named {name!r}: write a non-empty string")
+    return str(text)
+
+
+def as_attributes(values: Mapping[str, Any] | None) -> Attributes:
+    """A set of attributes of one's own, of the type it was given as."""
+    if isinstance(values, Attributes):
+        return values.copy()
+    if values is not None and not isinstance(values, Mapping):
+        raise StepwellError(
+            f'attributes are {values!r}: write a dict such as {{"reason": "warm-up"}}'
+        )
+    return Attributes(values)
+
+
+def clock_at(timestamp: Timestamp | None) -> int:
+    """A point in time on the journal's clock; now when none is given."""
+    if timestamp is None:
+        return clock.now()
+    seconds = timestamp.timestamp() if isinstance(timestamp, datetime.datetime) else timestamp
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+        raise StepwellError(
+            f"timestamp is {timestamp!r}: write seconds since the epoch, such as time.time()"
+        )
+    return max(1, clock.from_wall(round(seconds * 1e9)))

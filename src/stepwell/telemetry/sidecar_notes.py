@@ -1,0 +1,95 @@
+"""What a sidecar leaves in the process folder when something went wrong; nothing when all went well."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal.document import write_json
+
+FIRST_PAUSE = 60.0
+LONGEST_PAUSE = 3600.0
+MAX_LOG = 1 << 20
+UNDELIVERED = ".undelivered.json"
+
+
+class Notes(logging.Handler):
+    """A small log file, made when there is something to say. Takes stepwell's own warnings too.
+
+    A note of the same kind is written again only after a minute, then two, four, up to an hour.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(logging.WARNING)
+        self.path = folder / f"{name}.log"
+        self._kinds: dict[str, tuple[float, float]] = {}
+        logging.getLogger("stepwell").addHandler(self)
+
+    def write(self, text: str, kind: str | None = None) -> None:
+        """Append a line with the time, unless one of this kind was written a short while ago."""
+        if kind is not None and not self._is_due(kind):
+            return
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        line = " ".join(f"{when} {text}".split()) + "\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            fd = os.open(self.path, flags, 0o644)
+            try:
+                if os.fstat(fd).st_size < MAX_LOG:
+                    os.write(fd, line.encode("utf-8", "replace"))
+            finally:
+                os.close(fd)
+        except OSError:
+            pass  # The run folder is gone or full; there is nowhere else to say it.
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """What stepwell says in this process."""
+        self.write(record.getMessage(), str(record.msg))
+
+    def _is_due(self, kind: str) -> bool:
+        now = time.monotonic()
+        due, pause = self._kinds.get(kind, (0.0, FIRST_PAUSE))
+        if now < due:
+            return False
+        self._kinds[kind] = (now + pause, min(2 * pause, LONGEST_PAUSE))
+        return True
+
+
+def write_note(folder: Path, about: dict[str, Any], exporter: Any, state: dict[str, Any]) -> None:
+    """Say what was not delivered, and how to do it later. Secrets stay out of it."""
+    shown: dict[str, str] = getattr(exporter, "shown_options", {})
+    options = [f"--option={name}={value}" for name, value in shown.items()]
+    command = ["stepwell", "forward", str(folder.parent), "--to", about["name"], *options]
+    note = {
+        "exporter": about["name"],
+        "time": time.time_ns(),
+        "sent": state["sent"],
+        "waiting": state["waiting"],
+        "problem": state["problem"],
+        "command": shlex.join(command),
+    }
+    try:
+        write_json(folder / f"{about['notes']}{UNDELIVERED}", note)
+    except OSError:
+        pass
+
+
+def remove_note(folder: Path, name: str) -> None:
+    """What a note said was not delivered has been, after all."""
+    try:
+        (folder / f"{name}{UNDELIVERED}").unlink()
+    except OSError:
+        pass
+
+
+def remove_notes_of(folder: Path, exporter: str) -> None:
+    """Everything of a process has been delivered by this exporter."""
+    from stepwell.journal.document import read_json
+
+    for path in folder.glob(f"export-*{UNDELIVERED}"):
+        if (read_json(path) or {}).get("exporter") == exporter:
+            remove_note(folder, path.name.removesuffix(UNDELIVERED))

@@ -1,0 +1,231 @@
+"""The attributes of the standard spans and events, and what each of them means.
+
+An attribute is there when its source is: without a batch size there are no sample counts, without a
+logged loss there is no ``latest_loss``. All times are in seconds; durations come from the monotonic clock.
+"""
+
+from __future__ import annotations
+
+from stepwell.training.fields import TypedAttributes, optional, required
+from stepwell.training.values import (
+    COUNT,
+    FLAG,
+    MESSAGE,
+    METADATA,
+    NUMBER,
+    PATH,
+    POSITIVE,
+    RATE,
+    SECONDS,
+    STRATEGY_NAME,
+    TEXT,
+    TEXTS,
+)
+
+__all__ = [
+    "CheckpointSaveSpanAttributes",
+    "InitializationAttributes",
+    "SaveCheckpointFailureEventAttributes",
+    "SaveCheckpointSuccessEventAttributes",
+    "SyncCheckpointMetricsUpdateAttributes",
+    "TestingMetricsUpdateAttributes",
+    "TrainingLoopAttributes",
+    "TrainingMetricsUpdateAttributes",
+    "TrainingTelemetryAttributes",
+    "ValidationMetricsUpdateAttributes",
+]
+
+# Spans
+
+
+class TrainingLoopAttributes(TypedAttributes):
+    """Of the span ``training_loop``: where it starts and where it is meant to end."""
+
+    train_iterations_start = required(COUNT, "index of the loop's first iteration")
+    train_samples_start = optional(COUNT, "samples trained on before the loop")
+    train_iterations_target = optional(POSITIVE, "iterations to be reached, those before included")
+    train_samples_target = optional(POSITIVE, "samples to be reached, those before included")
+    train_tokens_target = optional(POSITIVE, "tokens to be reached, those before included")
+    completed_floating_point_operations_overall = optional(
+        COUNT, "floating point operations done before the loop"
+    )
+
+
+class CheckpointSaveSpanAttributes(TypedAttributes):
+    """Of the spans ``checkpoint_save_sync`` and ``checkpoint_save_async``."""
+
+    checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
+    current_iteration = required(COUNT, "the step that the save was called with")
+    save_checkpoint_attempt_count = required(
+        POSITIVE, "saves begun so far with this strategy, this one and failed ones included"
+    )
+
+
+# Events of the application
+
+
+class InitializationAttributes(TypedAttributes):
+    """Of the event ``one_logger_initialization``: what runs here."""
+
+    application_name = required(TEXT, "what the application is called in all its runs")
+    world_size = required(POSITIVE, "number of ranks")
+    rank = required(COUNT, "rank of this process")
+    local_rank = optional(COUNT, "rank of this process on its node")
+    node_name = required(TEXT, "host")
+    app_type = required(TEXT, "training")
+    session_tag = optional(TEXT, "shared by all runs that make up one logical job")
+    is_baseline_run = required(FLAG, "whether others are compared with this run")
+    enable_for_current_rank = required(FLAG, "whether this rank records")
+    stepwell_version = required(TEXT, "version of stepwell")
+    summary_data_schema_version = required(TEXT, "version of the names and meanings of attributes")
+    custom_metadata = optional(METADATA, "the user's own facts, with their types")
+
+
+class TrainingTelemetryAttributes(TypedAttributes):
+    """Of the event ``update_training_telemetry_config``: the configuration of training."""
+
+    perf_tag = optional(TEXTS, "shared by runs whose speed can be compared; one or several")
+    global_batch_size = optional(POSITIVE, "samples of all ranks in one iteration")
+    micro_batch_size = optional(POSITIVE, "samples of one rank in one pass")
+    seq_length = optional(POSITIVE, "tokens in a sample")
+    flops_per_sample = optional(POSITIVE, "floating point operations for a sample")
+    train_iterations_target = optional(POSITIVE, "iterations to be reached")
+    train_samples_target = optional(POSITIVE, "samples to be reached")
+    log_every_n_train_iterations = required(POSITIVE, "iterations between two updates")
+    loss_metric = optional(TEXT, "the metric that is reported as the loss")
+    checkpoint_strategy = optional(STRATEGY_NAME, "sync or async")
+    is_train_iterations_enabled = required(FLAG, "whether training iterations are recorded")
+    is_validation_iterations_enabled = required(FLAG, "whether validation iterations are recorded")
+    is_test_iterations_enabled = required(FLAG, "whether testing iterations are recorded")
+    is_save_checkpoint_enabled = required(FLAG, "whether checkpoint saves are recorded")
+    is_log_throughput_enabled = required(FLAG, "whether throughput is reported")
+    custom_metadata = optional(METADATA, "the user's own facts, with their types")
+
+
+# Events of loops
+
+
+class TrainingMetricsUpdateAttributes(TypedAttributes):
+    """Of the event ``training_metrics_update``: the loop so far, and the time since the last update."""
+
+    train_iterations_start = required(COUNT, "index of the loop's first iteration")
+    train_samples_start = optional(COUNT, "samples trained on before the loop")
+    current_iteration = required(COUNT, "index of the latest finished iteration")
+    num_iterations = required(COUNT, "iterations finished in this loop")
+    num_train_samples = optional(COUNT, "samples trained on in this loop")
+    interval = required(COUNT, "iterations since the previous update")
+    is_final = required(FLAG, "whether this is the update at the end of the loop")
+
+    avg_iteration_time_sec = required(SECONDS, "mean over the loop so far")
+    min_iteration_time_sec = required(SECONDS, "shortest iteration of the loop so far")
+    max_iteration_time_sec = required(SECONDS, "longest iteration of the loop so far")
+    total_iteration_time_sec = required(SECONDS, "time in iterations of the loop so far")
+    avg_between_iterations_time_sec = optional(
+        SECONDS, "mean time from the end of one iteration to the start of the next"
+    )
+    avg_forward_time_sec = optional(SECONDS, "mean time in `model_forward` per iteration")
+    avg_backward_time_sec = optional(SECONDS, "mean time in `model_backward` per iteration")
+    avg_dataloader_time_sec = optional(SECONDS, "mean time in `data_loading` per iteration")
+    first_logged_train_iterations_finish_timestamp_sec = required(
+        SECONDS, "when the loop's first iteration finished, since the epoch"
+    )
+    last_logged_train_iterations_finish_timestamp_sec = required(
+        SECONDS, "when the latest iteration finished, since the epoch"
+    )
+
+    train_tokens = optional(COUNT, "tokens trained on in this loop")
+    avg_batch_size = optional(RATE, "mean samples per iteration")
+    avg_samples_per_second = optional(RATE, "samples per second of iteration time")
+    avg_tokens_per_second = optional(RATE, "tokens per second of iteration time")
+    latest_loss = optional(NUMBER, "latest value of the loss; absent when it is not finite")
+
+    total_flops = optional(COUNT, "floating point operations in this loop")
+    completed_floating_point_operations_overall = optional(
+        COUNT, "floating point operations in this loop and before it"
+    )
+    avg_tflops = optional(RATE, "TFLOP/s of all ranks together, over the loop so far")
+    train_throughput_per_gpu = optional(RATE, "TFLOP/s of a rank, over the loop so far")
+    train_throughput_per_gpu_max = optional(RATE, "TFLOP/s of a rank in the best iteration")
+    train_throughput_per_gpu_min = optional(RATE, "TFLOP/s of a rank in the worst iteration")
+
+    window_iterations = required(COUNT, "iterations in the window: those since the last update")
+    window_avg_iteration_time_sec = optional(SECONDS, "mean in the window")
+    window_p50_iteration_time_sec = optional(SECONDS, "median in the window")
+    window_p95_iteration_time_sec = optional(SECONDS, "95th percentile in the window")
+    window_max_iteration_time_sec = optional(SECONDS, "longest in the window")
+    window_avg_between_iterations_time_sec = optional(SECONDS, "mean pause in the window")
+    window_max_between_iterations_time_sec = optional(SECONDS, "longest pause in the window")
+    window_samples_per_second = optional(RATE, "samples per second of iteration time")
+    window_tokens_per_second = optional(RATE, "tokens per second of iteration time")
+    window_throughput_per_gpu = optional(RATE, "TFLOP/s of a rank in the window")
+
+
+class _EvaluationUpdate(TypedAttributes):
+    """What validation and testing report at their end, about the loop that has ended."""
+
+    current_iteration = required(COUNT, "index of the latest finished training iteration")
+    interval = required(COUNT, "training iterations since the previous loop of this kind")
+    num_iterations = required(COUNT, "batches of this loop")
+    avg_iteration_time_sec = optional(SECONDS, "mean over the loop's batches")
+    min_iteration_time_sec = optional(SECONDS, "shortest batch of the loop")
+    max_iteration_time_sec = optional(SECONDS, "longest batch of the loop")
+    total_iteration_time_sec = optional(SECONDS, "time in batches of the loop")
+
+
+class ValidationMetricsUpdateAttributes(_EvaluationUpdate):
+    """Of the event ``validation_metrics_update`` at the end of a validation loop."""
+
+
+class TestingMetricsUpdateAttributes(_EvaluationUpdate):
+    """Of the event ``testing_metrics_update`` at the end of a testing loop."""
+
+    __test__ = False  # to pytest its name looks like a test
+
+
+# Events of checkpoints
+
+
+class SaveCheckpointSuccessEventAttributes(TypedAttributes):
+    """Of the event ``save_checkpoint_success``; what is productive is what the checkpoint holds."""
+
+    checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
+    current_iteration = required(COUNT, "the step that the save was called with")
+    save_checkpoint_success_count = required(POSITIVE, "saves that have succeeded so far")
+    first_successful_save_checkpoint_timestamp_sec = required(
+        SECONDS, "when the first save succeeded, since the epoch"
+    )
+    latest_successful_save_checkpoint_timestamp_sec = required(
+        SECONDS, "when the latest save succeeded, since the epoch"
+    )
+    training_start_timestamp_sec = optional(SECONDS, "when training started, since the epoch")
+    productive_train_iterations = required(COUNT, "iterations that are in a checkpoint")
+    productive_train_samples = optional(COUNT, "samples that are in a checkpoint")
+    productive_train_iterations_sec = required(SECONDS, "time in those of this process")
+    productive_validation_iterations_sec = required(SECONDS, "time in validation until then")
+    productive_train_tflops = optional(
+        RATE, "floating point operations in a checkpoint, in units of 10¹²; no rate"
+    )
+    checkpoint_size = optional(COUNT, "bytes on disk")
+    checkpoint_directory = optional(PATH, "folder that the checkpoint is in")
+    is_late = optional(FLAG, "whether a newer checkpoint had succeeded before")
+
+
+class SaveCheckpointFailureEventAttributes(TypedAttributes):
+    """Of the event ``save_checkpoint_failure``."""
+
+    checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
+    current_iteration = required(COUNT, "the step that the save was called with")
+    save_checkpoint_failure_count = required(POSITIVE, "saves that have failed so far")
+    error_message = optional(MESSAGE, "what went wrong")
+    exception_type = optional(TEXT, "class of the exception")
+    exception_message = optional(MESSAGE, "text of the exception")
+
+
+class SyncCheckpointMetricsUpdateAttributes(TypedAttributes):
+    """Of the event ``sync_checkpoint_metrics_update``: the time that training waited for saves."""
+
+    save_checkpoint_count = required(POSITIVE, "saves so far with this strategy")
+    save_checkpoint_sync_time_total_sec = required(SECONDS, "time in them")
+    save_checkpoint_sync_time_avg_sec = required(SECONDS, "mean")
+    save_checkpoint_sync_time_min_sec = required(SECONDS, "shortest")
+    save_checkpoint_sync_time_max_sec = required(SECONDS, "longest")

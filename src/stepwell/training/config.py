@@ -1,0 +1,209 @@
+"""Configurations: of an application, and of the training in it.
+
+Every field that ends in ``_or_fn`` takes a value or a function without arguments. The property without
+that ending gives the value, and calls the function at each access: ``config.global_batch_size``.
+"""
+
+# ruff: noqa: RUF009 (the calls in the classes declare fields)
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from stepwell.training.settings import (
+    Evaluated,
+    as_json,
+    checked,
+    setting,
+    settings_of,
+    value_or_fn,
+)
+from stepwell.training.values import (
+    FLAG,
+    METADATA,
+    POSITIVE,
+    STRATEGY,
+    TEXT,
+    TEXTS,
+    CheckPointStrategy,
+    Kind,
+)
+
+__all__ = [
+    "ApplicationConfig",
+    "ApplicationFields",
+    "CheckPointStrategy",
+    "TrainingFields",
+    "TrainingTelemetryConfig",
+]
+
+T = TypeVar("T")
+OrFn: TypeAlias = T | Callable[[], T]
+Tags: TypeAlias = str | list[str]
+
+
+def script_name() -> str:
+    """What an application is called that has no name: as its script, without the folder."""
+    started = sys.argv[0] if sys.argv and isinstance(sys.argv[0], str) else ""
+    name = os.path.splitext(os.path.basename(started))[0]
+    if name == "__main__":
+        # python -m package
+        name = os.path.basename(os.path.dirname(started))
+    return name if name.strip() and name not in ("-c", "-") else "application"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationFields:
+    """The fields that an application has, whatever it does."""
+
+    application_name: str = setting(
+        "",
+        TEXT,
+        "the same in all runs of the application; default: its script",
+        factory=script_name,
+    )
+    session_tag_or_fn: OrFn[str | None] | None = value_or_fn(
+        None, TEXT, "shared by all runs that make up one logical job, restarts above all"
+    )
+    world_size_or_fn: OrFn[int | None] | None = value_or_fn(
+        None, POSITIVE, "number of ranks; default: what the launcher says"
+    )
+    is_baseline_run_or_fn: OrFn[bool] = value_or_fn(
+        False, FLAG, "whether others are compared with this run"
+    )
+    enable_for_current_rank: OrFn[bool] = value_or_fn(True, FLAG, "whether this rank records")
+    custom_metadata: Mapping[str, Any] | None = setting(
+        None, METADATA, "own facts about the run, kept with their types"
+    )
+    summary_data_schema_version: str = setting(
+        "1.0.0", TEXT, "version of the names and meanings of attributes"
+    )
+    strict: bool = setting(False, FLAG, "raise problems inside telemetry; for tests")
+
+    session_tag = Evaluated[str | None]()
+    world_size = Evaluated[int | None]()
+    is_baseline_run = Evaluated[bool]()
+    is_enabled_for_current_rank = Evaluated[bool](of="enable_for_current_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFields:
+    """The fields that describe training."""
+
+    perf_tag_or_fn: OrFn[Tags | None] | None = value_or_fn(
+        None, TEXTS, "shared by runs whose speed can be compared; one or several"
+    )
+    global_batch_size_or_fn: OrFn[int | None] | None = value_or_fn(
+        None, POSITIVE, "samples of all ranks in one iteration"
+    )
+    micro_batch_size_or_fn: OrFn[int | None] | None = value_or_fn(
+        None, POSITIVE, "samples of one rank in one pass"
+    )
+    seq_length_or_fn: OrFn[int | None] | None = value_or_fn(
+        None, POSITIVE, "tokens in a sample; gives token counts"
+    )
+    flops_per_sample_or_fn: OrFn[float | None] | None = value_or_fn(
+        None, POSITIVE, "floating point operations for a sample; gives throughput in TFLOP/s"
+    )
+    train_iterations_target_or_fn: OrFn[int | None] | None = value_or_fn(
+        None, POSITIVE, "iterations to be reached"
+    )
+    train_samples_target_or_fn: OrFn[int | None] | None = value_or_fn(
+        None, POSITIVE, "samples to be reached"
+    )
+    log_every_n_train_iterations: int = setting(50, POSITIVE, "iterations between two updates")
+    loss_metric: str | None = setting(
+        None, TEXT, "the metric reported as the loss; default: `loss` or `train_loss`"
+    )
+    is_log_throughput_enabled_or_fn: OrFn[bool] = value_or_fn(
+        False, FLAG, "whether throughput is reported"
+    )
+    save_checkpoint_strategy: CheckPointStrategy = setting(
+        CheckPointStrategy.SYNC, STRATEGY, "whether training waits for a checkpoint to be written"
+    )
+    is_train_iterations_enabled_or_fn: OrFn[bool] = value_or_fn(
+        True, FLAG, "whether training iterations are recorded"
+    )
+    is_validation_iterations_enabled_or_fn: OrFn[bool] = value_or_fn(
+        True, FLAG, "whether validation iterations are recorded"
+    )
+    is_test_iterations_enabled_or_fn: OrFn[bool] = value_or_fn(
+        True, FLAG, "whether testing iterations are recorded"
+    )
+    is_save_checkpoint_enabled_or_fn: OrFn[bool] = value_or_fn(
+        True, FLAG, "whether checkpoint saves are recorded"
+    )
+
+    perf_tag = Evaluated[Tags | None]()
+    global_batch_size = Evaluated[int | None]()
+    micro_batch_size = Evaluated[int | None]()
+    seq_length = Evaluated[int | None]()
+    flops_per_sample = Evaluated[int | None]()
+    train_iterations_target = Evaluated[int | None]()
+    train_samples_target = Evaluated[int | None]()
+    is_log_throughput_enabled = Evaluated[bool]()
+    is_train_iterations_enabled = Evaluated[bool]()
+    is_validation_iterations_enabled = Evaluated[bool]()
+    is_test_iterations_enabled = Evaluated[bool]()
+    is_save_checkpoint_enabled = Evaluated[bool]()
+
+    @property
+    def app_type(self) -> str:
+        """What the application does."""
+        return "training"
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class TrainingTelemetryConfig(ApplicationFields, TrainingFields):
+    """The configuration of training; the fields of the application may be given with it."""
+
+    def with_override(self, changes: Mapping[str, Any]) -> TrainingTelemetryConfig:
+        """A copy with these fields changed; those in ``telemetry_config`` are its own."""
+        from stepwell.training.merging import override_training
+
+        return override_training(self, changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields that have a value, as JSON has them; functions by what they give now."""
+        return as_json(self, settings_of(TrainingTelemetryConfig))
+
+
+def _training_config(value: Any) -> TrainingTelemetryConfig:
+    if not isinstance(value, TrainingTelemetryConfig):
+        raise TypeError
+    return value
+
+
+TRAINING_CONFIG = Kind[TrainingTelemetryConfig](
+    "TrainingTelemetryConfig(…)",
+    lambda value: type(value) is TrainingTelemetryConfig,
+    _training_config,
+)
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ApplicationConfig(ApplicationFields):
+    """The configuration of an application; that of its training may be set later."""
+
+    telemetry_config: TrainingTelemetryConfig | None = setting(
+        None, TRAINING_CONFIG, "the configuration of training"
+    )
+
+    def with_override(self, changes: Mapping[str, Any]) -> ApplicationConfig:
+        """A copy with these fields changed, also those in ``{"telemetry_config": {…}}``."""
+        from stepwell.training.merging import override_application
+
+        return override_application(self, changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields that have a value, as JSON has them; functions by what they give now."""
+        found = as_json(self, settings_of(ApplicationFields))
+        if self.telemetry_config is not None:
+            found["telemetry_config"] = self.telemetry_config.to_dict()
+        return found

@@ -1,0 +1,353 @@
+"""Context managers for every standard span; each is a decorator too, and gives the live span.
+
+with application():
+    with training_loop(train_iterations_start=0):
+        for batch in loader:
+            with training_iteration():
+                ...
+
+An exception that goes through is recorded on the span, and passes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stepwell.journal.errors import report
+from stepwell.telemetry.live import NO_SPAN, Span, open_span
+from stepwell.training import calls
+from stepwell.training.checkpoints import PathLike
+from stepwell.training.current import current
+from stepwell.training.standard_spans import WORDS
+from stepwell.training.training_loop import Count
+from stepwell.training.values import CheckPointStrategy
+from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class StandardSpan:
+    """A standard span to enter, as often as one likes: also recursively, and from several threads."""
+
+    __slots__ = ("_end", "_start", "name")
+
+    def __init__(
+        self, name: Name, start: Callable[[], Span], end: Callable[[BaseException | None], None]
+    ) -> None:
+        self.name = name.value
+        self._start = start
+        self._end = end
+
+    def __enter__(self) -> Span:
+        return self._start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    def __call__(self, function: F) -> F:
+        from stepwell.journal.decorate import decorate
+
+        return decorate(self, function)
+
+
+class Iteration:
+    """A training iteration to enter. Its methods are swapped for empty ones while nothing records."""
+
+    __slots__ = ("_optimizer_step", "_samples", "_tokens")
+
+    name = Name.TRAINING_SINGLE_ITERATION.value
+
+    def __init__(self, samples: int | None, tokens: int | None, optimizer_step: bool) -> None:
+        self._samples = samples
+        self._tokens = tokens
+        self._optimizer_step = optimizer_step
+
+    def __enter__(self) -> Span:
+        return NO_SPAN
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    __call__ = StandardSpan.__call__
+
+
+def _enter(self: Iteration) -> Span:
+    job = current.job
+    if job is None or job.loop is None:
+        return calls.start_iteration()
+    try:
+        return job.loop.begin()
+    except Exception as error:
+        report("training_iteration", error)
+        return NO_SPAN
+
+
+def _exit(
+    self: Iteration,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    job = current.job
+    if job is None or job.loop is None or job.loop.inside is None:
+        calls.end_iteration(self._samples, self._tokens, self._optimizer_step, error)
+        return
+    try:
+        if error is None and self is _plain_iteration:
+            job.loop.end_usual()
+        else:
+            job.loop.end(self._samples, self._tokens, self._optimizer_step, error)
+    except Exception as problem:
+        report("training_iteration", problem)
+
+
+# While nothing records, leaving is a call that C answers with something false.
+_nothing: Any = "".format
+_idle = Iteration.__enter__
+
+
+def _switch(enabled: bool) -> None:
+    Iteration.__enter__ = _enter if enabled else _idle  # type: ignore[method-assign]
+    Iteration.__exit__ = _exit if enabled else _nothing  # type: ignore[method-assign]
+
+
+current.add_switch(_switch)
+_plain_iteration = Iteration(None, None, True)
+
+
+class SimpleSpan(StandardSpan):
+    """One of the spans without further meaning, some of which are entered for each iteration."""
+
+    __slots__ = ("_name", "_word")
+
+    def __init__(self, name: Name) -> None:
+        self.name = name.value
+        self._name = name
+        self._word = WORDS[name]
+
+    def __enter__(self) -> Span:
+        job = current.job
+        if job is None:
+            return calls.start(self._name)
+        try:
+            return open_span(self._word, None, 0, None, job.container)
+        except Exception as error:
+            report(self.name, error)
+            return NO_SPAN
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        calls.end(self._name, None, error)
+
+
+_SIMPLE = {name: SimpleSpan(name) for name in Name}
+_APPLICATION = StandardSpan(
+    Name.APPLICATION,
+    calls.start_application,
+    lambda error: calls.end_application(None, error),
+)
+
+
+def _loop(part: calls.Part, name: Name) -> StandardSpan:
+    return StandardSpan(
+        name,
+        lambda: calls.start_evaluation(part),
+        lambda error: calls.end_evaluation(part, None, error),
+    )
+
+
+def _single(part: calls.Part, name: Name) -> StandardSpan:
+    return StandardSpan(
+        name,
+        lambda: calls.start_evaluation_iteration(part),
+        lambda error: calls.end_evaluation_iteration(part, None, error),
+    )
+
+
+_VALIDATION_LOOP = _loop("validation", Name.VALIDATION_LOOP)
+_VALIDATION_ITERATION = _single("validation", Name.VALIDATION_SINGLE_ITERATION)
+_TESTING_LOOP = _loop("testing", Name.TESTING_LOOP)
+_TESTING_ITERATION = _single("testing", Name.TESTING_SINGLE_ITERATION)
+
+# The application and setting up
+
+
+def application() -> StandardSpan:
+    """The whole application; its end closes what is still open."""
+    return _APPLICATION
+
+
+def distributed_init() -> StandardSpan:
+    """Setting up communication between ranks."""
+    return _SIMPLE[Name.DIST_INIT]
+
+
+def model_init() -> StandardSpan:
+    """Making the model."""
+    return _SIMPLE[Name.MODEL_INIT]
+
+
+def dataloader_init() -> StandardSpan:
+    """Making the data loaders."""
+    return _SIMPLE[Name.DATA_LOADER_INIT]
+
+
+def optimizer_init() -> StandardSpan:
+    """Making the optimizer."""
+    return _SIMPLE[Name.OPTIMIZER_INIT]
+
+
+def checkpoint_load() -> StandardSpan:
+    """Loading a checkpoint."""
+    return _SIMPLE[Name.CHECKPOINT_LOAD]
+
+
+# Training
+
+
+def training_loop(
+    train_iterations_start: int = 0,
+    train_samples_start: int | None = None,
+    train_iterations_target_or_fn: Count | None = None,
+    train_samples_target_or_fn: Count | None = None,
+) -> StandardSpan:
+    """A training loop. It starts at this iteration, which is not 0 where training is resumed."""
+    return StandardSpan(
+        Name.TRAINING_LOOP,
+        lambda: calls.start_training(
+            train_iterations_start,
+            train_samples_start,
+            train_iterations_target_or_fn,
+            train_samples_target_or_fn,
+        ),
+        lambda error: calls.end_training(None, error),
+    )
+
+
+def training_iteration(
+    *, samples: int | None = None, tokens: int | None = None, optimizer_step: bool = True
+) -> Iteration:
+    """A training iteration.
+
+    Args:
+        samples: samples of all ranks in it, where that is not always the global batch size.
+        tokens: tokens of all ranks in it, where that is not samples times sequence length.
+        optimizer_step: False when it only accumulates gradients: the iteration goes on with the next.
+    """
+    if samples is None and tokens is None and optimizer_step:
+        return _plain_iteration
+    return Iteration(samples, tokens, optimizer_step)
+
+
+def data_loading() -> StandardSpan:
+    """Getting a batch."""
+    return _SIMPLE[Name.DATA_LOADING]
+
+
+def model_forward() -> StandardSpan:
+    """The forward pass."""
+    return _SIMPLE[Name.MODEL_FORWARD]
+
+
+def zero_grad() -> StandardSpan:
+    """Clearing the gradients."""
+    return _SIMPLE[Name.ZERO_GRAD]
+
+
+def model_backward() -> StandardSpan:
+    """The backward pass."""
+    return _SIMPLE[Name.MODEL_BACKWARD]
+
+
+def optimizer_update() -> StandardSpan:
+    """The optimizer's step."""
+    return _SIMPLE[Name.OPTIMIZER_UPDATE]
+
+
+# Validation and testing
+
+
+def validation_loop() -> StandardSpan:
+    """A validation loop."""
+    return _VALIDATION_LOOP
+
+
+def validation_iteration() -> StandardSpan:
+    """A validation iteration."""
+    return _VALIDATION_ITERATION
+
+
+def testing_loop() -> StandardSpan:
+    """A testing loop."""
+    return _TESTING_LOOP
+
+
+def testing_iteration() -> StandardSpan:
+    """A testing iteration."""
+    return _TESTING_ITERATION
+
+
+# Saving checkpoints
+
+
+class CheckpointSave(StandardSpan):
+    """Saving a checkpoint. A synchronous one that ends without an exception has succeeded."""
+
+    __slots__ = ("_path", "_step", "_strategy")
+
+    def __init__(
+        self, step: int, path: PathLike | None, strategy: CheckPointStrategy | str | None
+    ) -> None:
+        self.name = Name.CHECKPOINT_SAVE_SYNC.value
+        self._step = step
+        self._path = path
+        self._strategy = strategy
+
+    def __enter__(self) -> Span:
+        return calls.start_save(self._step, None, self._path, self._strategy)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        calls.conclude_save(self._step, error)
+
+
+def checkpoint_save(
+    global_step: int,
+    *,
+    path: PathLike | None = None,
+    strategy: CheckPointStrategy | str | None = None,
+) -> CheckpointSave:
+    """Saving the checkpoint of this step.
+
+    Args:
+        global_step: iterations done so far; tells checkpoints apart.
+        path: where it is saved to; its size is reported with the success.
+        strategy: sync or async, where it is not the one of the configuration. Of an asynchronous save
+            ``on_save_checkpoint_success`` tells later that it is complete.
+    """
+    return CheckpointSave(global_step, path, strategy)
+
+
+def checkpoint_save_finalization() -> StandardSpan:
+    """Completing an asynchronous checkpoint."""
+    return _SIMPLE[Name.CHECKPOINT_SAVE_FINALIZATION]

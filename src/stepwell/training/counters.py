@@ -1,0 +1,292 @@
+"""Counters of a training job: what happened so far, and since the last update. No span, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+SECOND = 1e9
+MAX_WINDOW = 100_000
+"""So many durations are kept for percentiles; where more pass between two updates, the latest ones."""
+
+
+class Durations:
+    """How often, how long in all, and the extremes; in nanoseconds."""
+
+    __slots__ = ("count", "longest", "shortest", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self.shortest = 0
+        self.longest = 0
+
+    def add(self, took: int) -> None:
+        """Count one more."""
+        if not self.count or took < self.shortest:
+            self.shortest = took
+        if took > self.longest:
+            self.longest = took
+        self.count += 1
+        self.total += took
+
+    def seconds(self, of: str = "iteration_time") -> dict[str, float]:
+        """Mean, extremes and sum as attributes; empty when there was none."""
+        if not self.count:
+            return {}
+        return {
+            f"avg_{of}_sec": self.total / self.count / SECOND,
+            f"min_{of}_sec": self.shortest / SECOND,
+            f"max_{of}_sec": self.longest / SECOND,
+            f"total_{of}_sec": self.total / SECOND,
+        }
+
+
+def percentile(ordered: list[int], share: float) -> int:
+    """The smallest of these sorted values that at least this share of them does not exceed."""
+    rank = -int(-len(ordered) * share // 1)
+    return ordered[max(0, rank - 1)]
+
+
+Iteration = tuple[int, int, int, int]
+"""Start and end on the journal's clock, samples and tokens."""
+
+
+class Progress:
+    """One training loop: its iterations, samples, tokens and operations, in all and since the last update.
+
+    An iteration is an optimizer step. Passes that only accumulate gradients add to the one under way.
+    Iterations wait in ``waiting``, as (start, end, samples, tokens), to be counted many at once.
+    """
+
+    __slots__ = (
+        "best_rate",
+        "completed",
+        "first_end",
+        "flops",
+        "flops_per_sample",
+        "gap_count",
+        "gap_total",
+        "last_end",
+        "last_update",
+        "longest",
+        "next_update",
+        "partial_samples",
+        "partial_time",
+        "partial_tokens",
+        "phases",
+        "samples",
+        "shortest",
+        "start",
+        "start_samples",
+        "tokens",
+        "total",
+        "waiting",
+        "window",
+        "window_gaps",
+        "worst_rate",
+    )
+
+    def __init__(self, start: int, start_samples: int | None, every: int) -> None:
+        self.start = start
+        self.start_samples = start_samples
+        self.completed = 0
+        self.samples = 0
+        self.tokens = 0
+        self.flops = 0
+        self.flops_per_sample = 0
+        # Iteration times in nanoseconds.
+        self.total = 0
+        self.shortest = 0
+        self.longest = 0
+        self.first_end = 0
+        self.last_end = 0
+        # Of passes that have not come to an optimizer step yet.
+        self.partial_time = 0
+        self.partial_samples = 0
+        self.partial_tokens = 0
+        # Between the end of an iteration and the start of the next.
+        self.gap_total = 0
+        self.gap_count = 0
+        # Floating point operations a second, of single iterations.
+        self.best_rate = 0.0
+        self.worst_rate = 0.0
+        # Time in forward, backward and data loading, by the attribute that it becomes.
+        self.phases: dict[str, int] = {}
+        self.waiting: list[Iteration] = []
+        self.close_window(every)
+
+    def close_window(self, every: int) -> None:
+        """What follows belongs to the next update, which is due at the next multiple of ``every``."""
+        self.next_update = (self.overall // every + 1) * every
+        self.window: deque[int] = deque(maxlen=MAX_WINDOW)
+        self.window_gaps: deque[int] = deque(maxlen=MAX_WINDOW)
+        self.last_update = (self.completed, self.samples, self.tokens, self.flops, self.total)
+
+    @property
+    def overall(self) -> int:
+        """Iterations completed, those before this loop included."""
+        return self.start + self.completed + len(self.waiting)
+
+    @property
+    def samples_overall(self) -> int | None:
+        """Samples trained on, those before this loop included; None when unknown."""
+        if self.start_samples is None:
+            return self.samples or None
+        return self.start_samples + self.samples
+
+    @property
+    def flops_overall(self) -> int:
+        """Floating point operations done, those before this loop included."""
+        return self.flops + (self.start_samples or 0) * self.flops_per_sample
+
+    def count_waiting(self) -> None:
+        """Count the iterations that wait to be."""
+        waiting = self.waiting
+        if waiting:
+            # In this order, so that an interrupt in between counts none of them twice.
+            self.waiting = []
+            self._pass(waiting)
+            times = [end - start for start, end, _, _ in waiting]
+            if self.partial_time:
+                times[0] += self.partial_time
+                self.partial_time = 0
+            self._add(times, waiting)
+
+    def accumulate(self, start: int, end: int, samples: int, tokens: int) -> None:
+        """A pass has ended without an optimizer step."""
+        self.count_waiting()
+        self._pass([(start, end, samples, tokens)])
+        self.partial_time += end - start
+        self.partial_samples += samples
+        self.partial_tokens += tokens
+
+    def _add(self, times: list[int], iterations: list[Iteration]) -> None:
+        shortest, longest = min(times), max(times)
+        if not self.completed or shortest < self.shortest:
+            self.shortest = shortest
+        if longest > self.longest:
+            self.longest = longest
+        if not self.first_end:
+            self.first_end = iterations[0][1]
+        self.completed += len(times)
+        self.total += sum(times)
+        self.window.extend(times)
+        samples = [size for _, _, size, _ in iterations]
+        self.samples += sum(samples)
+        self.tokens += sum([size for _, _, _, size in iterations])
+        if self.flops_per_sample:
+            work = self.flops_per_sample
+            self.flops += sum(samples) * work
+            rates = [size * work / (took or 1) for size, took in zip(samples, times, strict=True)]
+            self.best_rate = max(self.best_rate, *rates)
+            self.worst_rate = min(self.worst_rate or rates[0], *rates)
+
+    def _pass(self, passes: list[Iteration]) -> None:
+        """Note the time between passes."""
+        starts = [start for start, _, _, _ in passes]
+        ends = [self.last_end, *[end for _, end, _, _ in passes]]
+        self.last_end = ends.pop()
+        if not ends[0]:
+            # Before the first one of a loop there is none.
+            del starts[0], ends[0]
+        gaps = [start - end for start, end in zip(starts, ends, strict=True)]
+        self.gap_total += sum(gaps)
+        self.gap_count += len(gaps)
+        self.window_gaps.extend(gaps)
+
+    @property
+    def since_update(self) -> int:
+        """Iterations since the last update."""
+        return self.completed - self.last_update[0]
+
+    @property
+    def _window_total(self) -> int:
+        return self.total - self.last_update[4]
+
+    # As attributes
+
+    def attributes(self, world_size: int) -> dict[str, Any]:
+        """All numbers of an update but those that need the wall clock."""
+        return {
+            "train_iterations_start": self.start,
+            "train_samples_start": self.start_samples,
+            "current_iteration": max(0, self.overall - 1),
+            "num_iterations": self.completed,
+            "num_train_samples": self.samples or None,
+            "interval": self.since_update,
+            **self._times(),
+            **self._rates(world_size),
+            **self._window_times(),
+            **self._window_rates(world_size),
+        }
+
+    def _times(self) -> dict[str, float]:
+        count = self.completed
+        found = {
+            "avg_iteration_time_sec": self.total / count / SECOND,
+            "min_iteration_time_sec": self.shortest / SECOND,
+            "max_iteration_time_sec": self.longest / SECOND,
+            "total_iteration_time_sec": self.total / SECOND,
+        }
+        if self.gap_count:
+            found["avg_between_iterations_time_sec"] = self.gap_total / self.gap_count / SECOND
+        for name, total in self.phases.items():
+            found[name] = total / count / SECOND
+        return found
+
+    def _rates(self, world_size: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        seconds = self.total / SECOND
+        if self.samples:
+            mean = self.samples / self.completed
+            found["avg_batch_size"] = int(mean) if mean.is_integer() else mean
+        if self.tokens:
+            found["train_tokens"] = self.tokens
+        if self.flops_per_sample:
+            found["completed_floating_point_operations_overall"] = self.flops_overall
+            found["total_flops"] = self.flops
+        if not seconds:
+            return found
+        if self.samples:
+            found["avg_samples_per_second"] = self.samples / seconds
+        if self.tokens:
+            found["avg_tokens_per_second"] = self.tokens / seconds
+        if self.flops:
+            # Operations in a nanosecond are thousands of TFLOP/s.
+            found["avg_tflops"] = self.flops / seconds / 1e12
+            found["train_throughput_per_gpu"] = self.flops / seconds / 1e12 / world_size
+            found["train_throughput_per_gpu_max"] = self.best_rate / 1e3 / world_size
+            found["train_throughput_per_gpu_min"] = self.worst_rate / 1e3 / world_size
+        return found
+
+    def _window_times(self) -> dict[str, Any]:
+        ordered = sorted(self.window)
+        count = self.since_update
+        found: dict[str, Any] = {"window_iterations": count}
+        if ordered:
+            found |= {
+                "window_avg_iteration_time_sec": self._window_total / count / SECOND,
+                "window_p50_iteration_time_sec": percentile(ordered, 0.5) / SECOND,
+                "window_p95_iteration_time_sec": percentile(ordered, 0.95) / SECOND,
+                "window_max_iteration_time_sec": ordered[-1] / SECOND,
+            }
+        gaps = self.window_gaps
+        if gaps:
+            found["window_avg_between_iterations_time_sec"] = sum(gaps) / len(gaps) / SECOND
+            found["window_max_between_iterations_time_sec"] = max(gaps) / SECOND
+        return found
+
+    def _window_rates(self, world_size: int) -> dict[str, float]:
+        seconds = self._window_total / SECOND
+        _, samples, tokens, flops, _ = self.last_update
+        found: dict[str, float] = {}
+        if not seconds:
+            return found
+        if self.samples > samples:
+            found["window_samples_per_second"] = (self.samples - samples) / seconds
+        if self.tokens > tokens:
+            found["window_tokens_per_second"] = (self.tokens - tokens) / seconds
+        if self.flops > flops:
+            found["window_throughput_per_gpu"] = (self.flops - flops) / seconds / 1e12 / world_size
+        return found

@@ -1,0 +1,65 @@
+"""The job of this process. A run that is active has one as soon as a standard span is started in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from stepwell.journal.state import state
+from stepwell.telemetry.run import active_run
+from stepwell.training.job import TrainingJob
+from stepwell.training.merging import ResolvedConfig
+
+Switch = Callable[[bool], None]
+
+
+class Current:
+    """``job`` is the one that records now, None while there is none.
+
+    ``config`` is what the next one is made with; ``is_off`` says that this rank is to record none.
+    """
+
+    def __init__(self) -> None:
+        self.job: TrainingJob | None = None
+        self.config = ResolvedConfig()
+        self.is_off = False
+        self._switches: list[Switch] = []
+
+    def add_switch(self, switch: Switch) -> None:
+        """Have this called, now and later, with whether training is recorded."""
+        self._switches.append(switch)
+        switch(state.enabled and not self.is_off)
+
+    def switch_off(self, is_off: bool) -> None:
+        """Whether this rank leaves training out."""
+        if is_off != self.is_off:
+            self.is_off = is_off
+            self._switch(state.enabled)
+
+    def _switch(self, enabled: bool) -> None:
+        # Another run, or none: what was known about the last one is of no use.
+        self.job = None
+        for switch in self._switches:
+            switch(enabled and not self.is_off)
+
+    def after_fork(self) -> None:
+        """A child records spans of its own, but it is not in the loops of its parent."""
+        if self.job is not None:
+            self.job = TrainingJob(self.config, None)
+
+
+current = Current()
+state.switches.append(current._switch)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=current.after_fork)
+
+
+def current_job() -> TrainingJob | None:
+    """The job of the active run; None when nothing is recorded."""
+    if current.job is None and state.enabled and not current.is_off:
+        run = active_run()
+        job = TrainingJob(current.config, run)
+        current.job = job
+        if run is not None:
+            run.before_finish(job.close)
+    return current.job

@@ -1,0 +1,158 @@
+"""Validation and testing: loops of iterations beside training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepwell.journal import clock
+from stepwell.journal.errors import misuse
+from stepwell.telemetry.attributes import Attributes
+from stepwell.telemetry.events import Event
+from stepwell.telemetry.live import NO_SPAN, Span, find_open
+from stepwell.training.attributes import (
+    TestingMetricsUpdateAttributes,
+    ValidationMetricsUpdateAttributes,
+)
+from stepwell.training.counters import Durations
+from stepwell.training.standard_spans import (
+    WORDS,
+    find_span,
+    moment,
+    open_spans,
+    start_span,
+    stop_span,
+)
+from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+
+if TYPE_CHECKING:
+    from stepwell.training.job import TrainingJob
+
+KINDS = {
+    Name.VALIDATION_LOOP: (
+        Name.VALIDATION_SINGLE_ITERATION,
+        "is_validation_iterations_enabled",
+        EventName.VALIDATION_METRICS_UPDATE,
+        ValidationMetricsUpdateAttributes,
+    ),
+    Name.TESTING_LOOP: (
+        Name.TESTING_SINGLE_ITERATION,
+        "is_test_iterations_enabled",
+        EventName.TESTING_METRICS_UPDATE,
+        TestingMetricsUpdateAttributes,
+    ),
+}
+
+
+class Evaluation:
+    """The validation loops of a job, or its testing loops; at most one is under way."""
+
+    def __init__(self, job: TrainingJob, name: Name) -> None:
+        self.job = job
+        self.name = name
+        self.iteration, self._switch, self._event, self._attributes = KINDS[name]
+        self.span: Span | None = None
+        self.total = Durations()
+        self._times = Durations()
+        self._is_enabled = True
+        self._trained_before = 0
+
+    # The loop
+
+    def start(self, msec: float | None = None) -> Span:
+        """Start a loop; one that was never ended is ended first."""
+        if self.span is not None:
+            misuse(
+                f"double {self.name}", f"{self.name} is started inside of one, which is ended first"
+            )
+            self.end()
+        self._is_enabled = self.job.ask(self._switch) is not False
+        self._times = Durations()
+        self.span = start_span(self.name, msec, under=self.job.container)
+        self.job.note_container()
+        return self.span
+
+    def end(self, msec: float | None = None, error: BaseException | None = None) -> None:
+        """End the loop and report its iterations."""
+        if self.span is None:
+            misuse(f"end {self.name}", f"{self.name} is ended that was not started")
+            return
+        self._end_loop(moment(msec, f"end of {self.name}"), error)
+
+    def _end_loop(self, end: int, error: BaseException | None) -> None:
+        span = self.span
+        if span is None:
+            return
+        for iteration in self._open_iterations():
+            misuse(
+                f"open {self.iteration}",
+                f"{self.name} ends inside of {self.iteration}, which is ended with it",
+            )
+            self._end_iteration(iteration, end, error)
+        span.add_event(Event(self._event.value, self._report(), clock.now()))
+        self.span = None
+        stop_span(span, end, error)
+        self.job.note_container()
+
+    def _report(self) -> Attributes:
+        progress = self.job.last
+        trained = 0 if progress is None else progress.overall
+        # Training may have gone back since, to an earlier checkpoint.
+        start = 0 if progress is None else progress.start
+        interval = trained - min(trained, max(self._trained_before, start))
+        self._trained_before = trained
+        return self._attributes.create(
+            current_iteration=max(0, trained - 1),
+            interval=interval,
+            num_iterations=self._times.count,
+            **self._times.seconds(),
+        )
+
+    # Its iterations
+
+    def start_iteration(self, msec: float | None = None) -> Span:
+        """Start an iteration."""
+        if self.span is None:
+            misuse(
+                f"{self.iteration} outside",
+                f"{self.iteration} is started outside of {self.name}: it is recorded, but not counted",
+            )
+        elif not self._is_enabled:
+            return NO_SPAN
+        before = find_open(WORDS[self.iteration])
+        if before is not None:
+            misuse(
+                f"double {self.iteration}",
+                f"{self.iteration} is started inside of one: the earlier one is ended first",
+            )
+            self._end_iteration(before, clock.now(), None)
+        return start_span(self.iteration, msec, under=self.job.container)
+
+    def end_iteration(self, msec: float | None = None, error: BaseException | None = None) -> None:
+        """End an iteration."""
+        if self.span is not None and not self._is_enabled:
+            return
+        span = find_span(self.iteration)
+        if span is None:
+            misuse(f"end {self.iteration}", f"{self.iteration} is ended that was not started")
+            return
+        self._end_iteration(span, moment(msec, f"end of {self.iteration}"), error)
+
+    def _end_iteration(self, span: Span, end: int, error: BaseException | None) -> None:
+        stop_span(span, end, error)
+        if self.span is not None:
+            self._times.add(span.end - span.start)
+            self.total.add(span.end - span.start)
+
+    def _open_iterations(self) -> list[Span]:
+        return [span for span in open_spans() if span._word == WORDS[self.iteration]]
+
+    def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
+        """End this span if it is one of these; whether it was."""
+        if span is self.span:
+            self._end_loop(end, error)
+        elif span in self._open_iterations():
+            self._end_iteration(span, end, error)
+        else:
+            return False
+        return True

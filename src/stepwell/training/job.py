@@ -1,0 +1,281 @@
+"""A training job: its application, its loops, its checkpoints, and what is known about them so far.
+
+One per run and process. It turns starts and ends into spans and events; the callbacks and context managers
+are thin names over it. No method raises because of how training went.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Protocol
+
+from stepwell.journal import clock
+from stepwell.journal.errors import StepwellError, misuse
+from stepwell.telemetry.attributes import Attributes
+from stepwell.telemetry.events import Event
+from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.telemetry.run import Run
+from stepwell.telemetry.version import VERSION
+from stepwell.training.attributes import InitializationAttributes, TrainingTelemetryAttributes
+from stepwell.training.checkpoints import Checkpoints
+from stepwell.training.counters import Progress
+from stepwell.training.evaluation import Evaluation
+from stepwell.training.merging import ResolvedConfig
+from stepwell.training.standard_spans import (
+    find_span,
+    moment,
+    open_spans,
+    start_span,
+    stop_span,
+)
+from stepwell.training.training_loop import Count, TrainingLoop, loop_attributes
+from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+
+PHASES = {
+    Name.MODEL_FORWARD: "avg_forward_time_sec",
+    Name.MODEL_BACKWARD: "avg_backward_time_sec",
+    Name.DATA_LOADING: "avg_dataloader_time_sec",
+}
+"""Spans whose time in a training loop is reported with its updates."""
+
+
+class Part(Protocol):
+    """A part of a job that has spans of its own."""
+
+    def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
+        """End this span if it is one of its own; whether it was."""
+
+
+class TrainingJob:
+    """The telemetry of one training job in this process."""
+
+    def __init__(self, config: ResolvedConfig, run: Run | None) -> None:
+        self.config = config
+        self.run = run
+        self.application: Span | None = None
+        self.loop: TrainingLoop | None = None
+        self.container: Span | None = None
+        self.last: Progress | None = None
+        self.training_started = 0
+        self.training_time = 0
+        self.validation = Evaluation(self, Name.VALIDATION_LOOP)
+        self.testing = Evaluation(self, Name.TESTING_LOOP)
+        self.checkpoints = Checkpoints(self)
+        self.world_size = 1
+        self._read_world_size()
+
+    def ask(self, field: str) -> Any:
+        """What the configuration says; None where a function of the user's fails."""
+        try:
+            return getattr(self.config, field)
+        except StepwellError as error:
+            misuse(f"config {field}", str(error))
+            return None
+
+    def _read_world_size(self) -> None:
+        launched = 1 if self.run is None else self.run.world_size
+        self.world_size = self.ask("world_size") or launched
+
+    # The application
+
+    def start_application(self, msec: float | None = None) -> Span:
+        """Start the application, unless it runs already."""
+        if self.application is not None and self.application.active:
+            misuse("double application", "the application has been started already: it goes on")
+            return self.application
+        self.application = self.container = start_span(Name.APPLICATION, msec)
+        self._tell_initialization()
+        if self.config.has_telemetry_config:
+            self._tell_config()
+        return self.application
+
+    def _tell_initialization(self) -> None:
+        config, run = self.config, self.run
+        self._tell(
+            EventName.ONE_LOGGER_INITIALIZATION,
+            InitializationAttributes.create(
+                application_name=config.application_name,
+                world_size=self.world_size,
+                rank=0 if run is None else run.rank,
+                node_name=socket.gethostname(),
+                app_type=config.app_type,
+                session_tag=self.ask("session_tag"),
+                is_baseline_run=bool(self.ask("is_baseline_run")),
+                enable_for_current_rank=True,
+                stepwell_version=VERSION,
+                summary_data_schema_version=config.summary_data_schema_version,
+                custom_metadata=config.custom_metadata,
+            ),
+        )
+
+    def _tell_config(self) -> None:
+        names = TrainingTelemetryAttributes.FIELDS
+        values = {name: self.ask(name) for name in names if hasattr(type(self.config), name)}
+        values["checkpoint_strategy"] = self.config.save_checkpoint_strategy
+        values |= {n: bool(v) for n, v in values.items() if n.startswith("is_")}
+        self._tell(
+            EventName.UPDATE_TRAINING_TELEMETRY_CONFIG,
+            TrainingTelemetryAttributes.create(**values),
+        )
+
+    def _tell(self, name: EventName, attributes: Attributes) -> None:
+        span = self.application or NO_SPAN
+        span.add_event(Event(name.value, attributes, clock.now()))
+
+    def reconfigure(self, config: ResolvedConfig) -> None:
+        """Go on with another configuration."""
+        self.config = config
+        self._read_world_size()
+        if self.application is not None and self.application.active:
+            self._tell_config()
+
+    def end_application(
+        self, msec: float | None = None, error: BaseException | None = None
+    ) -> None:
+        """End the application, and first all that is open inside, innermost first."""
+        if self.application is None or not self.application.active:
+            misuse("end application", "the application is ended that was not started")
+            return
+        end = moment(msec, "end of the application")
+        self.close_open(end, error)
+        stop_span(self.application, end, error)
+        self.note_container()
+
+    def close_open(self, end: int, error: BaseException | None = None) -> None:
+        """End every span but the application, the latest first, with its final report."""
+        for span in open_spans():
+            if span.active and span is not self.application:
+                self._close(span, end, error)
+
+    def _close(self, span: Span, end: int, error: BaseException | None) -> None:
+        loop = self.loop
+        if loop is not None and span is loop.span:
+            self._end_loop(end, error)
+            return
+        parts: list[Part] = [self.validation, self.testing, self.checkpoints]
+        if loop is not None:
+            parts.append(loop)
+        if not any(part.end_open(span, end, error) for part in parts):
+            stop_span(span, end, error)
+
+    # Stretches of time that are nothing but that
+
+    def start(self, name: Name, msec: float | None = None) -> Span:
+        """Start one of the spans without further meaning."""
+        return start_span(name, msec, under=self.container)
+
+    def end(
+        self, name: Name, msec: float | None = None, error: BaseException | None = None
+    ) -> None:
+        """End what ``start`` began."""
+        span = find_span(name)
+        if span is None:
+            misuse(f"end {name}", f"{name} is ended that was not started")
+            return
+        stop_span(span, moment(msec, f"end of {name}") if msec else clock.now(), error)
+        loop = self.loop
+        if loop is not None and loop.span is self.container and name in PHASES:
+            phases = loop.progress.phases
+            phases[PHASES[name]] = phases.get(PHASES[name], 0) + span.end - span.start
+
+    def note_container(self) -> None:
+        """Note which is the innermost loop under way, or else the application."""
+        loop = None if self.loop is None else self.loop.span
+        found = self.validation.span or self.testing.span or loop or self.application
+        self.container = found if found is not None and found.active else None
+
+    # Training
+
+    def start_training(
+        self,
+        iterations: int = 0,
+        samples: int | None = None,
+        iterations_target: Count | None = None,
+        samples_target: Count | None = None,
+        msec: float | None = None,
+    ) -> Span:
+        """Start a training loop at this iteration; one that was never ended is ended first."""
+        if self.loop is not None:
+            misuse(
+                "double loop", "a training loop is started inside of one: that one is ended first"
+            )
+            self.end_training()
+        attributes = loop_attributes(self, iterations, samples, iterations_target, samples_target)
+        span = start_span(Name.TRAINING_LOOP, msec, attributes, under=self.container)
+        progress = Progress(
+            attributes.train_iterations_start,
+            attributes.train_samples_start,
+            self.config.log_every_n_train_iterations,
+        )
+        self.loop = TrainingLoop(self, span, progress)
+        self.note_container()
+        self.last = progress
+        self.training_started = self.training_started or span.start
+        return span
+
+    def end_training(self, msec: float | None = None, error: BaseException | None = None) -> None:
+        """End the training loop, with a last report."""
+        if self.loop is None:
+            misuse("end training loop", "a training loop is ended that was not started")
+            return
+        self._end_loop(moment(msec, "end of the training loop"), error)
+
+    def _end_loop(self, end: int, error: BaseException | None) -> None:
+        loop = self.loop
+        if loop is None:
+            return
+        loop.finish(end)
+        self.training_time += loop.progress.total
+        self.loop = None
+        stop_span(loop.span, end, error)
+        self.note_container()
+
+    def start_iteration(self, msec: float | None = None) -> Span:
+        """Start a training iteration; outside of a loop it is recorded without being counted."""
+        if self.loop is not None:
+            return self.loop.begin(msec)
+        misuse(
+            "iteration outside",
+            "a training iteration is started outside of a training loop: it is recorded, but not "
+            "counted",
+        )
+        return start_span(Name.TRAINING_SINGLE_ITERATION, msec, under=self.container)
+
+    def end_iteration(
+        self,
+        samples: int | None = None,
+        tokens: int | None = None,
+        optimizer_step: bool = True,
+        error: BaseException | None = None,
+        msec: float | None = None,
+    ) -> None:
+        """End a training iteration."""
+        loop = self.loop
+        if loop is not None and (loop.inside is not None or not loop.is_enabled):
+            usual = samples is None and tokens is None and optimizer_step
+            if usual and error is None and not msec:
+                loop.end_usual()
+            else:
+                loop.end(samples, tokens, optimizer_step, error, msec)
+            return
+        self.end(Name.TRAINING_SINGLE_ITERATION, msec, error)
+
+    def iteration_time(self) -> int:
+        """Nanoseconds in training iterations, of all loops so far."""
+        if self.loop is None:
+            return self.training_time
+        self.loop.progress.count_waiting()
+        return self.training_time + self.loop.progress.total
+
+    # The end
+
+    def close(self, status: str) -> None:
+        """The run ends: end what is open, unless that will never come to its own end."""
+        if status != "finished":
+            if self.loop is not None:
+                self.loop.finish(clock.now())
+        elif self.application is not None and self.application.active:
+            self.end_application()
+        else:
+            self.close_open(clock.now())

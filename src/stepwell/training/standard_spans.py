@@ -1,0 +1,79 @@
+"""The standard spans that are open, and how a start finds its place and an end its start."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stepwell.journal import clock
+from stepwell.journal.errors import misuse
+from stepwell.journal.state import state
+from stepwell.telemetry.attributes import Attributes
+from stepwell.telemetry.live import Span, find_open, open_span, word_of
+from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+
+WORDS: dict[Name, int] = {name: word_of(name) for name in Name}
+TOLERANCE = 1_000_000
+"""So far in the future a given time may lie, in nanoseconds: callers round to milliseconds."""
+
+
+def start_span(
+    name: Name,
+    msec: float | None = None,
+    attributes: Attributes | None = None,
+    under: Span | None = None,
+) -> Span:
+    """Open a span; ``under`` is its parent where nothing is open in this thread."""
+    start = moment(msec, f"start of {name}") if msec else 0
+    return open_span(WORDS[name], attributes, start, None, under)
+
+
+def find_span(name: Name) -> Span | None:
+    """The open span of this kind that an end belongs to: this thread's, else the latest one."""
+    mine = find_open(WORDS[name])
+    if mine is not None:
+        return mine
+    others = [span for span in open_spans() if span._word == WORDS[name]]
+    if not others:
+        return None
+    misuse(
+        f"other thread {name}",
+        f"{name} is ended in another thread or task than it was started in: the latest one "
+        "that is open is ended",
+    )
+    return others[0]
+
+
+def open_spans() -> list[Span]:
+    """All spans of this process that are open and can be ended by their object, the latest first."""
+    journal = state.journal
+    spans: list[Span] = [] if journal is None else list(journal.objects.values())
+    return sorted(spans, key=lambda span: (span.start, span.id), reverse=True)
+
+
+def moment(msec: Any, what: str) -> int:
+    """An instant of the journal's clock, from milliseconds since the epoch; None and 0 mean now."""
+    now = clock.now()
+    if not msec:
+        return now
+    if isinstance(msec, bool) or not isinstance(msec, int | float) or not math.isfinite(msec):
+        misuse(
+            f"time of {what}",
+            f"the {what} is given as {msec!r}: write milliseconds since the epoch",
+        )
+        return now
+    then = clock.from_wall(round(msec * 1e6))
+    if then > now + TOLERANCE:
+        misuse(
+            f"future {what}",
+            f"the {what} is given as {msec!r} ms since the epoch, which is "
+            f"{(then - now) / 1e9:.3f} s from now: now is taken instead",
+        )
+    return min(max(then, 1), now)
+
+
+def stop_span(span: Span, end: int, error: BaseException | None = None) -> None:
+    """Close a span at this instant, which must not lie before its start."""
+    if end < span.start:
+        misuse("early end", f"{span.name} is ended before it was started: it takes 0 s")
+    span._stop(end, error)
