@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import background, disabled, growth, importing, scalars, spans, training
+from benchmarks import annotations, background, disabled, growth, importing, scalars, spans, training
 from benchmarks.peers import scalars as scalar_peers
 from benchmarks.peers import spans as span_peers
 from benchmarks.row import Row
@@ -21,6 +21,13 @@ ROWS = (
     Row("forward", "model_forward()", training.forward),
     Row("off-iteration", "disabled: training_iteration()", training.disabled, 1.0),
     Row("iteration-drift", "iteration: millionth : thousandth", training.drift, 1.2),
+    Row("ai", "with ai.compute.forward", annotations.bare, 2.5),
+    Row("ai-call", "@ai.compute.forward, a call", annotations.decorated, 3.0),
+    Row("ai-args", "with ai.compute.forward(args=…)", annotations.arguments, 5.5),
+    Row("ai-update", "ai….update(3 values) and with", annotations.update, 5.5),
+    Row("ai-iter", "ai….iter, an item (two spans)", annotations.iterate, 6.0),
+    Row("off-ai", "disabled: with ai.compute.forward", annotations.bare_off, 0.6),
+    Row("off-ai-iter", "disabled: ai….iter, an item", annotations.iterate_off, 0.0),
     Row("off-reused", "disabled: reused span", disabled.reused, 0.6),
     Row("off-named", 'disabled: span("name")', disabled.named, 0.6),
     Row("off-attributes", 'disabled: span("name", a=…, b=…)', disabled.attributes, 1.0),

@@ -34,6 +34,7 @@ from stepwell.telemetry.start import init
 from stepwell.telemetry.version import VERSION
 
 if TYPE_CHECKING:
+    from stepwell.annotations.tree import ai as ai
     from stepwell.reading import RecordedRun
 
 __version__ = VERSION

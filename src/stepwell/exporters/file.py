@@ -117,7 +117,11 @@ class FileExporter(Exporter):
             raise
 
     def _ends_a_line(self, size: int) -> bool:
-        return size == 0 or os.pread(self._fd, 1, size - 1) == b"\n"
+        if size == 0:
+            return True
+        # Where it is read does not matter to what is appended. Windows has no pread.
+        os.lseek(self._fd, size - 1, os.SEEK_SET)
+        return os.read(self._fd, 1) == b"\n"
 
 
 def path_of_rank(path: Path, rank: int) -> Path:

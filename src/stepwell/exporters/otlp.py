@@ -34,7 +34,7 @@ class OTLPExporter(Exporter):
             ``OTEL_EXPORTER_OTLP_ENDPOINT``, else port 4318 of this machine.
         headers: HTTP headers, as a dict or as ``"name=value,name=value"``; else
             ``OTEL_EXPORTER_OTLP_TRACES_HEADERS`` or ``OTEL_EXPORTER_OTLP_HEADERS``.
-        timeout: seconds that one request may take, with the retries that OpenTelemetry makes.
+        timeout: seconds that one request may take.
         announce_after: a span that is open for longer than this many seconds is announced by a
             placeholder below it, since OTLP has no open spans.
         compression: ``"none"``, ``"gzip"`` or ``"deflate"``; else ``OTEL_EXPORTER_OTLP_COMPRESSION``.

@@ -67,10 +67,13 @@ class Sender:
         """Deliver these, or raise ``Refused``."""
         for batch in _in_requests(spans):
             self._session.problem = ""
-            done = self._exporter.export([self._readable(span) for span in batch])
+            try:
+                done = self._exporter.export([self._readable(span) for span in batch])
+            except requests.RequestException:  # older releases let these through
+                done = SpanExportResult.FAILURE
             if done is not SpanExportResult.SUCCESS:
                 where = without_password(self._session.url)
-                why = self._session.problem or "it could not be encoded, or took too long"
+                why = self._session.problem or "it could not be encoded"
                 raise Refused(f"{where} did not take {len(batch)} spans: {why}")
 
     def close(self) -> None:
@@ -98,7 +101,11 @@ class Sender:
 
 
 class _Session(requests.Session):
-    """Looks at the answers: the exporter takes anything between 200 and 399 for a success."""
+    """Looks at the answers, and raises unless it is a yes.
+
+    The exporter takes a redirect, or the page of a hotel network, for a success. And it retries by
+    itself, some releases of it for minutes: whoever feeds it does so better, and can say why.
+    """
 
     def __init__(self, sender: Sender) -> None:
         super().__init__()
@@ -108,24 +115,32 @@ class _Session(requests.Session):
 
     def request(self, method: Any, url: Any, *args: Any, **more: Any) -> requests.Response:
         self.url = str(url)
+        # Followed, a redirect would turn what is posted into a mere question.
+        more["allow_redirects"] = False
         try:
-            answer = super().request(method, url, *args, **more)
+            answer = self._request(method, url, *args, **more)
             self._check(answer)
         except requests.RequestException as error:
             self.problem = _in_words(error)
-            raise
+            raise _NoSuccess(self.problem) from None
         return answer
 
+    def _request(self, *args: Any, **more: Any) -> requests.Response:
+        try:
+            return super().request(*args, **more)
+        except requests.ConnectTimeout:
+            raise
+        except requests.ConnectionError:
+            # A server closes connections that were idle for a while; on a new one it works.
+            return super().request(*args, **more)
+
     def _check(self, answer: requests.Response) -> None:
-        if answer.status_code >= 400:
-            # The exporter knows which of these to try again.
-            self.problem = f"HTTP {answer.status_code} {answer.reason} {answer.text[:300]}".strip()
-            return
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        told = f"HTTP {answer.status_code} {answer.reason}"
+        if answer.status_code >= 400:
+            raise _NoSuccess(f"{told} {answer.text[:300]}".strip())
         if answer.status_code >= 300 or kind == "text/html":
-            raise _NoReceiver(
-                f"HTTP {answer.status_code}, {kind or 'no content'}: no OTLP receiver"
-            )
+            raise _NoSuccess(f"{told}, {kind or 'no content'}: no OTLP receiver")
         if kind not in ("application/json", "text/plain"):
             self._read(answer.content)
 
@@ -134,18 +149,20 @@ class _Session(requests.Session):
         try:
             told.ParseFromString(content)
         except Exception:
-            raise _NoReceiver(f"its answer is no OTLP: {content[:40]!r}") from None
+            raise _NoSuccess(f"its answer is no OTLP: {content[:40]!r}") from None
         if told.partial_success.rejected_spans:
             self._sender.rejected += told.partial_success.rejected_spans
             self._sender.rejection = told.partial_success.error_message
 
 
-class _NoReceiver(requests.RequestException):
-    """Something answered that does not understand OTLP."""
+class _NoSuccess(requests.RequestException):
+    """It was not taken. Of no kind that the exporter would try again."""
 
 
 def _in_words(error: Exception) -> str:
     """The innermost cause, which the libraries wrap several times."""
+    if isinstance(error, _NoSuccess):
+        return str(error)
     seen = error
     for _ in range(8):
         inner = getattr(seen, "reason", None) or next(iter(seen.args), None)

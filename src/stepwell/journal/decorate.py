@@ -27,6 +27,10 @@ def decorate(span: Named, function: F) -> F:
     A coroutine is timed until it has finished, a generator from its first item to its last one
     or to being closed.
     """
+    if isinstance(function, type):
+        # Of a class it is the making of an object that takes time; it stays the same class.
+        function.__init__ = functools.wraps(function.__init__)(_wrapper(span, function.__init__))  # type: ignore[misc]
+        return function
     if isinstance(function, staticmethod | classmethod):
         return cast(F, type(function)(decorate(span, function.__func__)))
     if not callable(function):

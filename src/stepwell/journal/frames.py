@@ -47,7 +47,7 @@ def enter(lane: Lane, word: int, attributes: bytes, start: int = 0, parent_id: i
     offset = lane.put_attributes(attributes) if attributes else 0
     if parent_id:
         parent = lane.stand_in(parent_id)
-    elif outer is not None and outer in lane.frames:
+    elif outer is not None and outer.slot and outer in lane.frames:
         parent = outer.slot
     else:
         parent = _distant_parent(lane, outer)
@@ -71,6 +71,17 @@ def enter(lane: Lane, word: int, attributes: bytes, start: int = 0, parent_id: i
     else:
         frame.origin = 0
     return frame
+
+
+def enter_unrecorded(lane: Lane, word: int) -> None:
+    """Open a span that is not recorded, as if it had found no space."""
+    frame = Frame()
+    frame.lane = lane
+    frame.outer = _get()
+    frame.word = word
+    frame.slot = frame.origin = 0
+    lane.frames[frame] = None
+    _set(frame)
 
 
 def _distant_parent(lane: Lane, frame: Frame | None) -> int:
@@ -98,9 +109,9 @@ def _forget_ended(frame: Frame | None) -> None:
 def current_slot(lane: Lane) -> int:
     """Slot of the innermost open span of the running task."""
     frame = _get()
-    return (
-        frame.slot if frame is not None and frame in lane.frames else _distant_parent(lane, frame)
-    )
+    if frame is not None and frame.slot and frame in lane.frames:
+        return frame.slot
+    return _distant_parent(lane, frame)
 
 
 def innermost(word: int) -> Frame | None:

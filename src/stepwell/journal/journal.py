@@ -35,6 +35,8 @@ ERROR_EVENT = "error"
 REMEMBERED_ERRORS = 16
 INNERMOST = -1
 """In the place of a span's identity: the innermost open one of the calling thread or task."""
+MAX_AWAITED = 64
+"""So many open span objects keep the segments of threads that have ended."""
 MAX_MAPPED = 8
 """So many segments that wait to be sealed stay mapped."""
 
@@ -92,15 +94,24 @@ class Journal:
             # The main thread counts as ended while the interpreter shuts down, yet goes on.
             main = threading.main_thread()
             ended = [lane for lane in self.lanes if not lane.thread.is_alive()]
+            awaited = self._awaited()
             for lane in ended:
-                if lane.thread is not main:
+                if lane.thread is not main and lane not in awaited:
                     self.lanes.remove(lane)
                     self.retire_lane(lane)
+
+    def _awaited(self) -> set[Lane]:
+        """Lanes with open span objects, which any thread may end; the latest ones of them."""
+        return {span._lane for span in list(self.objects.values())[-MAX_AWAITED:]}
 
     def retire_lane(self, lane: Lane) -> None:
         """End what a lane has open, and hand over its segments."""
         lane.give_up()
         lane.close()
+        for identity, span in list(self.objects.items()):
+            if span._lane is lane:
+                span.end = span.end or clock.now()
+                self.objects.pop(identity, None)
         # Not unmapped here: the thread may live, and be inside of a span.
         for segment, blob in ((lane.segment, lane.blob), (lane.metrics, None)):
             if segment is not None and self._keeps_segments:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stepwell.journal.format import LINK_NAME, MAX_NAMES
+from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.names import SPAN
 from stepwell.journal.tail import Tail, parse_object
 
@@ -63,6 +63,4 @@ class KeptNames:
 
     def _mark(self, low: int) -> bool:
         # Zero: not written yet, to be looked at again.
-        if low in (0, LINK_NAME & 0xFF) or self._wanted[low]:
-            return True
-        return not self._unwanted[low]
+        return not low or bool(self._wanted[low]) or not self._unwanted[low]

@@ -50,6 +50,8 @@ class Lane:
         "ends",
         "frames",
         "journal",
+        "last_data",
+        "last_offset",
         "limit",
         "lock",
         "metas",
@@ -95,6 +97,9 @@ class Lane:
         self.blob_map: Any = None
         self.blob_next = 0
         self.blob_limit = 0
+        # The latest set that was appended and where: the next span may have the same.
+        self.last_data: bytes | None = None
+        self.last_offset = 0
         # Metrics.
         self.metrics: Segment | None = None
         self.rows: Any = None
@@ -131,6 +136,7 @@ class Lane:
         old_space = self.blob_map, self.blob_next, self.blob_limit
         moved = {0: 0}
         origins: dict[int, int] = {}
+        self.last_data = None
         try:
             self.blob = None
             self.blob_limit = 0

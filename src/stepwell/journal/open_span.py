@@ -187,6 +187,8 @@ class OpenSpan:
 
     def _finish(self, end: int, flags: int = 0) -> bool:
         """Close it at this time, which becomes its end; whether it was the innermost one here."""
+        if self.end:
+            return False
         self.end = end
         lane = self._lane
         if lane is None:
@@ -213,8 +215,8 @@ class OpenSpan:
     @quietly
     def _finish_slowly(self, lane: Lane, word: int) -> None:
         """Close it out of order, or from elsewhere."""
-        if lane.journal.closed:
-            # It was given an end when the journal was closed.
+        if lane.journal.closed or lane not in lane.journal.lanes:
+            # It was given an end when the journal was closed, or its thread ended.
             return
         if self._frame is not None:
             frames.leave_one(self._frame, word)

@@ -168,32 +168,79 @@ def _enter(self: Span) -> Span:
 
 def _enter_with_attributes(self: AttributedSpan) -> AttributedSpan:
     try:
-        lane: Lane = local.lane
         data = _encode(self.attributes)
+        # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
+        if len(data) > MAX_TEXT or b"null" in data:
+            data = encode(self.attributes)
     except Exception:
-        _enter_slowly(self, encode(self.attributes))
-        return self
+        data = encode(self.attributes)
+    enter_with(self, data)
+    return self
+
+
+def enter_with(self: Span, data: bytes) -> None:
+    """Enter with attributes that are encoded already. To be called only while something records."""
+    try:
+        lane: Lane = local.lane
+    except AttributeError:
+        _enter_slowly(self, data)
+        return
+    if _running_loop() is not None:
+        _enter_slowly(self, data)
+        return
     size = len(data)
-    # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
-    if size > MAX_TEXT or b"null" in data or _running_loop() is not None:
-        _enter_slowly(self, encode(self.attributes))
-        return self
     # No call from here to where slot and offset are ours: a signal handler may record in between.
     slot = lane.next
-    offset = lane.blob_next
-    after = offset + size
-    if slot >= lane.limit or after >= lane.blob_limit:
-        _enter_slowly(self, encode(self.attributes))
-        return self
-    lane.next = slot + 1
-    lane.blob_next = (after + 8) & -8
-    lane.blob_map[offset:after] = data
+    if slot >= lane.limit:
+        _enter_slowly(self, data)
+        return
+    if data is lane.last_data:
+        offset = lane.last_offset
+        lane.next = slot + 1
+    else:
+        offset = lane.blob_next
+        after = offset + size
+        if after >= lane.blob_limit:
+            _enter_slowly(self, data)
+            return
+        lane.next = slot + 1
+        lane.blob_next = (after + 8) & -8
+        lane.blob_map[offset:after] = data
+        lane.last_offset = offset
+        lane.last_data = data
     stack = lane.stack
     word = self._word
     lane.metas[slot] = word | stack[-1] & SLOT_MASK | offset << ATTRIBUTE_SHIFT - 3
     stack.append(word | slot)
     lane.starts[slot] = _now()
-    return self
+
+
+def enter_unrecorded(self: Span) -> None:
+    """Enter so that leaving finds nothing to record; what is opened inside passes it over."""
+    lane = current_lane()
+    if lane is None:
+        return
+    if _running_loop() is not None:
+        frames.enter_unrecorded(lane, self._word)
+    else:
+        lane.stack.append(self._word | DROPPED | lane.plain_parent_slot())
+
+
+@quietly
+def withdraw(self: Span) -> None:
+    """Take back the innermost open span of this name in this thread or task, as if never entered."""
+    lane: Lane | None = getattr(local, "lane", None)
+    if lane is None:
+        return
+    slot = 0
+    if lane.frames:
+        frame = frames.leave(self._word, 0)
+        slot = 0 if frame is None else frame.slot
+    if not slot:
+        slot = lane.leave(self._word, _now())
+    if slot:
+        # A row without a start is none; what was opened inside passes it over.
+        lane.starts[slot] = 0
 
 
 def _exit(
@@ -293,6 +340,9 @@ def _leave_task(word: int) -> bool:
 
 # While nothing records, leaving a span is a call that C answers with something false.
 _nothing: Any = "".format
+
+leave = _exit
+"""Leave a span that was entered while something recorded."""
 
 _on = (_enter, _enter_with_attributes, _exit)
 _off = (Span.__enter__, AttributedSpan.__enter__, _nothing)

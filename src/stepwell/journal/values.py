@@ -13,6 +13,7 @@ from typing import Any
 
 MAX_TEXT = 8192
 """Longer strings are cut, and say so."""
+LONGEST_SHOWN = 120
 
 _quick: Callable[[Any], bytes] | None = None
 
@@ -50,6 +51,14 @@ def text_of(value: Any) -> str:
     """What str() gives, or a description where that fails."""
     try:
         return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: unreadable, {type(error).__name__}>"
+
+
+def shown(value: Any) -> str:
+    """How a value looks in a message."""
+    try:
+        return cut(repr(value), LONGEST_SHOWN)
     except Exception as error:
         return f"<{type(value).__name__}: unreadable, {type(error).__name__}>"
 

@@ -105,8 +105,10 @@ class ProcessTables:
         columns["duration_ns"] = _nullable(duration, rows.end != 0)
         if "status" in wanted:
             columns["status"] = pl.Series(STATUSES, dtype=pl.String).gather(rows.status)
-        if "attributes" in wanted:
-            columns["attributes"] = self._with_late(rows.id, _texts(rows.attributes, texts))
+        if wanted & {"attributes", "step", "epoch"}:
+            attributes = self._with_late(rows.id, _texts(rows.attributes, texts))
+            columns["attributes"] = attributes
+            columns |= _own_context(columns, attributes)
         return _frame(columns, SPANS, wanted)
 
     def _with_late(self, ids: NDArray[Any], texts: pl.Series) -> pl.Series:
@@ -239,6 +241,17 @@ def _frame(columns: dict[str, Any], schema: pl.Schema, wanted: set[str]) -> pl.D
 
 def _nullable(values: NDArray[Any], known: NDArray[Any]) -> pl.Series:
     return pl.Series(values).set(pl.Series(~known), None)
+
+
+def _own_context(columns: dict[str, Any], attributes: pl.Series) -> dict[str, pl.Series]:
+    """Step and epoch as a span's own attributes say, where they do."""
+    found: dict[str, pl.Series] = {}
+    for name in ("step", "epoch"):
+        if name in columns and attributes.str.contains(f'"{name}":', literal=True).any():
+            own = attributes.str.json_path_match(f"$.{name}").cast(pl.Int64, strict=False)
+            own = own.set(own.fill_null(-1) < 0, None)
+            found[name] = own.fill_null(pl.Series(columns[name]))
+    return found
 
 
 def _texts(offsets: NDArray[Any], segment: Segment | None) -> pl.Series:

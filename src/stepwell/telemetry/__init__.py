@@ -7,9 +7,29 @@ training framework.
 
 from __future__ import annotations
 
-from stepwell.telemetry.attributes import Attributes
-from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import Span, timed_span
-from stepwell.telemetry.span_recorder import SpanRecorder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepwell.telemetry.attributes import Attributes
+    from stepwell.telemetry.events import Event
+    from stepwell.telemetry.live import Span, timed_span
+    from stepwell.telemetry.span_recorder import SpanRecorder
 
 __all__ = ["Attributes", "Event", "Span", "SpanRecorder", "timed_span"]
+
+_HOMES = {
+    "Attributes": "attributes",
+    "Event": "events",
+    "Span": "live",
+    "SpanRecorder": "span_recorder",
+    "timed_span": "live",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Whoever only records needs none of them: each is imported when it is first asked for."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

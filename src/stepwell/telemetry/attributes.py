@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from stepwell.journal.errors import StepwellError
+from stepwell.journal.errors import StepwellError, misuse
+from stepwell.journal.values import shown
 
 T = TypeVar("T")
 
@@ -23,7 +24,10 @@ class Attributes(Mapping[str, Any]):
     def add(self, name: str, value: Any) -> Attributes:
         """Set one value; returns itself, so that calls can be chained."""
         if not isinstance(name, str) or not name:
-            raise StepwellError(f"an attribute is named {name!r}: write a non-empty string")
+            misuse(
+                "attribute name", f"an attribute is named {shown(name)}: write a non-empty string"
+            )
+            name = shown(name)
         self._values[name] = value
         return self
 

@@ -9,13 +9,15 @@ from enum import Enum
 from typing import Any
 
 from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError
+from stepwell.journal.errors import misuse
 from stepwell.journal.journal import ERROR_EVENT
-from stepwell.journal.values import cut, text_of
+from stepwell.journal.values import cut, number, shown, text_of
 from stepwell.telemetry.attributes import Attributes
 
 Timestamp = float | datetime.datetime
 """Seconds since the epoch, or a datetime."""
+LAST_CLOCK = 1 << 60
+"""Times from here on are some decades away, and the journal has no place for them."""
 
 
 class Event:
@@ -86,7 +88,8 @@ def name_of(name: str | Enum) -> str:
     """The text that names a span or event; of an Enum member that is its value."""
     text = name.value if isinstance(name, Enum) else name
     if not isinstance(text, str) or not text:
-        raise StepwellError(f"a span or event is named {name!r}: write a non-empty string")
+        misuse("name", f"a span or event is named {shown(name)}: write a non-empty string")
+        return shown(name)
     return str(text)
 
 
@@ -95,9 +98,10 @@ def as_attributes(values: Mapping[str, Any] | None) -> Attributes:
     if isinstance(values, Attributes):
         return values.copy()
     if values is not None and not isinstance(values, Mapping):
-        raise StepwellError(
-            f'attributes are {values!r}: write a dict such as {{"reason": "warm-up"}}'
+        misuse(
+            "attributes", f"attributes are {shown(values)}: write a dict, {{'reason': 'warm-up'}}"
         )
+        return Attributes()
     return Attributes(values)
 
 
@@ -105,9 +109,18 @@ def clock_at(timestamp: Timestamp | None) -> int:
     """A point in time on the journal's clock; now when none is given."""
     if timestamp is None:
         return clock.now()
-    seconds = timestamp.timestamp() if isinstance(timestamp, datetime.datetime) else timestamp
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise StepwellError(
-            f"timestamp is {timestamp!r}: write seconds since the epoch, such as time.time()"
+    try:
+        at = (
+            timestamp.timestamp() if isinstance(timestamp, datetime.datetime) else number(timestamp)
         )
-    return max(1, clock.from_wall(round(seconds * 1e9)))
+        found = 0 if at is None or timestamp is True else clock.from_wall(round(at * 1e9))
+    except (TypeError, ValueError, OverflowError, OSError):
+        found = 0
+    if not 0 < found < LAST_CLOCK:
+        misuse(
+            "timestamp",
+            f"timestamp is {shown(timestamp)}: write seconds since the epoch, such as time.time(); "
+            "now is taken instead",
+        )
+        return clock.now()
+    return found

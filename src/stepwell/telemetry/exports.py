@@ -121,7 +121,8 @@ class ExportThread:
 
     def wait(self, asked: int, timeout: float) -> bool:
         """Whether what was asked for has been done in time."""
-        if self._thread is None or not self._thread.is_alive():
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or not thread.is_alive():
             return False
         with self._answered:
             return self._answered.wait_for(lambda: self._done >= asked, timeout) and self._went_well

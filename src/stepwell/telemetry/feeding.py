@@ -183,7 +183,7 @@ class Feed:
     def _failed(self, error: BaseException) -> None:
         self.failures += 1
         self._in_a_row += 1
-        self.last_error = f"{type(error).__name__}: {cut(text_of(error), 500)}"
+        self.last_error = f"{type(error).__name__}: {cut(' '.join(text_of(error).split()), 500)}"
         delay = FIRST_DELAY * 2 ** (self._in_a_row - 1)
         self._not_before = time.monotonic() + (QUARANTINE_DELAY if self.quarantined else delay)
         if self.quarantined and not self._said:

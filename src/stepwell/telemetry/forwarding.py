@@ -18,8 +18,9 @@ from stepwell.telemetry.exporter_loading import make_exporter
 from stepwell.telemetry.feeding import Feed
 from stepwell.telemetry.sidecar_notes import remove_notes_of
 
-TRIES = 2
-"""An SDK tries several times by itself; after so many such tries it is said that nobody takes it."""
+TRIES = 4
+PAUSE = 1.0
+"""Seconds between them."""
 
 
 class NotTaken(ConnectionError):
@@ -102,7 +103,7 @@ class _Sending:
                 failed += 1
                 if failed >= TRIES:
                     self._not_taken()
-                time.sleep(self.feed.pause())
+                time.sleep(max(PAUSE, self.feed.pause()))
             elif not self.feed.over:
                 break  # It still runs; this is all there is for now.
         self._end()

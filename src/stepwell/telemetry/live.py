@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepwell.journal import clock, frames
-from stepwell.journal.errors import quietly, report
+from stepwell.journal.errors import StepwellError, misuse, quietly, report
 from stepwell.journal.format import ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
 from stepwell.journal.lane import Lane
 from stepwell.journal.names import SPAN, names
@@ -106,10 +106,16 @@ class Span(OpenSpan):
 
     def add_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Set several attributes at once."""
+        kept = as_attributes(attributes)
         if self._attributes is None:
             self._attributes = Attributes()
-        self._attributes.add_attributes(attributes)
-        self._annotate(attributes)
+        try:
+            self._attributes.add_attributes(kept)
+        except StepwellError as error:
+            # A declared attribute of a standard span: what is wrong for it is not kept.
+            misuse("attribute value", str(error))
+            return
+        self._annotate(kept.to_json())
 
     def add_event(
         self, event: Event | str | Enum, attributes: Mapping[str, Any] | None = None
@@ -153,7 +159,7 @@ class Span(OpenSpan):
         """Close it at an instant of the journal's clock."""
         if self.end:
             return
-        failed = error is not None and not isinstance(error, NO_ERRORS)
+        failed = error is not None and is_failure(error)
         if failed and error is not None:
             self.record_error(error)
         journal = self._journal
@@ -164,6 +170,13 @@ class Span(OpenSpan):
     def __repr__(self) -> str:
         took = f"{self.duration_msec:.3f} ms" + (" so far" if self.active else "")
         return f"<span {self.name} {took}>"
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception says that something went wrong, and not just how a loop or program ends."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return not isinstance(error, NO_ERRORS)
 
 
 class _NoSpan(Span):

@@ -39,8 +39,10 @@ NO_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVIC
 NOT_FOR_IT = ("STEPWELL_EXPORTERS", "STEPWELL_STRICT", "PYTHONWARNINGS")
 LINGER = 60.0
 MOST_STARTS = 4
-DELIVERED, UNDELIVERED, UNABLE = 0, 3, 4
-"""How a sidecar ends: with everything delivered, having given up, or having been unable to begin."""
+DELIVERED, BROKEN, UNDELIVERED, UNABLE = 0, 1, 3, 4
+"""How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin."""
+GRACE = 0.5
+"""What has been delivered takes so long to be told, where no time is left to wait for more."""
 
 _used_names: Counter[tuple[str, str]] = Counter()
 _left: list[subprocess.Popen[bytes]] = []
@@ -125,7 +127,8 @@ class Sidecar:
         deadline = time.monotonic() + timeout
         while self._revive():
             self._asked += 1
-            self._tell(f"drain {self._asked} {timeout:.3f}")
+            # A little less, so that it can say in time why it did not succeed.
+            self._tell(f"drain {self._asked} {0.9 * max(0.0, deadline - time.monotonic()):.3f}")
             answer = self._wait_for("drain", self._asked, deadline)
             if answer is not None:
                 return bool(answer.get("delivered"))
@@ -143,7 +146,7 @@ class Sidecar:
         process = self._process
         assert process is not None
         self._tell("close")
-        ended = self._wait_for("ended", True, time.monotonic() + timeout)
+        ended = self._wait_for("ended", True, time.monotonic() + max(timeout, GRACE))
         if ended is None or not ended.get("delivered"):
             self._complain(goes_on=ended is None and process.poll() is None)
         _leave(process)

@@ -25,7 +25,7 @@ from stepwell.telemetry.exporter import source_of
 from stepwell.telemetry.exporter_loading import make_exporter
 from stepwell.telemetry.feeding import Feed
 from stepwell.telemetry.run_document import RUN
-from stepwell.telemetry.sidecar import DELIVERED, UNABLE, UNDELIVERED
+from stepwell.telemetry.sidecar import BROKEN, DELIVERED, UNABLE, UNDELIVERED
 from stepwell.telemetry.sidecar_notes import Notes, remove_note, write_note
 
 POLL = 0.5
@@ -42,12 +42,15 @@ def main(about: dict[str, Any]) -> NoReturn:
     """Run a sidecar; ``about`` is what ``Sidecar`` tells it."""
     _be_modest()
     notes = Notes(Path(about["folder"]), about["notes"])
+    code = UNABLE
     try:
-        code = Follow(about, notes).run()
+        following = Follow(about, notes)
+        code = BROKEN
+        code = following.run()
     except BaseException as error:
-        notes.write(f"the sidecar failed: {type(error).__name__}: {error}")
-        _answer({"problem": f"{type(error).__name__}: {error}"})
-        code = UNABLE
+        problem = f"{type(error).__name__}: {error}"
+        notes.write(f"the sidecar failed: {problem}")
+        _answer({"problem": problem})
     # At once: a thread is still waiting for what the trainer might say.
     os._exit(code)
 

@@ -7,8 +7,9 @@ from enum import Enum
 from typing import Any, overload
 
 from stepwell.journal import errors
-from stepwell.journal.errors import StepwellError, quietly
+from stepwell.journal.errors import misuse, quietly
 from stepwell.journal.state import current_journal, state
+from stepwell.journal.values import shown
 from stepwell.telemetry.events import Event, Timestamp, as_attributes, clock_at
 from stepwell.telemetry.live import NO_SPAN, Span, open_span, word_of
 
@@ -29,7 +30,8 @@ class SpanRecorder:
         attributes = as_attributes(span_attributes)
         attributes.add_attributes(as_attributes(start_event_attributes))
         start = 0 if start_time is None else clock_at(start_time)
-        return self._start(word, attributes, start, parent_span) or NO_SPAN
+        parent = None if parent_span is None else _as_span(parent_span, "start(parent_span=…)")
+        return self._start(word, attributes, start, parent) or NO_SPAN
 
     @quietly
     def _start(self, word: int, attributes: Any, start: int, parent: Span | None) -> Span:
@@ -42,7 +44,7 @@ class SpanRecorder:
         stop_time: Timestamp | None = None,
     ) -> None:
         """Close a span; doing so twice is harmless."""
-        span.stop(stop_event_attributes, stop_time)
+        (_as_span(span, "stop(span)") or NO_SPAN).stop(stop_event_attributes, stop_time)
 
     @overload
     def event(self, event: Event, /) -> Event: ...
@@ -52,11 +54,15 @@ class SpanRecorder:
 
     def event(self, *args: Span | Event) -> Event:
         """Record an event, on this span or else on the innermost open one."""
-        span, event = (None, *args) if len(args) == 1 else args
-        if not isinstance(event, Event) or not (span is None or isinstance(span, Span)):
-            raise StepwellError(
-                f"event{args!r}: write event(Event.create(name)) or event(span, Event.create(name))"
+        event, *before = reversed(args) if args else ("",)
+        if not isinstance(event, Event):
+            misuse(
+                "recorder event",
+                f"event({', '.join(map(shown, args))}): write event(Event.create(name)) or "
+                "event(span, Event.create(name))",
             )
+            event = Event.create(shown(event))
+        span = _as_span(before[0], "event(span, …)") if before else None
         if span is not None:
             return span.add_event(event)
         self._write(event)
@@ -72,7 +78,8 @@ class SpanRecorder:
         self, span: Span, error_message: str, exception: BaseException | None = None
     ) -> Event:
         """Record an error on a span."""
-        return span.add_event(Event.of_error(error_message, exception))
+        found = _as_span(span, "error(span, …)") or NO_SPAN
+        return found.add_event(Event.of_error(error_message, exception))
 
     def telemetry_data_error(
         self, error_message: str, attributes: Mapping[str, Any] | None = None
@@ -80,3 +87,11 @@ class SpanRecorder:
         """Record that the telemetry itself is incomplete, and why."""
         about = {"error_message": error_message, **as_attributes(attributes)}
         self._write(Event.create(errors.TELEMETRY_ERROR, about))
+
+
+def _as_span(given: Any, where: str) -> Span | None:
+    """The span, None where something else was given."""
+    if isinstance(given, Span):
+        return given
+    misuse("recorder span", f"{where} is given {shown(given)}: write the span that start() gave")
+    return None

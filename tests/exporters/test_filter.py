@@ -1,0 +1,82 @@
+"""Which spans are exported, and what is said about a filter that makes no sense."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import pytest
+
+from stepwell import StepwellError
+from stepwell.exporters import ExportCustomizationMode, ExportFilter
+from stepwell.telemetry.export_filter import SHORT_SPANS
+from stepwell.training.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
+
+ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
+ONLY = ExportCustomizationMode.WHITELIST_SPANS
+BUT = ExportCustomizationMode.BLACKLIST_SPANS
+
+
+class Name(enum.Enum):
+    LOOP = "training_loop"
+    STEP = "training_single_iteration"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept", "left_out"),
+    [
+        (ExportFilter(ALL), ["training_loop", "model_forward", "mine"], []),
+        (ExportFilter(ONLY, ["mine", Name.LOOP]), ["training_loop", "mine"], ["other", "Mine"]),
+        (ExportFilter(BUT, [Name.STEP]), ["training_loop", "mine"], ["training_single_iteration"]),
+        (
+            ExportFilter(),
+            ["application", "training_loop", "checkpoint_save_sync", "mine"],
+            [
+                "training_single_iteration",
+                "validation_single_iteration",
+                "testing_single_iteration",
+                "data_loading",
+                "model_forward",
+                "zero_grad",
+                "model_backward",
+                "optimizer_update",
+            ],
+        ),
+    ],
+)
+def test_what_a_filter_keeps(chosen: ExportFilter, kept: list[str], left_out: list[str]) -> None:
+    """Names are compared exactly; without arguments all but the eight short spans are kept."""
+    assert [name for name in kept if not chosen.keeps(name)] == []
+    assert [name for name in left_out if chosen.keeps(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((ALL, ["a"]), "EXPORT_ALL_SPANS goes without a span_name_filter"),
+        ((ALL, []), "EXPORT_ALL_SPANS goes without a span_name_filter"),
+        ((ONLY, None), "WHITELIST_SPANS needs the names of spans"),
+        ((BUT, []), "BLACKLIST_SPANS needs the names of spans"),
+        ((BUT, "a"), "span_name_filter=['a']"),
+        ((BUT, 3), "BLACKLIST_SPANS needs the names of spans"),
+        ((BUT, ["a", 3]), "span_name_filter has 3"),
+        (("everything", None), "ExportCustomizationMode.EXPORT_ALL_SPANS"),
+        ((None, ["a"]), "write one of ExportCustomizationMode"),
+    ],
+)
+def test_a_wrong_filter(arguments: tuple[Any, Any], said: str) -> None:
+    """Each mistake is refused, with what to write instead."""
+    with pytest.raises(StepwellError) as refused:
+        ExportFilter(*arguments)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("chosen", [ExportFilter(), ExportFilter(ALL), ExportFilter(ONLY, ["a"])])
+def test_a_filter_survives_the_way_to_another_process(chosen: ExportFilter) -> None:
+    """Its plain values give it back."""
+    assert ExportFilter.from_json(chosen.to_json()) == chosen
+
+
+def test_the_short_spans_are_those_of_the_vocabulary() -> None:
+    """What exporters leave out by default is what the training vocabulary calls short."""
+    assert set(SHORT_SPANS) == {getattr(n, "value", n) for n in DEFAULT_SPANS_EXPORT_BLACKLIST}

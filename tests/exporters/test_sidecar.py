@@ -1,0 +1,149 @@
+"""Sidecars of exporters that a user wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.durability.helpers import environment
+
+MODULE = """
+import json, os
+from stepwell.exporters import Exporter
+
+class Lines(Exporter):
+    out_of_process = True
+    name = "lines"
+
+    def __init__(self, path, fault=""):
+        self.path, self.fault = path, fault
+        if fault == "constructor" and os.environ.get("STEPWELL_MODE") == "off":
+            raise RuntimeError("no licence in this process")
+
+    def description(self):
+        return {"class": "mine.Lines", "options": {"path": self.path, "fault": self.fault}}
+
+    def open(self, source):
+        self.pid = source.pid
+
+    def export(self, records):
+        if self.fault == "death":
+            os._exit(9)
+        with open(self.path, "a") as file:
+            for record in records:
+                entry = [record.type, record.name, self.pid, os.getpid()]
+                file.write(json.dumps(entry) + "\\n")
+"""
+SCRIPT = """
+import json, logging, os, sys
+import stepwell
+from mine import Lines
+
+warnings = []
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger("stepwell").addHandler(handler)
+
+class InTheScript(Lines):
+    def description(self):
+        return {**super().description(), "class": "__main__.InTheScript"}
+
+run = stepwell.init("t", dir="../runs")
+refused = ""
+try:
+    run.add_exporter({made})
+except stepwell.StepwellError as error:
+    refused = str(error)
+with stepwell.span("a"):
+    stepwell.event("e")
+flushed = run.flush(15)
+run.finish()
+print(json.dumps([flushed, os.getpid(), warnings, refused]))
+"""
+
+
+@dataclass
+class Outcome:
+    flushed: bool
+    pid: int
+    warnings: list[str]
+    refused: str
+    lines: list[list]
+
+
+def train(tmp_path: Path, made: str) -> Outcome:
+    """Run a training script in a folder where a file lies in the way of the standard library."""
+    code, work, path = tmp_path / "code", tmp_path / "work", tmp_path / "lines"
+    for folder in (code, work):
+        folder.mkdir()
+    (code / "mine.py").write_text(MODULE)
+    (code / "train.py").write_text(SCRIPT.replace("{made}", made.replace("PATH", repr(str(path)))))
+    (work / "json.py").write_text("raise RuntimeError('this is not the one')")
+    done = subprocess.run(
+        [sys.executable, str(code / "train.py")],
+        cwd=work,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = path.read_text().splitlines() if path.exists() else []
+    return Outcome(*json.loads(done.stdout), lines=[json.loads(line) for line in lines])
+
+
+def test_an_exporter_of_ones_own_may_run_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """It is found where the training script finds it, whatever lies in the working folder."""
+    done = train(tmp_path, "Lines(PATH)")
+    assert (done.flushed, done.warnings) == (True, [])
+    assert [line[:2] for line in done.lines if line[0] == "event"] == [["event", "e"]]
+    assert [line[1] for line in done.lines if line[0] in ("stop", "complete")] == ["a"]
+    assert {line[2] for line in done.lines} == {done.pid}
+    assert done.pid not in {line[3] for line in done.lines}
+
+
+def test_one_that_cannot_be_made_there_is_said_with_its_reason(tmp_path: Path) -> None:
+    """One warning, training goes on, and it is not tried for ever."""
+    done = train(tmp_path, "Lines(PATH, 'constructor')")
+    assert (done.flushed, done.lines) == (False, [])
+    (warning,) = done.warnings
+    assert "exporter lines cannot be started" in warning
+    assert "no licence in this process" in warning
+
+
+def test_one_that_dies_again_and_again_is_left_alone(tmp_path: Path) -> None:
+    """A few starts, one warning."""
+    done = train(tmp_path, "Lines(PATH, 'death')")
+    assert (done.flushed, done.lines) == (False, [])
+    (warning,) = done.warnings
+    assert "it ended with code 9" in warning
+
+
+def test_a_class_of_the_script_itself_is_refused(tmp_path: Path) -> None:
+    """The script cannot be imported a second time."""
+    done = train(tmp_path, "InTheScript(PATH)")
+    assert "put its class into a module" in done.refused
+    assert done.warnings == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "x" * 100])
+def test_the_name_of_an_exporter_makes_no_path(name: str, tmp_path: Path) -> None:
+    """Whatever it is called, its notes are in the process folder."""
+    from stepwell.telemetry.export_filter import ExportFilter
+    from stepwell.telemetry.sidecar import Sidecar
+
+    class Named:
+        def description(self) -> dict:
+            return {"class": "mine.Lines", "options": {}}
+
+    exporter = Named()
+    exporter.name = name  # type: ignore[attr-defined]
+    first, second = (Sidecar(exporter, tmp_path, ExportFilter())._about["notes"] for _ in "ab")
+    assert first != second
+    assert (tmp_path / first).parent == tmp_path
+    assert len(first) < 60
