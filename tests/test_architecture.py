@@ -17,8 +17,9 @@ TOP = "stepwell"
 """In the tables: the package's own `__init__`, the public surface."""
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "vocabulary": (),
     "journal": (),
-    "telemetry": ("journal",),
+    "telemetry": ("journal", "vocabulary"),
     "training": ("telemetry",),
     "annotations": ("telemetry",),
     "diagnostics": ("telemetry",),
@@ -27,26 +28,23 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "integrations": ("training", "annotations", "diagnostics", "loggers", "exporters"),
     "compat": ("training", "annotations", "diagnostics", "loggers", "exporters"),
     "reading": ("journal",),
-    "analysis": ("reading",),
+    "analysis": ("reading", "vocabulary"),
     "dashboard": ("analysis",),
     "cli": ("analysis", "telemetry", TOP),
     "testing": ("telemetry", "reading", TOP),
     "__main__": ("cli",),
+    "ai": ("annotations",),
     TOP: ("telemetry",),
 }
 """Each part with those right below it; what these may import, it may import too."""
 
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
-    TOP: ("reading",),
+    TOP: ("reading", "annotations"),
+    "exporters": ("reading",),
 }
 """More for some of them, but only inside functions or for type checkers."""
 
-SHARED: dict[str, tuple[str, ...]] = {
-    "stepwell.training.vocabulary": ("annotations", "exporters", "analysis"),
-}
-"""Single modules that parts may import which are not above them: tables that several have to agree on."""
-
-RECORDING = ("journal", "telemetry", "training", TOP)
+RECORDING = ("vocabulary", "journal", "telemetry", "training", "annotations", "ai", TOP)
 """The parts that every training process imports."""
 
 LATE = {"asyncio"}
@@ -143,16 +141,7 @@ def wrong_directions(part: str, imports: Iterator[Import]) -> list[str]:
         for found in imports
         if found.part is not None
         and found.part not in (allowed if found.when == "eager" else allowed_lazily)
-        and not is_shared_with(allowed, found.target)
     ]
-
-
-def is_shared_with(parts: set[str], target: str) -> bool:
-    """Whether the import is of a shared module, or from it, and one of these parts may use that."""
-    return any(
-        f"{target}.".startswith(f"{module}.") and parts & set(users)
-        for module, users in SHARED.items()
-    )
 
 
 def heavy_imports(imports: Iterator[Import]) -> list[str]:
@@ -253,27 +242,10 @@ def test_the_public_surface_may_reach_for_the_readers_only_lazily() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("part", "source", "is_fine"),
-    [
-        ("analysis", "from stepwell.training.vocabulary import phase_of", True),
-        ("exporters", "from stepwell.training import vocabulary", True),
-        ("cli", "from stepwell.training.vocabulary import PHASES", True),
-        ("analysis", "from stepwell.training import config", False),
-        ("reading", "from stepwell.training.vocabulary import phase_of", False),
-    ],
-)
-def test_a_shared_module_is_for_those_it_is_shared_with(
-    part: str, source: str, is_fine: bool
-) -> None:
-    """The table of words may be read by parts beside training and above them; nothing else of it."""
-    assert (wrong_directions(part, imports_of(source, f"stepwell.{part}")) == []) is is_fine
-
-
-def test_a_shared_module_imports_the_standard_library_alone() -> None:
-    """Whoever reads the table of words pulls in nothing else."""
-    shared = [SOURCE.parent / f"{module.replace('.', '/')}.py" for module in SHARED]
-    imported = {found.package for path, imports in modules() if path in shared for found in imports}
+def test_the_table_of_words_imports_the_standard_library_alone() -> None:
+    """Whoever reads it pulls in nothing else."""
+    words = SOURCE / "vocabulary.py"
+    imported = {found.package for path, imports in modules() if path == words for found in imports}
     assert imported <= sys.stdlib_module_names
 
 

@@ -10,7 +10,7 @@ import pytest
 from stepwell import StepwellError
 from stepwell.exporters import ExportCustomizationMode, ExportFilter
 from stepwell.telemetry.export_filter import SHORT_SPANS
-from stepwell.training.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
+from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
 
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 ONLY = ExportCustomizationMode.WHITELIST_SPANS

@@ -167,7 +167,7 @@ def test_what_nobody_took_is_noted_and_said_once(tmp_path: Path) -> None:
     with receiver.up():
         done = forward(path, receiver)
         assert done.returncode == 0, done.stderr
-        assert "1 processes sent to otlp" in done.stdout
+        assert "1 process sent to otlp" in done.stdout
         assert receiver.tree() == EXPECTED
     assert not list(path.glob("*/*.undelivered.json"))
 
@@ -202,7 +202,7 @@ def test_forward_says_when_nobody_takes_it(receiver: Receiver, tmp_path: Path) -
     assert len(receiver.by_id()) == 9
     done = forward(path, receiver, "--all")
     assert ("attention", "model_forward") in receiver.tree()
-    assert "12 spans of 1 processes sent to otlp" in done.stdout
+    assert "12 spans of 1 process sent to otlp" in done.stdout
 
 
 def test_sent_live_and_forwarded_a_span_is_the_same_one(receiver: Receiver, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.training.vocabulary import (
+from stepwell.vocabulary import (
     AI_NODES,
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     PHASES,
@@ -21,8 +21,8 @@ from stepwell.training.vocabulary import (
     standard_word,
     word_of,
 )
-from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as SpanName
+from stepwell.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.vocabulary import StandardTrainingJobSpanName as SpanName
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "training.md"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stepwell.annotations.node import COLUMNS, Node
-from stepwell.training.vocabulary import AI_NODES
+from stepwell.vocabulary import AI_NODES
 
 if TYPE_CHECKING:
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +17,7 @@ from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilt
 from stepwell.telemetry.forwarding import Forwarded, forward
 
 
-def forward_run(
-    run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter, quiet: bool = False
-) -> None:
+def forward_run(run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter) -> None:
     """Send a run, with a progress bar, and say what was sent."""
     # What it says of its own retries is summed up in one line at the end.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
@@ -33,7 +30,7 @@ def forward_run(
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=quiet or not console.is_terminal,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(f"{run.id} to {to}", total=_count(run, filter))
@@ -52,7 +49,8 @@ def _say(run: RecordedRun, to: str, done: list[Forwarded]) -> None:
         more = "; it still runs, send the run again later for the rest" if item.running else ""
         print(f"{item.process}: {item.spans} spans, {item.events} events{more}")
     total = sum(item.spans for item in done)
-    print(f"{run.id}: {total} spans of {len(done)} processes sent to {to}", file=sys.stdout)
+    processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
+    print(f"{run.id}: {total} spans of {processes} sent to {to}")
 
 
 def _count(run: RecordedRun, filter: ExportFilter) -> int | None:

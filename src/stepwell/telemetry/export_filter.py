@@ -7,17 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepwell.journal.errors import StepwellError
+from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
 
-SHORT_SPANS = (
-    "training_single_iteration",
-    "validation_single_iteration",
-    "testing_single_iteration",
-    "data_loading",
-    "model_forward",
-    "zero_grad",
-    "model_backward",
-    "optimizer_update",
-)
+SHORT_SPANS = tuple(word.value for word in DEFAULT_SPANS_EXPORT_BLACKLIST)
 """Spans of every iteration, which exporters are not given unless asked for: there are so many."""
 
 

@@ -94,7 +94,7 @@ from stepwell.training.provider import (
     TrainingTelemetryBuilder,
     TrainingTelemetryProvider,
 )
-from stepwell.training.vocabulary import (
+from stepwell.vocabulary import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     StandardTrainingJobEventName,
     StandardTrainingJobSpanName,

@@ -12,7 +12,7 @@ from stepwell.training import calls
 from stepwell.training.checkpoints import PathLike
 from stepwell.training.training_loop import Count
 from stepwell.training.values import CheckPointStrategy
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 # The application
 

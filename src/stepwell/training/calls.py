@@ -17,22 +17,32 @@ from stepwell.training.evaluation import Evaluation
 from stepwell.training.job import TrainingJob
 from stepwell.training.training_loop import Count
 from stepwell.training.values import CheckPointStrategy
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Part = Literal["validation", "testing"]
 
 
-def _with_job(otherwise: T) -> Callable[[Callable[Concatenate[TrainingJob, P], T]], Callable[P, T]]:
-    """Give a function the current job; what it gives without one, or when it fails, is ``otherwise``."""
+def _with_job(
+    otherwise: T, *, alone: bool = False
+) -> Callable[[Callable[Concatenate[TrainingJob, P], T]], Callable[P, T]]:
+    """Give a function the current job; what it gives without one, or when it fails, is ``otherwise``.
+
+    ``alone`` keeps other threads out meanwhile: for what is rare and changes what the job is inside of.
+    """
 
     def decorate(function: Callable[Concatenate[TrainingJob, P], T]) -> Callable[P, T]:
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 job = current.job or current_job()
-                return otherwise if job is None else function(job, *args, **kwargs)
+                if job is None:
+                    return otherwise
+                if alone:
+                    with job.lock:
+                        return function(job, *args, **kwargs)
+                return function(job, *args, **kwargs)
             except StepwellError as error:
                 misuse(function.__name__, str(error))
             except Exception as error:
@@ -44,7 +54,7 @@ def _with_job(otherwise: T) -> Callable[[Callable[Concatenate[TrainingJob, P], T
     return decorate
 
 
-@_with_job(NO_SPAN)
+@_with_job(NO_SPAN, alone=True)
 def start_application(job: TrainingJob, msec: float | None = None) -> Span:
     """Start the application."""
     return job.start_application(msec)
@@ -55,9 +65,29 @@ def end_application(
     job: TrainingJob, msec: float | None = None, error: BaseException | None = None
 ) -> None:
     """End the application."""
-    job.end_application(msec, error)
-    if job.run is not None:
-        # Whoever looks at the files of an exporter now is to find them complete.
+    with job.lock:
+        job.end_application(msec, error)
+    _flush(job)
+
+
+@_with_job(NO_SPAN, alone=True)
+def enter_application(job: TrainingJob) -> Span:
+    """Start the application as a block of code."""
+    return job.enter_application()
+
+
+@_with_job(None)
+def leave_application(job: TrainingJob, error: BaseException | None) -> None:
+    """End the application, if this is the outermost such block."""
+    with job.lock:
+        job.leave_application(error)
+    _flush(job)
+
+
+def _flush(job: TrainingJob) -> None:
+    # Whoever looks at the files of an exporter now is to find them complete.
+    application = job.application
+    if job.run is not None and application is not None and not application.active:
         job.run.flush()
 
 
@@ -75,7 +105,7 @@ def end(
     job.end(name, msec, error)
 
 
-@_with_job(NO_SPAN)
+@_with_job(NO_SPAN, alone=True)
 def start_training(
     job: TrainingJob,
     iterations: int = 0,
@@ -88,7 +118,7 @@ def start_training(
     return job.start_training(iterations, samples, iterations_target, samples_target, msec)
 
 
-@_with_job(None)
+@_with_job(None, alone=True)
 def end_training(
     job: TrainingJob, msec: float | None = None, error: BaseException | None = None
 ) -> None:
@@ -115,13 +145,13 @@ def end_iteration(
     job.end_iteration(samples, tokens, optimizer_step, error, msec)
 
 
-@_with_job(NO_SPAN)
+@_with_job(NO_SPAN, alone=True)
 def start_evaluation(job: TrainingJob, part: Part, msec: float | None = None) -> Span:
     """Start a validation or testing loop."""
     return _part(job, part).start(msec)
 
 
-@_with_job(None)
+@_with_job(None, alone=True)
 def end_evaluation(
     job: TrainingJob, part: Part, msec: float | None = None, error: BaseException | None = None
 ) -> None:
@@ -147,7 +177,7 @@ def _part(job: TrainingJob, part: Part) -> Evaluation:
     return job.validation if part == "validation" else job.testing
 
 
-@_with_job(NO_SPAN)
+@_with_job(NO_SPAN, alone=True)
 def start_save(
     job: TrainingJob,
     step: int,
@@ -159,7 +189,7 @@ def start_save(
     return job.checkpoints.start(step, msec, path, strategy)
 
 
-@_with_job(None)
+@_with_job(None, alone=True)
 def end_save(
     job: TrainingJob,
     msec: float | None = None,
@@ -170,13 +200,13 @@ def end_save(
     job.checkpoints.end(msec, error, span)
 
 
-@_with_job(None)
+@_with_job(None, alone=True)
 def conclude_save(job: TrainingJob, step: int, error: BaseException | None) -> None:
     """End the save that this thread is in, and say what became of it if that is known by now."""
     job.checkpoints.conclude(step, error)
 
 
-@_with_job(None)
+@_with_job(None, alone=True)
 def succeed(
     job: TrainingJob, step: int, msec: float | None = None, path: PathLike | None = None
 ) -> None:
@@ -184,7 +214,7 @@ def succeed(
     job.checkpoints.succeed(step, msec, path)
 
 
-@_with_job(None)
+@_with_job(None, alone=True)
 def fail(
     job: TrainingJob,
     step: int,

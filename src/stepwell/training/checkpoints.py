@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError, misuse
-from stepwell.journal.values import cut, text_of
+from stepwell.journal.errors import misuse
+from stepwell.journal.values import cut, number, shown, text_of
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.telemetry.live import NO_SPAN, Span, find_open
 from stepwell.training.attributes import (
     CheckpointSaveSpanAttributes,
     SaveCheckpointFailureEventAttributes,
@@ -20,10 +20,10 @@ from stepwell.training.attributes import (
     SyncCheckpointMetricsUpdateAttributes,
 )
 from stepwell.training.counters import SECOND, Durations
-from stepwell.training.standard_spans import moment, start_span, stop_span
-from stepwell.training.values import CheckPointStrategy
-from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
+from stepwell.training.values import COUNT, CheckPointStrategy
+from stepwell.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 if TYPE_CHECKING:
     from stepwell.training.job import TrainingJob
@@ -48,26 +48,35 @@ class Save:
     span: Span
     path: PathLike | None
     productive: dict[str, Any]
+    owner: Checkpoints
+    number: int
+    is_told: bool = False
 
 
 @dataclass
 class Tally:
-    """What became of the saves with one strategy."""
+    """How many saves there were with one strategy, and how long training waited for them."""
 
     attempts: int = 0
-    successes: int = 0
-    failures: int = 0
     times: Durations = field(default_factory=Durations)
 
 
 class Checkpoints:
     """The checkpoint saves of a job."""
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, earlier: Checkpoints | None = None) -> None:
         self.job = job
+        # Those of the application before: one that was begun then may be complete only now.
+        self._earlier = earlier
+        if earlier is not None:
+            earlier._earlier = None
         self._tallies = {strategy: Tally() for strategy in CheckPointStrategy}
         self._open: list[Save] = []
         self._pending: dict[int, Save] = {}
+        self._begun = 0
+        self._newest_success = 0
+        self._successes = 0
+        self._failures = 0
         self._first_success = 0
         self._latest_success = 0
         self._safe: dict[str, Any] = {}
@@ -83,6 +92,8 @@ class Checkpoints:
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return NO_SPAN
         chosen = self._strategy(strategy)
+        step = self._begun_step(step)
+        self._end_double()
         tally = self._tallies[chosen]
         tally.attempts += 1
         attributes = CheckpointSaveSpanAttributes.create(
@@ -91,7 +102,8 @@ class Checkpoints:
             save_checkpoint_attempt_count=tally.attempts,
         )
         span = start_span(SPANS[chosen], msec, attributes, under=self.job.container)
-        save = Save(step, chosen, span, path, self._productive())
+        self._begun += 1
+        save = Save(step, chosen, span, path, self._productive(), self, self._begun)
         self._open.append(save)
         self._pending[step] = save
         if len(self._pending) > MAX_PENDING:
@@ -105,7 +117,38 @@ class Checkpoints:
             return CheckPointStrategy(given)
         except ValueError:
             words = " or ".join(repr(item.value) for item in CheckPointStrategy)
-            raise StepwellError(f"strategy is {given!r}: write {words}") from None
+            misuse(
+                "save strategy",
+                f"the strategy of a checkpoint save is {shown(given)}: write {words}; that of the "
+                "configuration is taken instead",
+            )
+            return self.job.config.save_checkpoint_strategy
+
+    def _begun_step(self, given: Any) -> int:
+        """The step of a save that begins; how far training is, where that is told wrongly."""
+        step = _whole(given)
+        if step is not None:
+            return step
+        progress = self.job.last
+        step = 0 if progress is None else progress.overall
+        misuse(
+            "save step",
+            f"a checkpoint save is started with global_step={shown(given)}: write a whole number of "
+            f"at least 0; {step} is taken instead, the iterations done so far",
+        )
+        return step
+
+    def _end_double(self) -> None:
+        """End a save of this thread or task that is still open when another begins."""
+        for name in SPANS.values():
+            before = find_open(WORDS[name])
+            if before is not None:
+                misuse(
+                    "double save",
+                    "a checkpoint save is started inside of one: the earlier one is ended first; call "
+                    "on_save_checkpoint_end() when the code that saves returns",
+                )
+                self.end(span=before)
 
     def _productive(self) -> dict[str, Any]:
         """The training done so far; a checkpoint of now makes it safe."""
@@ -118,7 +161,8 @@ class Checkpoints:
             "productive_validation_iterations_sec": job.validation.total.total / SECOND,
         }
         if progress is not None and progress.flops_per_sample:
-            found["productive_train_tflops"] = progress.flops_overall / 1e12
+            done = progress.flops_overall
+            found["productive_train_tflops"] = None if done is None else done / 1e12
         return found
 
     def end(
@@ -132,7 +176,10 @@ class Checkpoints:
             return
         save = self._find_open(span)
         if save is None:
-            misuse("end save", "a checkpoint save is ended that was not started")
+            misuse(
+                "end save",
+                "a checkpoint save is ended that was not started: call on_save_checkpoint_start() first",
+            )
             return
         self._end(save, moment(msec, "end of a checkpoint save"), error)
 
@@ -141,17 +188,21 @@ class Checkpoints:
         if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
             return
         save = self._find_open(None)
-        if error is not None:
-            self.fail(step, error)
-        elif save is not None and save.strategy is CheckPointStrategy.SYNC:
-            self.succeed(step)
-        if save is not None:
-            self._end(save, clock.now(), error)
+        if save is None:
+            misuse("end save", "a checkpoint save ends that was not started, or was ended inside")
+            return
+        end = clock.now()
+        if not save.is_told and error is not None:
+            self._fail(self._told(save), error, end)
+        elif not save.is_told and save.strategy is CheckPointStrategy.SYNC:
+            self._succeed(self._told(save), end, None)
+        self._end(save, end, error)
 
     def _find_open(self, span: Span | None) -> Save | None:
         if span is not None:
             return next((save for save in self._open if save.span is span), None)
-        mine = [save for save in self._open if save.span.is_of_this_thread]
+        mine = [save for save in self._open if find_open(save.span._word) is save.span]
+        mine = mine or [save for save in self._open if save.span.is_of_this_thread]
         if self._open and not mine:
             misuse(
                 "save in thread",
@@ -172,7 +223,7 @@ class Checkpoints:
             save_checkpoint_count=times.count,
         )
         name = EventName.SYNC_CHECKPOINT_METRICS_UPDATE
-        save.span.add_event(Event(name.value, attributes, clock.now()))
+        save.span.add_event(Event(name.value, attributes, end))
         stop_span(save.span, end, error)
 
     def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
@@ -189,32 +240,34 @@ class Checkpoints:
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint success")
-        save = self._pending.pop(step, None)
-        if save is None:
-            misuse(
-                "unknown success",
-                f"a checkpoint of step {step!r} is reported as saved that was never started",
-            )
-            return
-        if self.job.application is not None and not self.job.application.active:
+        save = self._take_pending(step, "saved")
+        if save is not None:
+            save.owner._succeed(save, when, path)
+
+    def _succeed(self, save: Save, when: int, path: PathLike | None) -> None:
+        step = save.step
+        if self.job.checkpoints is not self or not _is_active(self.job.application):
             misuse(
                 "late success",
-                f"the checkpoint of step {step} was complete after the application had ended",
+                f"the checkpoint of step {step} was complete after the application had ended: call "
+                "on_app_end() when all checkpoints are written",
             )
-        tally = self._tallies[save.strategy]
-        tally.successes += 1
-        wall = clock.to_wall(when) / 1e9
-        self._first_success = self._first_success or when
+        self._successes += 1
+        # Word of an earlier one may come later.
+        self._first_success = min(self._first_success or when, when)
         self._latest_success = max(self._latest_success, when)
-        is_late = self._keep_safe(save.productive)
+        is_late = save.number < self._newest_success
+        self._newest_success = max(self._newest_success, save.number)
+        self._keep_safe(save.productive)
         size, folder = _measure(path if path is not None else save.path)
         started = self.job.training_started
         attributes = SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=save.strategy,
             current_iteration=step,
             first_successful_save_checkpoint_timestamp_sec=clock.to_wall(self._first_success) / 1e9,
-            latest_successful_save_checkpoint_timestamp_sec=wall,
-            save_checkpoint_success_count=tally.successes,
+            latest_successful_save_checkpoint_timestamp_sec=clock.to_wall(self._latest_success)
+            / 1e9,
+            save_checkpoint_success_count=self._successes,
             training_start_timestamp_sec=clock.to_wall(started) / 1e9 if started else None,
             checkpoint_size=size,
             checkpoint_directory=folder,
@@ -224,15 +277,36 @@ class Checkpoints:
         name = EventName.SAVE_CHECKPOINT_SUCCESS
         save.span.add_event(Event(name.value, attributes, when))
 
-    def _keep_safe(self, productive: dict[str, Any]) -> bool:
-        """Note what is safe now; whether a newer checkpoint had made more safe already."""
-        before = self._safe.get("productive_train_iterations", -1)
-        is_late = bool(productive["productive_train_iterations"] < before)
+    def _take_pending(self, given: Any, outcome: str) -> Save | None:
+        """The save of this step, of which nobody has told yet what became of it."""
+        step = _whole(given)
+        save = None
+        for checkpoints in (self, self._earlier):
+            if step is not None and save is None and checkpoints is not None:
+                save = checkpoints._pending.get(step)
+        if save is not None:
+            return self._told(save)
+        misuse(
+            f"unknown {outcome}",
+            f"a checkpoint of step {shown(given)} is reported as {outcome}, but none of that step "
+            "waits for word: it was not started, or has been reported already",
+        )
+        return None
+
+    def _told(self, save: Save) -> Save:
+        """Note that it is known what became of this save."""
+        save.is_told = True
+        pending = save.owner._pending
+        if pending.get(save.step) is save:
+            del pending[save.step]
+        return save
+
+    def _keep_safe(self, productive: dict[str, Any]) -> None:
+        """Note what is safe now, unless a newer checkpoint has made more safe already."""
         for name, value in productive.items():
             known = self._safe.get(name)
             if value is not None and (known is None or value > known):
                 self._safe[name] = value
-        return is_late
 
     def fail(
         self,
@@ -244,26 +318,36 @@ class Checkpoints:
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint failure")
-        save = self._pending.pop(step, None)
-        if save is None:
-            misuse(
-                "unknown failure",
-                f"a checkpoint of step {step!r} is reported as failed that was never started",
-            )
-            return
-        tally = self._tallies[save.strategy]
-        tally.failures += 1
+        save = self._take_pending(step, "failed")
+        if save is not None:
+            save.owner._fail(save, error, when)
+
+    def _fail(self, save: Save, error: BaseException | str | None, when: int) -> None:
+        self._failures += 1
         is_exception = isinstance(error, BaseException)
         attributes = SaveCheckpointFailureEventAttributes.create(
             checkpoint_strategy=save.strategy,
-            current_iteration=step,
-            save_checkpoint_failure_count=tally.failures,
+            current_iteration=save.step,
+            save_checkpoint_failure_count=self._failures,
             error_message=None if error is None else cut(text_of(error), 2000),
             exception_type=type(error).__qualname__ if is_exception else None,
             exception_message=cut(text_of(error), 2000) if is_exception else None,
         )
         name = EventName.SAVE_CHECKPOINT_FAILURE
         save.span.add_event(Event(name.value, attributes, when))
+
+
+def _whole(value: Any) -> int | None:
+    """A step as a plain number, also out of a tensor of one element; None when it is no step."""
+    try:
+        return COUNT.take(value)
+    except ValueError:
+        found = None if isinstance(value, bool) else number(value)
+        return int(found) if found is not None and found >= 0 and found.is_integer() else None
+
+
+def _is_active(application: Span | None) -> bool:
+    return application is None or application.active
 
 
 def _measure(path: PathLike | None) -> tuple[int | None, str | None]:

@@ -23,7 +23,7 @@ from stepwell.training.current import current
 from stepwell.training.standard_spans import WORDS
 from stepwell.training.training_loop import Count
 from stepwell.training.values import CheckPointStrategy
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -159,8 +159,8 @@ class SimpleSpan(StandardSpan):
 _SIMPLE = {name: SimpleSpan(name) for name in Name}
 _APPLICATION = StandardSpan(
     Name.APPLICATION,
-    calls.start_application,
-    lambda error: calls.end_application(None, error),
+    calls.enter_application,
+    calls.leave_application,
 )
 
 

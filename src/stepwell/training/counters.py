@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -48,6 +49,13 @@ def percentile(ordered: list[int], share: float) -> int:
     return ordered[max(0, rank - 1)]
 
 
+def plus(first: int | None, second: int | None) -> int | None:
+    """The sum, where None is nothing known; None when both are."""
+    if first is None or second is None:
+        return first if second is None else second
+    return first + second
+
+
 Iteration = tuple[int, int, int, int]
 """Start and end on the journal's clock, samples and tokens."""
 
@@ -71,6 +79,7 @@ class Progress:
         "last_update",
         "longest",
         "next_update",
+        "partial_passes",
         "partial_samples",
         "partial_time",
         "partial_tokens",
@@ -78,6 +87,7 @@ class Progress:
         "samples",
         "shortest",
         "start",
+        "start_flops",
         "start_samples",
         "tokens",
         "total",
@@ -87,9 +97,14 @@ class Progress:
         "worst_rate",
     )
 
+    partial_samples: int | None
+    partial_tokens: int | None
+
     def __init__(self, start: int, start_samples: int | None, every: int) -> None:
         self.start = start
         self.start_samples = start_samples
+        # Operations done before the loop; None when unknown.
+        self.start_flops: int | None = None if start else 0
         self.completed = 0
         self.samples = 0
         self.tokens = 0
@@ -101,16 +116,14 @@ class Progress:
         self.longest = 0
         self.first_end = 0
         self.last_end = 0
-        # Of passes that have not come to an optimizer step yet.
-        self.partial_time = 0
-        self.partial_samples = 0
-        self.partial_tokens = 0
+        # Of passes that have not come to an optimizer step yet; None where none has told its size.
+        self._clear_partial()
         # Between the end of an iteration and the start of the next.
         self.gap_total = 0
         self.gap_count = 0
         # Floating point operations a second, of single iterations.
         self.best_rate = 0.0
-        self.worst_rate = 0.0
+        self.worst_rate = math.inf
         # Time in forward, backward and data loading, by the attribute that it becomes.
         self.phases: dict[str, int] = {}
         self.waiting: list[Iteration] = []
@@ -132,13 +145,13 @@ class Progress:
     def samples_overall(self) -> int | None:
         """Samples trained on, those before this loop included; None when unknown."""
         if self.start_samples is None:
-            return self.samples or None
+            return (self.samples or None) if not self.start else None
         return self.start_samples + self.samples
 
     @property
-    def flops_overall(self) -> int:
-        """Floating point operations done, those before this loop included."""
-        return self.flops + (self.start_samples or 0) * self.flops_per_sample
+    def flops_overall(self) -> int | None:
+        """Floating point operations done, those before this loop included; None when unknown."""
+        return None if self.start_flops is None else self.start_flops + self.flops
 
     def count_waiting(self) -> None:
         """Count the iterations that wait to be."""
@@ -148,18 +161,41 @@ class Progress:
             self.waiting = []
             self._pass(waiting)
             times = [end - start for start, end, _, _ in waiting]
-            if self.partial_time:
+            if self.partial_passes:
                 times[0] += self.partial_time
-                self.partial_time = 0
+                self._clear_partial()
             self._add(times, waiting)
 
-    def accumulate(self, start: int, end: int, samples: int, tokens: int) -> None:
+    def accumulate(self, start: int, end: int, samples: int | None, tokens: int | None) -> None:
         """A pass has ended without an optimizer step."""
         self.count_waiting()
-        self._pass([(start, end, samples, tokens)])
+        self._pass([(start, end, 0, 0)])
         self.partial_time += end - start
-        self.partial_samples += samples
-        self.partial_tokens += tokens
+        self.hold(samples, tokens)
+
+    def hold(self, samples: int | None, tokens: int | None) -> None:
+        """Keep the sizes of a pass for the iteration that it belongs to."""
+        self.partial_passes += 1
+        self.partial_samples = plus(self.partial_samples, samples)
+        self.partial_tokens = plus(self.partial_tokens, tokens)
+
+    def count_partial(self, samples: int, tokens: int) -> None:
+        """Count passes that came to no optimizer step as an iteration of this size."""
+        self._add([self.partial_time], [(self.last_end, self.last_end, samples, tokens)])
+        self._clear_partial()
+
+    def count_unrecorded(self, samples: int, tokens: int) -> None:
+        """Count an iteration of which no time is known."""
+        self._clear_partial()
+        self.completed += 1
+        self.samples += samples
+        self.tokens += tokens
+        self.flops += samples * self.flops_per_sample
+
+    def _clear_partial(self) -> None:
+        self.partial_passes = 0
+        self.partial_time = 0
+        self.partial_samples = self.partial_tokens = None
 
     def _add(self, times: list[int], iterations: list[Iteration]) -> None:
         shortest, longest = min(times), max(times)
@@ -180,7 +216,7 @@ class Progress:
             self.flops += sum(samples) * work
             rates = [size * work / (took or 1) for size, took in zip(samples, times, strict=True)]
             self.best_rate = max(self.best_rate, *rates)
-            self.worst_rate = min(self.worst_rate or rates[0], *rates)
+            self.worst_rate = min(self.worst_rate, *rates)
 
     def _pass(self, passes: list[Iteration]) -> None:
         """Note the time between passes."""
@@ -190,7 +226,8 @@ class Progress:
         if not ends[0]:
             # Before the first one of a loop there is none.
             del starts[0], ends[0]
-        gaps = [start - end for start, end in zip(starts, ends, strict=True)]
+        # One that was given an earlier start than the last one's end has no pause before it.
+        gaps = [start - end if start > end else 0 for start, end in zip(starts, ends, strict=True)]
         self.gap_total += sum(gaps)
         self.gap_count += len(gaps)
         self.window_gaps.extend(gaps)

@@ -18,12 +18,13 @@ from stepwell.training.standard_spans import (
     WORDS,
     find_span,
     moment,
+    note_thread,
     open_spans,
     start_span,
     stop_span,
 )
-from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 if TYPE_CHECKING:
     from stepwell.training.job import TrainingJob
@@ -55,7 +56,8 @@ class Evaluation:
         self.total = Durations()
         self._times = Durations()
         self._is_enabled = True
-        self._trained_before = 0
+        self._count_before = 0
+        self._unrecorded = 0
 
     # The loop
 
@@ -65,9 +67,10 @@ class Evaluation:
             misuse(
                 f"double {self.name}", f"{self.name} is started inside of one, which is ended first"
             )
-            self.end()
+            self._end_loop(clock.now(), None)
         self._is_enabled = self.job.ask(self._switch) is not False
         self._times = Durations()
+        self._unrecorded = 0
         self.span = start_span(self.name, msec, under=self.job.container)
         self.job.note_container()
         return self.span
@@ -75,8 +78,12 @@ class Evaluation:
     def end(self, msec: float | None = None, error: BaseException | None = None) -> None:
         """End the loop and report its iterations."""
         if self.span is None:
-            misuse(f"end {self.name}", f"{self.name} is ended that was not started")
+            misuse(
+                f"end {self.name}",
+                f"{self.name} is ended that was not started: call its on_…_start() first",
+            )
             return
+        note_thread(self.span)
         self._end_loop(moment(msec, f"end of {self.name}"), error)
 
     def _end_loop(self, end: int, error: BaseException | None) -> None:
@@ -89,7 +96,7 @@ class Evaluation:
                 f"{self.name} ends inside of {self.iteration}, which is ended with it",
             )
             self._end_iteration(iteration, end, error)
-        span.add_event(Event(self._event.value, self._report(), clock.now()))
+        span.add_event(Event(self._event.value, self._report(), end))
         self.span = None
         stop_span(span, end, error)
         self.job.note_container()
@@ -97,14 +104,14 @@ class Evaluation:
     def _report(self) -> Attributes:
         progress = self.job.last
         trained = 0 if progress is None else progress.overall
-        # Training may have gone back since, to an earlier checkpoint.
-        start = 0 if progress is None else progress.start
-        interval = trained - min(trained, max(self._trained_before, start))
-        self._trained_before = trained
+        # Counted in iterations and not by their index: training may have begun anew since.
+        count = self.job.iteration_count()
+        interval = count - self._count_before
+        self._count_before = count
         return self._attributes.create(
             current_iteration=max(0, trained - 1),
             interval=interval,
-            num_iterations=self._times.count,
+            num_iterations=self._times.count + self._unrecorded,
             **self._times.seconds(),
         )
 
@@ -131,6 +138,7 @@ class Evaluation:
     def end_iteration(self, msec: float | None = None, error: BaseException | None = None) -> None:
         """End an iteration."""
         if self.span is not None and not self._is_enabled:
+            self._unrecorded += 1
             return
         span = find_span(self.iteration)
         if span is None:

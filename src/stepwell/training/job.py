@@ -6,7 +6,9 @@ are thin names over it. No method raises because of how training went.
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from typing import Any, Protocol
 
 from stepwell.journal import clock
@@ -14,6 +16,7 @@ from stepwell.journal.errors import StepwellError, misuse
 from stepwell.telemetry.attributes import Attributes
 from stepwell.telemetry.events import Event
 from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import Run
 from stepwell.telemetry.version import VERSION
 from stepwell.training.attributes import InitializationAttributes, TrainingTelemetryAttributes
@@ -24,13 +27,14 @@ from stepwell.training.merging import ResolvedConfig
 from stepwell.training.standard_spans import (
     find_span,
     moment,
+    note_thread,
     open_spans,
     start_span,
     stop_span,
 )
 from stepwell.training.training_loop import Count, TrainingLoop, loop_attributes
-from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 PHASES = {
     Name.MODEL_FORWARD: "avg_forward_time_sec",
@@ -53,12 +57,16 @@ class TrainingJob:
     def __init__(self, config: ResolvedConfig, run: Run | None) -> None:
         self.config = config
         self.run = run
+        self.lock = threading.RLock()
         self.application: Span | None = None
+        # Blocks of code that are the application again, inside of it or in another thread.
+        self._inside_again = 0
         self.loop: TrainingLoop | None = None
         self.container: Span | None = None
         self.last: Progress | None = None
         self.training_started = 0
         self.training_time = 0
+        self.training_count = 0
         self.validation = Evaluation(self, Name.VALIDATION_LOOP)
         self.testing = Evaluation(self, Name.TESTING_LOOP)
         self.checkpoints = Checkpoints(self)
@@ -82,13 +90,43 @@ class TrainingJob:
     def start_application(self, msec: float | None = None) -> Span:
         """Start the application, unless it runs already."""
         if self.application is not None and self.application.active:
-            misuse("double application", "the application has been started already: it goes on")
+            misuse(
+                "double application",
+                "the application has been started already, and goes on: call on_app_start() or "
+                "application() once",
+            )
             return self.application
+        if self.application is not None:
+            self._begin_anew()
+        self._inside_again = 0
         self.application = self.container = start_span(Name.APPLICATION, msec)
         self._tell_initialization()
         if self.config.has_telemetry_config:
             self._tell_config()
         return self.application
+
+    def enter_application(self) -> Span:
+        """Start the application as a block of code; one inside of it does not end it."""
+        span = self.application
+        is_again = span is not None and span.active
+        span = self.start_application()
+        self._inside_again += is_again
+        return span
+
+    def leave_application(self, error: BaseException | None) -> None:
+        """End what ``enter_application`` began."""
+        if self._inside_again:
+            self._inside_again -= 1
+        else:
+            self.end_application(None, error)
+
+    def _begin_anew(self) -> None:
+        """Forget what was counted for the application before."""
+        self.last = None
+        self.training_started = self.training_time = self.training_count = 0
+        self.validation = Evaluation(self, Name.VALIDATION_LOOP)
+        self.testing = Evaluation(self, Name.TESTING_LOOP)
+        self.checkpoints = Checkpoints(self, self.checkpoints)
 
     def _tell_initialization(self) -> None:
         config, run = self.config, self.run
@@ -98,6 +136,7 @@ class TrainingJob:
                 application_name=config.application_name,
                 world_size=self.world_size,
                 rank=0 if run is None else run.rank,
+                local_rank=find_place(os.environ).local_rank,
                 node_name=socket.gethostname(),
                 app_type=config.app_type,
                 session_tag=self.ask("session_tag"),
@@ -135,10 +174,19 @@ class TrainingJob:
     ) -> None:
         """End the application, and first all that is open inside, innermost first."""
         if self.application is None or not self.application.active:
-            misuse("end application", "the application is ended that was not started")
+            misuse(
+                "end application",
+                "the application is ended that was not started, or has ended already: configure the "
+                "provider and call on_app_start() first",
+            )
             return
-        end = moment(msec, "end of the application")
+        note_thread(self.application)
+        self._end_application(moment(msec, "end of the application"), error)
+
+    def _end_application(self, end: int, error: BaseException | None) -> None:
         self.close_open(end, error)
+        if self.application is None:
+            return
         stop_span(self.application, end, error)
         self.note_container()
 
@@ -171,7 +219,9 @@ class TrainingJob:
         """End what ``start`` began."""
         span = find_span(name)
         if span is None:
-            misuse(f"end {name}", f"{name} is ended that was not started")
+            misuse(
+                f"end {name}", f"{name} is ended that was not started: call its on_…_start() first"
+            )
             return
         stop_span(span, moment(msec, f"end of {name}") if msec else clock.now(), error)
         loop = self.loop
@@ -198,9 +248,11 @@ class TrainingJob:
         """Start a training loop at this iteration; one that was never ended is ended first."""
         if self.loop is not None:
             misuse(
-                "double loop", "a training loop is started inside of one: that one is ended first"
+                "double loop",
+                "a training loop is started inside of one: that one is ended first; call on_train_end() "
+                "at its end",
             )
-            self.end_training()
+            self._end_loop(clock.now(), None)
         attributes = loop_attributes(self, iterations, samples, iterations_target, samples_target)
         span = start_span(Name.TRAINING_LOOP, msec, attributes, under=self.container)
         progress = Progress(
@@ -208,6 +260,8 @@ class TrainingJob:
             attributes.train_samples_start,
             self.config.log_every_n_train_iterations,
         )
+        done = attributes.completed_floating_point_operations_overall
+        progress.start_flops = progress.start_flops if done is None else done
         self.loop = TrainingLoop(self, span, progress)
         self.note_container()
         self.last = progress
@@ -217,16 +271,21 @@ class TrainingJob:
     def end_training(self, msec: float | None = None, error: BaseException | None = None) -> None:
         """End the training loop, with a last report."""
         if self.loop is None:
-            misuse("end training loop", "a training loop is ended that was not started")
+            misuse(
+                "end training loop",
+                "a training loop is ended that was not started: call on_train_start() first",
+            )
             return
+        note_thread(self.loop.span)
         self._end_loop(moment(msec, "end of the training loop"), error)
 
     def _end_loop(self, end: int, error: BaseException | None) -> None:
         loop = self.loop
         if loop is None:
             return
-        loop.finish(end)
+        loop.finish(end, error)
         self.training_time += loop.progress.total
+        self.training_count += loop.progress.completed
         self.loop = None
         stop_span(loop.span, end, error)
         self.note_container()
@@ -238,7 +297,7 @@ class TrainingJob:
         misuse(
             "iteration outside",
             "a training iteration is started outside of a training loop: it is recorded, but not "
-            "counted",
+            "counted; call on_train_start() or training_loop() first",
         )
         return start_span(Name.TRAINING_SINGLE_ITERATION, msec, under=self.container)
 
@@ -268,6 +327,12 @@ class TrainingJob:
         self.loop.progress.count_waiting()
         return self.training_time + self.loop.progress.total
 
+    def iteration_count(self) -> int:
+        """Training iterations of all loops so far."""
+        if self.loop is None:
+            return self.training_count
+        return self.training_count + self.loop.progress.overall - self.loop.progress.start
+
     # The end
 
     def close(self, status: str) -> None:
@@ -276,6 +341,6 @@ class TrainingJob:
             if self.loop is not None:
                 self.loop.finish(clock.now())
         elif self.application is not None and self.application.active:
-            self.end_application()
+            self._end_application(clock.now(), None)
         else:
             self.close_open(clock.now())

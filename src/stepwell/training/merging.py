@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.values import shown
 from stepwell.training.config import (
     ApplicationConfig,
     ApplicationFields,
@@ -24,7 +25,7 @@ from stepwell.training.settings import (
     settings_of,
     spoken,
 )
-from stepwell.training.values import FLAG, refuse, shown
+from stepwell.training.values import FLAG, refuse
 
 NESTED = "telemetry_config"
 METADATA_FIELD = "custom_metadata"

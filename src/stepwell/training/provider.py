@@ -23,16 +23,8 @@ from stepwell.training.config_files import read_overrides
 from stepwell.training.current import current, current_job
 from stepwell.training.job import TrainingJob
 from stepwell.training.merging import ResolvedConfig, merged
-from stepwell.training.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
 
 AnyConfig = ApplicationConfig | TrainingTelemetryConfig
-
-
-def default_filter() -> ExportFilter:
-    """Everything but the short spans, of which there are millions."""
-    return ExportFilter(
-        ExportCustomizationMode.BLACKLIST_SPANS, list(DEFAULT_SPANS_EXPORT_BLACKLIST)
-    )
 
 
 class TrainingTelemetryBuilder:
@@ -119,9 +111,10 @@ class TrainingTelemetryProvider:
         self._base: AnyConfig | None = None
         self._training: TrainingTelemetryConfig | None = None
         self._overrides: list[Mapping[str, Any]] = []
-        self._filter = default_filter()
+        self._filter = ExportFilter()
         self._run: Run | None = None
         self._is_configured = False
+        self._is_strict = False
 
     @classmethod
     def instance(cls) -> TrainingTelemetryProvider:
@@ -200,9 +193,11 @@ class TrainingTelemetryProvider:
         self._use(resolved, [])
 
     def _use(self, config: ResolvedConfig, exporters: list[Configured]) -> None:
-        errors.set_strict(config.strict)
+        if config.strict or self._is_strict:
+            self._is_strict = config.strict
+            errors.set_strict(config.strict)
         current.config = config
-        is_off = not config.is_enabled_for_current_rank
+        is_off = _ask(config, "is_enabled_for_current_rank") is False
         current.switch_off(is_off)
         self._is_configured = True
         if is_off:
@@ -262,7 +257,8 @@ class TrainingTelemetryProvider:
             run.finish()
         current.config = ResolvedConfig()
         current.switch_off(False)
-        errors.set_strict(False)
+        if self._is_strict:
+            errors.set_strict(False)
         self.__init__()  # type: ignore[misc]
 
 

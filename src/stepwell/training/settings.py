@@ -11,7 +11,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar, overload
 
 from stepwell.journal.errors import StepwellError
-from stepwell.training.values import Kind, nearest, refuse, shown
+from stepwell.journal.values import shown
+from stepwell.training.values import Kind, nearest, refuse
 
 T = TypeVar("T")
 C = TypeVar("C")

@@ -8,9 +8,10 @@ from typing import Any
 from stepwell.journal import clock
 from stepwell.journal.errors import misuse
 from stepwell.journal.state import state
+from stepwell.journal.values import number, shown
 from stepwell.telemetry.attributes import Attributes
 from stepwell.telemetry.live import Span, find_open, open_span, word_of
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 WORDS: dict[Name, int] = {name: word_of(name) for name in Name}
 TOLERANCE = 1_000_000
@@ -44,6 +45,15 @@ def find_span(name: Name) -> Span | None:
     return others[0]
 
 
+def note_thread(span: Span) -> None:
+    """Note it when a span is about to be ended in another thread than it was started in."""
+    if not span.is_of_this_thread:
+        misuse(
+            f"other thread {span.name}",
+            f"{span.name} is ended in another thread than it was started in: call both in one",
+        )
+
+
 def open_spans() -> list[Span]:
     """All spans of this process that are open and can be ended by their object, the latest first."""
     journal = state.journal
@@ -56,20 +66,29 @@ def moment(msec: Any, what: str) -> int:
     now = clock.now()
     if not msec:
         return now
-    if isinstance(msec, bool) or not isinstance(msec, int | float) or not math.isfinite(msec):
+    given, msec = msec, None if isinstance(msec, bool) else number(msec)
+    if msec is None or not math.isfinite(msec):
         misuse(
             f"time of {what}",
-            f"the {what} is given as {msec!r}: write milliseconds since the epoch",
+            f"the {what} is given as {shown(given)}: write milliseconds since the epoch, such as "
+            "time.time() * 1000; now is taken instead",
         )
         return now
     then = clock.from_wall(round(msec * 1e6))
+    if then < 1:
+        misuse(
+            f"ancient {what}",
+            f"the {what} is given as {msec!r}, which is {(now - then) / 86400e9:.0f} days ago: write "
+            "milliseconds since the epoch, such as time.time() * 1000; now is taken instead",
+        )
+        return now
     if then > now + TOLERANCE:
         misuse(
             f"future {what}",
             f"the {what} is given as {msec!r} ms since the epoch, which is "
             f"{(then - now) / 1e9:.3f} s from now: now is taken instead",
         )
-    return min(max(then, 1), now)
+    return min(then, now)
 
 
 def stop_span(span: Span, end: int, error: BaseException | None = None) -> None:

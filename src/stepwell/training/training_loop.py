@@ -10,13 +10,14 @@ from stepwell.journal import clock
 from stepwell.journal.errors import StepwellError, misuse, report
 from stepwell.journal.metrics import latest, set_context
 from stepwell.journal.state import state
+from stepwell.journal.values import text_of
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.telemetry.live import NO_SPAN, Span, find_open
 from stepwell.training.attributes import TrainingLoopAttributes, TrainingMetricsUpdateAttributes
-from stepwell.training.counters import Progress
+from stepwell.training.counters import Progress, plus
 from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
-from stepwell.training.vocabulary import StandardTrainingJobEventName as EventName
-from stepwell.training.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.vocabulary import StandardTrainingJobEventName as EventName
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 if TYPE_CHECKING:
     from stepwell.training.job import TrainingJob
@@ -81,8 +82,11 @@ class TrainingLoop:
             self._samples = config.global_batch_size or 0
             self._seq_length = config.seq_length or 0
             self._tokens = self._samples * self._seq_length
-            if config.is_log_throughput_enabled:
-                progress.flops_per_sample = config.flops_per_sample or 0
+            work = config.flops_per_sample if config.is_log_throughput_enabled else 0
+            if work != progress.flops_per_sample:
+                # Those that wait to be counted are of the size before.
+                progress.count_waiting()
+                progress.flops_per_sample = work or 0
         except StepwellError as error:
             misuse("config function", str(error))
 
@@ -108,7 +112,11 @@ class TrainingLoop:
         if not span._finish_now() and not span.is_of_this_thread:
             other_thread()
         self.inside = None
-        del self._objects[span.id]
+        try:
+            del self._objects[span.id]
+        except KeyError:
+            # It was stopped by hand.
+            pass
         self.progress.waiting.append((span.start, span.end, self._samples, self._tokens))
         self._step = step = self._step + 1
         if step >= self._look:
@@ -125,15 +133,18 @@ class TrainingLoop:
         """End the iteration that is under way."""
         span = self.inside
         if msec or error is not None or self._others or span is None:
+            if not self.is_enabled:
+                self._count_unrecorded(samples, tokens, optimizer_step)
+                return
             span, end = self._end_slowly(msec, error)
             if span is None:
                 return
         else:
             self.inside = None
             self._objects.pop(span.id, None)
-            end = _now()
-            if not span._finish(end) and not span.is_of_this_thread:
+            if not span._finish(_now()) and not span.is_of_this_thread:
                 other_thread()
+            end = span.end
         self._count(span.start, end, samples, tokens, optimizer_step)
 
     def _look_whether_due(self) -> None:
@@ -151,28 +162,46 @@ class TrainingLoop:
         progress = self.progress
         if self._asks:
             self._ask_config()
-        if type(samples) is not int or type(tokens) is not int or samples < 0 or tokens < 0:
-            samples, tokens = self._take(samples, tokens)
+        samples, tokens = self._take(samples, tokens)
         self._is_special = self._asks or not optimizer_step or bool(self._others)
         if not optimizer_step:
             progress.accumulate(start, end, samples, tokens)
             return
-        if progress.partial_time:
-            samples += progress.partial_samples
-            tokens += progress.partial_tokens
-            progress.partial_samples = progress.partial_tokens = 0
-        samples = samples or self._samples
-        tokens = tokens or samples * self._seq_length
-        progress.waiting.append((start, end, samples, tokens))
-        if progress.partial_time:
+        progress.waiting.append((start, end, *self._sizes(samples, tokens)))
+        if progress.partial_passes:
             progress.count_waiting()
         self._step += 1
         if self._step >= self._look:
             self._look_whether_due()
 
-    def _take(self, samples: Any, tokens: Any) -> tuple[int, int]:
-        """Numbers of samples and tokens as given, 0 where none or a wrong one was."""
-        counts = []
+    def _count_unrecorded(
+        self, samples: int | None, tokens: int | None, optimizer_step: bool
+    ) -> None:
+        """Count an iteration that is not to be recorded: checkpoints and validation tell of it."""
+        if self._asks:
+            self._ask_config()
+        samples, tokens = self._take(samples, tokens)
+        if optimizer_step:
+            self.progress.count_unrecorded(*self._sizes(samples, tokens))
+            self._step += 1
+        else:
+            self.progress.hold(samples, tokens)
+
+    def _sizes(self, samples: int | None, tokens: int | None) -> tuple[int, int]:
+        """Samples and tokens of an iteration, with its passes before; as configured if none has told."""
+        progress = self.progress
+        if progress.partial_passes:
+            samples = plus(progress.partial_samples, samples)
+            tokens = plus(progress.partial_tokens, tokens)
+        if samples is None:
+            samples = self._samples
+        return samples, samples * self._seq_length if tokens is None else tokens
+
+    def _take(self, samples: Any, tokens: Any) -> tuple[int | None, int | None]:
+        """Numbers of samples and tokens as given, None where none or a wrong one was."""
+        if samples is None and tokens is None:
+            return None, None
+        counts: list[int | None] = []
         for name, value in (("samples", samples), ("tokens", tokens)):
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int) or value < 0
@@ -184,7 +213,9 @@ class TrainingLoop:
             if value is not None and value < 0:
                 misuse(name, f"training_iteration({name}=…) takes a number of {name}, 0 or more")
                 value = None
-            counts.append(value or 0)
+            counts.append(value)
+        if counts[1] is None and counts[0] is not None:
+            counts[1] = counts[0] * self._seq_length
         return counts[0], counts[1]
 
     def _begin_slowly(self, msec: float | None) -> Span:
@@ -192,7 +223,7 @@ class TrainingLoop:
             return NO_SPAN
         before = self.inside
         if before is not None:
-            if before.is_of_this_thread:
+            if find_open(ITERATION) is before:
                 misuse(
                     "double iteration",
                     "a training iteration is started inside of one: the earlier one is ended first",
@@ -201,7 +232,8 @@ class TrainingLoop:
             else:
                 misuse(
                     "iterations in threads",
-                    "two threads are in training_iteration at once: each of them counts",
+                    "two threads or tasks are in a training iteration at once: each of them counts; "
+                    "call training_iteration() where the optimizer's step is made, and only there",
                 )
                 self._others.append(before)
                 self._is_special = True
@@ -218,7 +250,8 @@ class TrainingLoop:
         span = self.inside
         if self._others:
             candidates = [*self._others, *([] if span is None else [span])]
-            mine = [other for other in candidates if other.is_of_this_thread]
+            here = find_open(ITERATION)
+            mine = [other for other in candidates if other is here]
             span = (mine or candidates)[-1]
             candidates.remove(span)
             self.inside = candidates.pop() if candidates else None
@@ -236,8 +269,8 @@ class TrainingLoop:
 
     # Updates
 
-    def update(self, is_final: bool = False) -> None:
-        """Report where the loop is."""
+    def update(self, end: int = 0) -> None:
+        """Report where the loop is, or was when it ended."""
         try:
             progress = self.progress
             attributes = progress.attributes(self._job.world_size)
@@ -246,9 +279,10 @@ class TrainingLoop:
             first, last = clock.to_wall(progress.first_end), clock.to_wall(progress.last_end)
             attributes["first_logged_train_iterations_finish_timestamp_sec"] = first / 1e9
             attributes["last_logged_train_iterations_finish_timestamp_sec"] = last / 1e9
-            attributes["is_final"] = is_final
+            attributes["is_final"] = bool(end)
             kept = TrainingMetricsUpdateAttributes.trusted(attributes)
-            self.span.add_event(Event(EventName.TRAINING_METRICS_UPDATE.value, kept, clock.now()))
+            name = EventName.TRAINING_METRICS_UPDATE.value
+            self.span.add_event(Event(name, kept, end or clock.now()))
             progress.close_window(self._every)
         except Exception as error:
             report("training update", error)
@@ -262,17 +296,17 @@ class TrainingLoop:
                     return value
         return self._loss
 
-    def finish(self, end: int) -> None:
+    def finish(self, end: int, error: BaseException | None = None) -> None:
         """End what is under way, and report the iterations that no update has told of yet."""
         for span in self.open_iterations():
-            self.end_open(span, end, None)
+            self.end_open(span, end, error)
         progress = self.progress
         progress.count_waiting()
-        if progress.partial_time:
+        if progress.partial_passes and self.is_enabled:
             # Gradients that were accumulated when the loop ended.
-            self._count(progress.last_end, progress.last_end, 0, 0, True)
-        if progress.since_update:
-            self.update(is_final=True)
+            progress.count_partial(*self._sizes(None, None))
+        if progress.since_update and self.is_enabled:
+            self.update(end)
 
     def open_iterations(self) -> list[Span]:
         """The iterations that are under way, in several threads perhaps."""
@@ -309,12 +343,24 @@ def loop_attributes(
     """Where a loop starts and is meant to end, from the call and the configuration."""
     batch = job.ask("global_batch_size")
     seq_length = job.ask("seq_length")
-    if samples is None and batch is not None and type(start) is int:
+    start = _checked("train_iterations_start", start) or 0
+    samples = _checked("train_samples_start", samples)
+    # Where the last loop went on to; its samples are counted, not guessed from today's batch size.
+    last = job.last if job.last is not None and job.last.overall == start else None
+    done = None
+    if samples is None and last is not None:
+        samples, done = last.samples_overall, last.flops_overall
+    if samples is None and batch is not None:
         samples = start * batch
-    target = _value(iterations_target, job.ask("train_iterations_target"))
-    target_samples = _value(samples_target, job.ask("train_samples_target"))
+    target = _checked("train_iterations_target", iterations_target)
+    target = target or job.ask("train_iterations_target")
+    target_samples = _checked("train_samples_target", samples_target)
+    target_samples = target_samples or job.ask("train_samples_target")
     work = job.ask("flops_per_sample") if job.ask("is_log_throughput_enabled") else None
-    done = samples * work if work and samples is not None else None
+    if not work:
+        done = None
+    elif not done and samples is not None:
+        done = samples * work
     return TrainingLoopAttributes.create(
         train_iterations_start=start,
         train_samples_start=samples,
@@ -325,10 +371,21 @@ def loop_attributes(
     )
 
 
-def _value(given: Count | None, otherwise: int | None) -> int | None:
-    if given is None:
-        return otherwise
-    return given() if callable(given) else given
+def _checked(name: str, given: Count | None) -> int | None:
+    """A number that a loop is started with, or what a function gives; None for a wrong one."""
+    found: int | None = None
+    try:
+        value = given() if callable(given) else given
+    except Exception as error:
+        why = f"function raised {type(error).__name__}: {text_of(error)}"
+    else:
+        try:
+            found = TrainingLoopAttributes.FIELDS[name].take(value)
+            return found
+        except ValueError as error:
+            why = str(error)
+    misuse(f"loop {name}", f"a training loop is started whose {name} {why}; it is left out")
+    return None
 
 
 clock.follow(globals())

@@ -11,11 +11,9 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import cut, number
+from stepwell.journal.values import number, shown
 
 T = TypeVar("T")
-
-LONGEST_SHOWN = 120
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,6 @@ class CheckPointStrategy(str, Enum):
 
     def __format__(self, spec: str) -> str:
         return format(str(self.value), spec)
-
-
-def shown(value: Any) -> str:
-    """How a value looks in a message."""
-    try:
-        return cut(repr(value), LONGEST_SHOWN)
-    except Exception as error:
-        return f"<{type(value).__name__}: unreadable, {type(error).__name__}>"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
