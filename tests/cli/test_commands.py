@@ -121,7 +121,7 @@ def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None
     [
         (("show", "nothing"), "there are no runs in 'runs'"),
         (("show", "no/such/folder"), "there is no run folder 'no/such/folder'"),
-        (("export", "--to", "excel"), "--to is 'excel': write one of parquet"),
+        (("export", "--to", "excel"), "--to is 'excel': write one of parquet, csv, jsonl, chrome"),
     ],
 )
 def test_mistakes_are_one_clear_line(

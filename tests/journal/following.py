@@ -65,7 +65,8 @@ class Following:
         assert all(abs(shift) < 1e9 for shift in shifts)
         for key, row in wanted.items():
             parent = nearest_kept(table, row["parent"], self.keep)
-            assert seen_as(starts[key]) == (row["name"], row["category"], parent, row["thread"])
+            expected = (row["name"], row["category"], parent, row["thread"])
+            assert seen_as(starts[key]) == expected, (key, row, starts[key])
             if key in stops:
                 self._check_stop(stops[key], row, parent)
         self._check_events(table)

@@ -255,7 +255,7 @@ def test_what_is_no_configuration(config: Any) -> None:
 
 
 def test_provider_can_be_reset() -> None:
-    """After a reset the provider is as new, the run that it had started is finished, and the next is another."""
+    """After a reset it is as new, the run that it had started is finished, and the next one is another."""
     provider = TrainingTelemetryProvider.instance()
     with pytest.raises(StepwellError, match="not configured yet"):
         _ = provider.config

@@ -295,6 +295,11 @@ class Lane:
         for frame in self.frames:
             if frame.slot:
                 self.ends[frame.slot] = word
+        # Also those that an interrupt took off the stack before their end was stored.
+        metas, starts, ends = self.metas, self.starts, self.ends
+        for slot in range(1, min(self.next, len(starts))):
+            if not ends[slot] and starts[slot] and metas[slot] & NAME_MASK != LINK_WORD:
+                ends[slot] = word
 
     def _close(self, entry: int, end: int) -> int:
         if entry & DROPPED:

@@ -1,0 +1,30 @@
+"""No test leaves PyTorch other than it found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _all_removed() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    def now() -> list[object]:
+        return [
+            torch.autograd._engine_run_backward,
+            torch.compile,
+            torch.nn.Module.compile,
+            torch.nn.Module.to,
+            torch.Tensor.to,
+            torch.Tensor.cpu,
+            torch.distributed.all_reduce,
+            torch.distributed.distributed_c10d.all_reduce,
+            DataLoader.__iter__,
+        ]
+
+    before = now()
+    yield
+    assert all(a is b for a, b in zip(before, now(), strict=True))
