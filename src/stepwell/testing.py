@@ -9,8 +9,11 @@ def test_my_training():
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +34,8 @@ class FakeClock:
     """The two clocks, standing still until they are moved. A context manager that puts them in place."""
 
     def __init__(self, wall: float = BEGIN) -> None:
-        self._monotonic = 1_000_000_000
+        # As on a machine that has run for days: times that lie before now can be given.
+        self._monotonic = 10**15
         self._wall = round(wall * 1e9)
 
     def advance(self, seconds: float) -> None:
@@ -126,7 +130,8 @@ class recorded:
     def __enter__(self) -> TestRun:
         folder = Path(tempfile.mkdtemp(prefix="stepwell-test-"))
         errors.set_strict(self._strict)
-        run = stepwell.init(self._name, dir=folder, **self._options)
+        with _unwatched():
+            run = stepwell.init(self._name, dir=folder, **self._options)
         self._run = TestRun(run, folder)
         return self._run
 
@@ -140,3 +145,15 @@ class recorded:
             self._run.close()
         finally:
             errors.set_strict(False)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """A run that is started within is not watched: only what the code under test records is there."""
+    before = os.environ.get("STEPWELL_RUNTIME")
+    os.environ["STEPWELL_RUNTIME"] = before or "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["STEPWELL_RUNTIME"]

@@ -35,6 +35,7 @@ def _run(name: str, folder: Path) -> tuple[RecordedRun, pl.DataFrame, list[dict[
             "PYTHONPATH": str(SOURCE),
             "OMP_NUM_THREADS": "1",
             "STEPWELL_STRICT": "1",
+            "STEPWELL_RUNTIME": "off",
         },
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import stepwell
 from stepwell import open_run
 from stepwell.exporters import export_chrome
 from stepwell.journal.archive import Frame, archive_files, pack, read_frames
+from stepwell.reading import RecordedRun
+from stepwell.reading.segments import Segment
 from tests.exporters.test_chrome_export import drawn
 from tests.processes.programs import environ
 
@@ -26,11 +29,12 @@ STEPS, INNER = 1200, 60
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps of many spans inside of two long spans, of which one ends in the middle."""
     run = stepwell.init("long", dir=tmp_path_factory.mktemp("runs"))
-    whole = run.start_span("application", kind="whole")
-    half = run.start_span("first half")
+    around, inside = ExitStack(), ExitStack()
+    whole = around.enter_context(run.span("application", kind="whole"))
+    inside.enter_context(run.span("first half"))
     for step in range(STEPS):
         if step == STEPS // 2:
-            half.stop()
+            inside.close()
         run.set_step(step, epoch=step // 100)
         with run.span("step", number=step):
             for _ in range(INNER):
@@ -40,8 +44,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run.log({name: float(step)})
         if step % 100 == 50:
             run.event("note", at=step)
-    whole.add_attribute("late", True)
-    whole.stop()
+    whole.set(late=True)
+    around.close()
     run.finish()
     return run.path
 
@@ -69,7 +73,8 @@ def expected(path: Path, first: int, end: int) -> list[tuple[str, int]]:
     # The next step begins a little before its span does: by then no other span is open.
     until = steps["start_ns"][end - 1] + steps["duration_ns"][end - 1]
     over = (pl.col("start_ns") < until) & (pl.col("start_ns") + pl.col("duration_ns") > begin)
-    return sorted(spans.filter(over).select("name", "duration_ns").iter_rows())
+    own = pl.col("name") != "gc"
+    return sorted(spans.filter(over & own).select("name", "duration_ns").iter_rows())
 
 
 @pytest.mark.parametrize("first", [0, 3, 262, 265, 599, 600, 1190])
@@ -89,23 +94,28 @@ def test_a_window_of_steps(first: int, long_run: Path, tmp_path: Path) -> None:
     assert application["args"] == {"kind": "whole", "late": True}
 
 
+def run_segments(run: RecordedRun, kind: str) -> list[Segment]:
+    return [segment for tables in run.by_process() for segment in tables.process.of_kind(kind)]
+
+
 def test_other_segments_are_not_unpacked(
     long_run: Path, tmp_path: Path, unpacked: list[tuple[str, int]]
 ) -> None:
     """Of the spans, only the segment of the window and the one in which the span around it ends."""
     run = open_run(long_run)
-    seqs = sorted({s.seq for t in run.by_process() for s in t.process.of_kind("spans")})
+    seqs = sorted(s.seq for s in run_segments(run, "spans") if s.thread == "MainThread")
     assert len(seqs) >= 4
     unpacked.clear()
-    done = export_chrome(run, tmp_path / "t.json", steps=(300, 302))
-    assert done.spans == 2 * (INNER + 1) + 2
+    export_chrome(run, tmp_path / "t.json", steps=(300, 302))
     spans = [seq for kind, seq in unpacked if kind == "spans"]
     # 61 spans a step: step 300 is in the second segment. The long spans end in the third and the last.
     assert set(spans) == {seqs[1], seqs[2], seqs[-1]}
     assert len(spans) == 3
-    metrics = [seq for kind, seq in unpacked if kind == "metrics"]
-    assert metrics.count(max(metrics)) == 1
-    assert {kind for kind, seq in unpacked if seq == seqs[0]} == set()
+    # 31 rows a step: it is in the first of three, which is looked at for the step and for the values.
+    metrics = sorted(s.seq for s in run_segments(run, "metrics") if s.thread == "MainThread")
+    assert len(metrics) == 3
+    assert {seq for kind, seq in unpacked if kind == "metrics"} == {metrics[0]}
+    assert {seq for kind, seq in unpacked if kind == "attributes"} <= {seqs[1], seqs[2], seqs[-1]}
 
 
 def test_a_window_at_the_end(
@@ -131,7 +141,7 @@ def test_segments_that_do_not_tell_when_they_end(long_run: Path, tmp_path: Path)
     for path in [*archive_files(process, "spans"), *archive_files(process, "metrics")]:
         frames = []
         for frame in read_frames(path):
-            header = {k: v for k, v in frame.header.items() if k != "until"}
+            header = {k: v for k, v in frame.header.items() if k not in ("until", "context")}
             frames.append(pack(header, frame.payload()))
         path.write_bytes(b"".join(frames))
     after = export_chrome(copy, tmp_path / "b.json", steps=(300, 302))
@@ -183,7 +193,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         check=True,
     )
     spans, megabytes = map(int, done.stdout.split())
-    assert spans == 1_000_001
+    # Collecting garbage may be among them.
+    assert 1_000_001 <= spans < 1_000_100
     assert (tmp_path / "t.json").stat().st_size > 50_000_000
     assert megabytes < 60
     assert json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]

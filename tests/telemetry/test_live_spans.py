@@ -17,6 +17,7 @@ import pytest
 
 import stepwell
 from stepwell import Run
+from stepwell.journal.lane import Lane
 from stepwell.journal.state import state
 from stepwell.telemetry import Attributes, Event, Span, SpanRecorder, timed_span
 from stepwell.telemetry.live import NO_SPAN, REMEMBERED_EVENTS
@@ -274,6 +275,27 @@ def test_closing_from_another_thread_while_the_owner_rolls_over(recorded: Run) -
     took = {span.id: span.duration_ns for span in closed}
     own = spans.filter(name="passed on").select(pl.col("id") & 0xFFFFFFFF, "duration_ns")
     assert dict(own.iter_rows()) == took
+
+
+def test_closing_in_the_middle_of_a_roll_over(
+    recorded: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who closes a span while its owner takes it along to the next segment waits until that is done."""
+    span = recorder.start("passed on")
+    closer = threading.Thread(target=span.stop)
+    switch = Lane._switch
+
+    def slow_switch(*args: Any) -> None:
+        if not closer.ident:
+            closer.start()
+            closer.join(0.2)
+        switch(*args)
+
+    monkeypatch.setattr(Lane, "_switch", slow_switch)
+    _fill(SLOTS + 100)
+    closer.join()
+    spans = finished(recorded)
+    assert statuses(spans) == {("passed on", "ok"): 1, ("fill", "ok"): SLOTS + 100}
 
 
 def test_tasks(recorded: Run) -> None:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import polars as pl
 import psutil
@@ -16,16 +14,18 @@ import pytest
 
 import stepwell
 from stepwell.journal import errors
+from stepwell.reading import RecordedRun
 from stepwell.telemetry.runtime.cgroup import Memory, read_memory
 from stepwell.telemetry.runtime.energy import CpuEnergy, EstimatedEnergy
 from stepwell.telemetry.runtime.gpu import GpuReading
 from stepwell.telemetry.runtime.machine import NodeReading, ProcessReading, descendants
-from stepwell.telemetry.runtime.settings import Settings
+from stepwell.telemetry.runtime.settings import ASKED_SHARE, Settings
+from tests.telemetry.fake_nvml import FakeNvml
 
 GB = 1 << 30
 
 
-def watched(tmp_path: Path, script: str, **environment: str) -> stepwell.reading.RecordedRun:
+def watched(tmp_path: Path, script: str, **environment: str) -> RecordedRun:
     """Record a script, ``run`` being there already, in a process of its own; the run it left."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
     code = f"import gc, os, sys, time, stepwell\nrun = stepwell.init('w', dir={str(tmp_path)!r})\n"
@@ -46,9 +46,12 @@ def watched(tmp_path: Path, script: str, **environment: str) -> stepwell.reading
     ("environ", "expected"),
     [
         ({}, Settings(5.0, 1.0, None)),
-        ({"STEPWELL_RUNTIME": "off"}, Settings(None, None, None)),
-        ({"STEPWELL_RUNTIME": " OFF ", "STEPWELL_GC_PAUSES": "3"}, Settings(None, 3.0, None)),
-        ({"STEPWELL_RUNTIME": "0.5"}, Settings(0.5, 1.0, None)),
+        ({"STEPWELL_RUNTIME": "off"}, Settings(None, None, None, ASKED_SHARE)),
+        (
+            {"STEPWELL_RUNTIME": " OFF ", "STEPWELL_GC_PAUSES": "3"},
+            Settings(None, 3.0, None, ASKED_SHARE),
+        ),
+        ({"STEPWELL_RUNTIME": "0.5"}, Settings(0.5, 1.0, None, ASKED_SHARE)),
         ({"STEPWELL_GC_PAUSES": "off"}, Settings(5.0, None, None)),
         ({"STEPWELL_GC_PAUSES": "0"}, Settings(5.0, 0.0, None)),
         ({"STEPWELL_TDP_WATTS": "65"}, Settings(5.0, 1.0, 65.0)),
@@ -74,6 +77,7 @@ def test_a_setting_that_makes_no_sense_is_a_warning(
 def test_processor_time_of_children_counts_also_when_they_have_ended() -> None:
     """A child that burns 0.4 s of processor time is in the sum while it runs and after it ended."""
     reading = ProcessReading(psutil)
+    alone = reading.read()["system/processes"]
     burn = "import time\nwhile time.process_time() < 0.4: pass\nprint('x', flush=True); input()"
     child = subprocess.Popen(
         [sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -82,11 +86,11 @@ def test_processor_time_of_children_counts_also_when_they_have_ended() -> None:
     child.stdout.readline()
     while_it_runs = reading.read()
     before = reading.cpu_seconds
-    assert while_it_runs["system/processes"] == 2
+    assert while_it_runs["system/processes"] == alone + 1
     assert while_it_runs["system/memory_rss_bytes"] > psutil.Process().memory_info().rss
     child.communicate("\n")
     after = reading.read()
-    assert after["system/processes"] == 1
+    assert after["system/processes"] == alone
     assert before >= 0.39
     # Ending costs something too; what was counted is not lost.
     assert before - 0.02 <= reading.cpu_seconds <= before + 0.5
@@ -235,54 +239,6 @@ def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
 # GPUs
 
 
-class FakeError(Exception):
-    pass
-
-
-class FakeNvml(ModuleType):
-    """Two GPUs; the second knows neither its power nor its energy."""
-
-    NVMLError = FakeError
-    NVML_TEMPERATURE_GPU = 0
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.energy = 5_000_000
-        self.asked: list[str] = []
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, device: int) -> bytes:
-        return f"GPU-{'ab'[device]}1234".encode()
-
-    def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:
-        return SimpleNamespace(gpu=70 + device, memory=30)
-
-    def nvmlDeviceGetMemoryInfo(self, device: int) -> Any:
-        return SimpleNamespace(used=3 * GB, total=16 * GB)
-
-    def nvmlDeviceGetPowerUsage(self, device: int) -> int:
-        self.asked.append(f"power {device}")
-        if device == 1:
-            raise FakeError
-        return 250_500
-
-    def nvmlDeviceGetTemperature(self, device: int, sensor: int) -> int:
-        return 60 + device
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: int) -> int:
-        if device == 1:
-            raise FakeError
-        return self.energy
-
-
 def test_gpus_are_read_and_what_they_lack_is_left_out() -> None:
     nvml = FakeNvml()
     reading = GpuReading(nvml, True, {})
@@ -326,8 +282,8 @@ def test_each_gpu_is_told_of_by_one_rank(
 
 
 NVML_SCRIPT = """
-import tests.telemetry.test_runtime as fake
-sys.modules["pynvml"] = fake.FakeNvml()
+from tests.telemetry.fake_nvml import FakeNvml
+sys.modules["pynvml"] = FakeNvml()
 time.sleep(2.5)
 run.finish()
 """
@@ -394,8 +350,6 @@ def test_the_training_thread_does_none_of_it(tmp_path: Path) -> None:
 
 FAILING = """
 import psutil
-class Broken:
-    def __init__(self): raise AssertionError
 psutil.net_io_counters = lambda **k: (_ for _ in ()).throw(RuntimeError("no network"))
 run.log({"loss": 1.0}, step=0)
 time.sleep(2.5)

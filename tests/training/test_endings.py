@@ -42,7 +42,12 @@ def _end(program: str, folder: Path, code: int = 0) -> tuple[Any, Any, list[dict
     """Run a program to its end: its run, its spans and its updates."""
     done = subprocess.run(
         [sys.executable, "-c", HEAD + program],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "STEPWELL_DIR": str(folder)},
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(SOURCE),
+            "STEPWELL_DIR": str(folder),
+            "STEPWELL_RUNTIME": "off",
+        },
         capture_output=True,
         text=True,
         timeout=60,

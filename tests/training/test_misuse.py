@@ -554,6 +554,8 @@ def test_span_that_is_stopped_by_hand(tmp_path: Path, fresh: Recorded) -> None:
     assert [w for w in found.warnings if "data_loading is ended" not in w] == []
     assert set(found.spans.filter(name=ITERATION)["duration_ns"]) == {10**9}
     assert (found.edges[ITERATION, LOOP], found.edges[ITERATION, APP]) == (2, 1)
+    (update,) = found.attributes("training_metrics_update")
+    assert (update["num_iterations"], update["total_iteration_time_sec"]) == (3, 3)
     assert found.after == fresh.after
 
 

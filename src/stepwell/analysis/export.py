@@ -16,14 +16,30 @@ def to_parquet(run: RecordedRun, target: Path) -> list[Path]:
 
     Each file is written beside its place and renamed, a rank at a time, with bounded memory.
     """
+    return _each(run, target, "parquet", lambda t, path: t.sink_parquet(path, compression="zstd"))
+
+
+def to_csv(run: RecordedRun, target: Path) -> list[Path]:
+    """The same as ``part.csv``, with a line of column names each."""
+    return _each(run, target, "csv", lambda table, path: table.sink_csv(path))
+
+
+def to_jsonl(run: RecordedRun, target: Path) -> list[Path]:
+    """The same as ``part.jsonl``, a JSON object a line; a number that JSON has no word for is null."""
+    return _each(run, target, "jsonl", lambda table, path: table.sink_ndjson(path))
+
+
+def _each(
+    run: RecordedRun, target: Path, ending: str, sink: Callable[[pl.LazyFrame, Path], object]
+) -> list[Path]:
     files = []
     for table in TABLES:
         for rank in run.ranks():
             place = target / table / f"run={run.id}" / f"rank={rank}"
             place.mkdir(parents=True, exist_ok=True)
-            beside = place / ".part.parquet"
-            run.table(table, rank).drop("run", "rank").sink_parquet(beside, compression="zstd")
-            files.append(beside.replace(place / "part.parquet"))
+            beside = place / f".part.{ending}"
+            sink(run.table(table, rank).drop("run", "rank"), beside)
+            files.append(beside.replace(place / f"part.{ending}"))
     return files
 
 
@@ -32,4 +48,8 @@ def read_exported(target: Path, table: str) -> pl.LazyFrame:
     return pl.scan_parquet(target / table / "**/*.parquet", hive_partitioning=True)
 
 
-EXPORTS: dict[str, Callable[[RecordedRun, Path], list[Path]]] = {"parquet": to_parquet}
+EXPORTS: dict[str, Callable[[RecordedRun, Path], list[Path]]] = {
+    "parquet": to_parquet,
+    "csv": to_csv,
+    "jsonl": to_jsonl,
+}

@@ -81,6 +81,7 @@ class Overview:
 
 
 CURVE_POINTS = 16
+SYSTEM = "system/"
 
 
 def overview(run: RecordedRun, most: int = 12) -> Overview:
@@ -194,7 +195,8 @@ def _metrics(table: pl.DataFrame) -> list[MetricLine]:
                 curve=_curve(known["value"]),
             )
         )
-    return sorted(lines, key=lambda line: line.name)
+    # What the machine was busy with comes after what the training logged.
+    return sorted(lines, key=lambda line: (line.name.startswith(SYSTEM), line.name))
 
 
 def _curve(values: pl.Series) -> list[float]:

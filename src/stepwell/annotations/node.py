@@ -99,6 +99,8 @@ class Node(Span):
     def update(self, args: Mapping[str, Any] | None = None, **more: Any) -> Node:
         """Set arguments of all that is recorded from now on here and below; None takes one away.
 
+        The latest call wins, be it of this node or of one above.
+
         ``step`` and ``epoch`` fill these columns; set on the root, they hold for the whole run.
         """
         parent = self._parent
@@ -125,14 +127,17 @@ class Node(Span):
         self._own.update(changes)
         if None in changes.values():
             self._own = {name: value for name, value in self._own.items() if value is not None}
-        self._inherit({} if self._parent is None else self._parent.attributes)
+        self._inherit({} if self._parent is None else self._parent.attributes, changes)
 
-    def _inherit(self, attributes: dict[str, Any]) -> None:
+    def _inherit(self, attributes: dict[str, Any], changes: dict[str, Any]) -> None:
         self.attributes = {**attributes, **self._own}
         self._data = None
         self._settle()
         for child in list(self._children.values()):
-            child._inherit(self.attributes)
+            for name in changes:
+                # The latest call wins, here as with switches.
+                child._own.pop(name, None)
+            child._inherit(self.attributes, changes)
 
     def _encoded(self) -> bytes:
         """The arguments as they are recorded."""

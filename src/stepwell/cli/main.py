@@ -70,23 +70,38 @@ def show(run: RunArgument = None, dir: DirOption = None, json: JsonOption = Fals
 @app.command()
 def export(
     run: RunArgument = None,
-    to: Annotated[str, typer.Option("--to", help="parquet")] = "parquet",
+    to: Annotated[
+        str,
+        typer.Option("--to", help="chrome (Perfetto opens it), dftracer, parquet, csv or jsonl"),
+    ] = "parquet",
     output: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--output", help="Folder to write to; else ./<run id>-parquet."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where to write: a file such as trace.json.gz for a trace, a folder for tables; else "
+            "./<run id> and an ending.",
+        ),
+    ] = None,
+    steps: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Only these steps of a trace: 1000:1010 are ten, 1000 is one."),
+    ] = None,
+    ranks: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Only these ranks in a trace, such as 0-7,16."),
+    ] = None,
+    dialect: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a dftracer trace: new (2.2), or old with brackets, p_idx and level."),
     ] = None,
     dir: DirOption = None,
 ) -> None:
-    """Write a run's tables as Parquet files, partitioned by run and rank."""
-    from stepwell.analysis.export import EXPORTS
+    """Write a run as a trace for a viewer, or its tables as files, by run and rank."""
+    from stepwell.cli.exporting import Choice, export_run
     from stepwell.reading.find import find_run
 
-    if to not in EXPORTS:
-        raise StepwellError(f"--to is {to!r}: write one of {', '.join(EXPORTS)}")
-    found = find_run(run, dir)
-    target = output or Path(f"{found.id}-{to}")
-    files = EXPORTS[to](found, target)
-    print(f"{len(files)} files in {target}")
+    export_run(find_run(run, dir), Choice(to, output, steps, ranks, dialect))
 
 
 @app.command()
@@ -118,6 +133,109 @@ def forward(
 
     chosen = parse_filter(all_spans, only, skip)
     forward_run(find_run(run, dir), to, parse_options(option), chosen)
+
+
+@app.command("import")
+def import_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="A trace of dftracer (.pfw, .pfw.gz), of the torch profiler or any Chrome trace "
+            "(.json, .json.gz), or a file of nv-one-logger; a folder or a pattern of them too.",
+        ),
+    ],
+    dir: DirOption = None,
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--name", help="What to call the run; else it has the name of the file."),
+    ] = None,
+    kind: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--kind", help="dftracer, chrome or nv-one-logger; else told from the file."),
+    ] = None,
+) -> None:
+    """Turn a trace that another tool recorded into a run."""
+    from stepwell.cli.importing import import_run
+
+    import_run(files, dir, name, kind)
+
+
+@app.command()
+def plot(
+    run: RunArgument = None,
+    metrics: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(
+            metavar="[METRIC]...",
+            help="Names or patterns ('val/*'), a panel each; else loss, accuracy, gradient norm, "
+            "weight delta, learning rates and holdout logits, whatever is there.",
+        ),
+    ] = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-o", "--output", help="A .png or an .html file; else it is drawn here."),
+    ] = None,
+    x: Annotated[str, typer.Option("--x", help="step, epoch or time")] = "step",
+    smooth: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--smooth", help="From 0 (none) to below 1; else as suits the curve."),
+    ] = None,
+    rank: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--rank", help="Only this rank; else the mean of all and their range."),
+    ] = None,
+    by_rank: Annotated[bool, typer.Option("--by-rank", help="A curve for each rank.")] = False,
+    log: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--log/--linear", help="Scale of the y axis; else as suits the values."),
+    ] = None,
+    dir: DirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Draw the curves of a run: in the terminal, as a picture or as a page."""
+    from stepwell.analysis.plots import Options, panels
+    from stepwell.cli.plotting import save_panels, show_panels
+    from stepwell.reading.find import find_run
+
+    found = find_run(run, dir)
+    made = panels([found], metrics or (), Options(x, smooth, rank, by_rank, log))
+    if output is not None:
+        save_panels(made, output, found.name)
+    else:
+        show_panels(made, json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="Run folders or run ids.")
+    ],
+    metric: Annotated[
+        list[str], typer.Option("--metric", help="Only these: a name or a pattern; repeatable.")
+    ] = [],  # noqa: B006
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-o", "--output", help="Also draw their curves: a .png or an .html file."),
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights/--no-weights", help="Compare snapshots of the weights.")
+    ] = True,
+    dir: DirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say which of several runs was better at what, since when, and what was different."""
+    from stepwell.analysis.compare import compare_runs
+    from stepwell.cli.comparing import show_comparison
+    from stepwell.reading.find import find_run
+
+    found = [find_run(text, dir) for text in runs]
+    show_comparison(compare_runs(found, metric, weights=weights), json)
+    if output is not None:
+        from stepwell.analysis.plots import panels
+        from stepwell.cli.plotting import save_panels
+
+        save_panels(panels(found, metric), output, " and ".join(run.name for run in found))
 
 
 @app.command()

@@ -6,7 +6,9 @@ knows nothing of training, and no exporter knows another.
 
 from __future__ import annotations
 
+from stepwell.exporters.chrome import ChromeExporter, export_chrome
 from stepwell.exporters.console import ConsoleExporter
+from stepwell.exporters.dftracer import DFTracerExporter, export_dftracer
 from stepwell.exporters.file import FileExporter
 from stepwell.exporters.otlp import OTLPExporter
 from stepwell.exporters.python_logging import LoggingExporter
@@ -14,7 +16,9 @@ from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilt
 from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source, SpanRecord
 
 __all__ = [
+    "ChromeExporter",
     "ConsoleExporter",
+    "DFTracerExporter",
     "EventRecord",
     "ExportCustomizationMode",
     "ExportFilter",
@@ -25,4 +29,6 @@ __all__ = [
     "Record",
     "Source",
     "SpanRecord",
+    "export_chrome",
+    "export_dftracer",
 ]

@@ -196,13 +196,23 @@ def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, ow
     _pack(lane.rows, row, _head(time, step_word), value, word | owner + 1 << OWNER_SHIFT)
 
 
+def word_of(name: str) -> int:
+    """The id of a metric's name."""
+    return _words.get(name) or _intern(name)
+
+
+def step_word_of(word: int) -> int:
+    """The current step for a value of this metric; where none was ever set, the count of its values."""
+    return context.step_word or IMPLICIT_STEP | next(_counts[word])
+
+
 def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> float | None:
     """The value as a float; None when the journal takes care of it in some other way."""
     if isinstance(value, Mapping):
         return None
     result = number(value)
     if result is None:
-        word = _words.get(name) or _intern(name)
+        word = word_of(name)
         lane.journal.take_odd_value(
             lane, name, value, step_word or IMPLICIT_STEP | next(_counts[word]), time, word
         )

@@ -63,6 +63,10 @@ class NameTable:
         """What an id stands for."""
         return self._keys[number]
 
+    def lines(self) -> bytes:
+        """The whole table as it stands in a file."""
+        return b"".join(map(self._line, self._keys))
+
     def attach(self, fd: int) -> None:
         """Write all names to this open file now, and new ones as they come."""
         with self._lock:

@@ -2,7 +2,8 @@
 
 It seals full segments, prepares fresh ones, folds ended workers in, resolves scalars that were on an
 accelerator, copies a spool to the run folder, renews the heartbeat and finds out when a full disk
-has space again. Each task is guarded on its own: a failure is reported once and tried again.
+has space again. Others may have it do something of theirs now and then. Each task is guarded on its
+own: a failure is reported once and tried again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.journal.archive import Archive, archive_kind
@@ -33,6 +35,30 @@ MAX_RETIRED = 256
 """So many full segments may wait while the run folder cannot be written (100 MB of a spool)."""
 HOLD_OFF = {"retry": 0.0, "seal": 1.0, "heartbeat": 1.0}
 """How long a task that could not write is left alone, where not for ``MAX_RETRY`` seconds."""
+
+SMALL_SHARE = 0.001
+"""Of a core: what a regular task may use. One that takes longer comes round less often."""
+
+
+@dataclass
+class Regular:
+    """A task to be done every so many seconds, for the first time when it is due."""
+
+    seconds: float
+    task: Callable[[], None]
+    due: float
+    share: float
+    at_end: bool
+
+    def run(self) -> None:
+        """Do it, and see when it is to be done again."""
+        began = time.thread_time()
+        self.due = time.monotonic() + self.seconds
+        try:
+            self.task()
+        finally:
+            used = time.thread_time() - began
+            self.due = max(self.due, time.monotonic() + used / self.share)
 
 
 class Pump:
@@ -61,8 +87,29 @@ class Pump:
         self._tasks: deque[Callable[[], None]] = deque()
         self._held_off: dict[str, float] = {}
         self._retry = 0.5
+        self._regular: list[Regular] = []
 
     # The thread
+
+    def every(
+        self,
+        seconds: float,
+        task: Callable[[], None],
+        *,
+        first: float | None = None,
+        share: float = SMALL_SHARE,
+        at_end: bool = False,
+    ) -> None:
+        """Have a task done again and again, less often if it takes more than its share of a core.
+
+        ``first`` is after how many seconds it is done first; ``at_end``: once more when all is sealed.
+        """
+        due = time.monotonic() + (seconds if first is None else first)
+        self._regular.append(Regular(seconds, task, due, share, at_end))
+
+    def run_later(self, seconds: float, task: Callable[[], None]) -> None:
+        """Have a task done once, in the background, when so many seconds have passed."""
+        self.every(float("inf"), task, first=seconds)
 
     def run_soon(self, task: Callable[[], None]) -> None:
         """Have a task done once, in the background, before the next round."""
@@ -127,6 +174,9 @@ class Pump:
 
     def _finish(self) -> None:
         self._guard("task", self.run_tasks)
+        for regular in self._regular:
+            if regular.at_end:
+                self._guard("regular", regular.task)
         self._guard("scalars", self.journal.scalars.finish)
         self.journal.closed = True
         for lane in list(self.journal.lanes):
@@ -163,6 +213,9 @@ class Pump:
             self._guard("sync", self.sync)
         if everything or self._is_due("heartbeat", self.document.interval):
             self._guard("heartbeat", self.heartbeat)
+        for number, regular in enumerate(self._regular):
+            if time.monotonic() >= regular.due:
+                self._guard(f"regular {number}", regular.run)
 
     def _is_due(self, task: str, every: float) -> bool:
         now = time.monotonic()

@@ -1,7 +1,8 @@
 """Scalars on an accelerator: kept where they are, fetched in one batch when they are ready.
 
 The training thread makes a copy on the device, in the device's own time, and goes on. On CUDA an event
-behind the copy tells when it can be read; nothing ever waits for a device that hangs.
+behind the copy tells when it can be read; nothing ever waits for a device that hangs. Times that the
+device itself takes, between two events, are read in the same way.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal.errors import report
-from stepwell.journal.metrics import write_row
+from stepwell.journal.metrics import step_word_of, word_of, write_row
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
@@ -37,12 +39,37 @@ class Pending:
     word: int
 
 
+@dataclass
+class TimeOnDevice:
+    """How long a device takes from one event to another, not yet known."""
+
+    lane: Lane
+    clock: int
+    begin: Any
+    step_word: int
+    word: int
+    release: Callable[..., None]
+    ready: Any = None
+
+    @classmethod
+    def of(
+        cls, name: str, lane: Lane, clock: int, begin: Any, release: Callable[..., None]
+    ) -> TimeOnDevice:
+        """A time that becomes a value of this metric; ``release`` gets the events back."""
+        word = word_of(name)
+        return cls(lane, clock, begin, step_word_of(word), word, release)
+
+    def seconds(self) -> float:
+        """What the two events say."""
+        return float(self.begin.elapsed_time(self.ready)) / 1000.0
+
+
 class DeviceScalars:
     """The scalars of one journal that are still on an accelerator."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[Pending | TimeOnDevice] = deque()
         self._lane: Lane | None = None
         self._thread: threading.Thread | None = None
 
@@ -54,15 +81,29 @@ class DeviceScalars:
         copy = tensor.detach().clone()
         self.pending.append(Pending(lane, clock, copy, _mark(tensor), step_word, word))
 
+    def add_time(self, time: TimeOnDevice, end: Any) -> None:
+        """Keep a time until the device has come to its end."""
+        if len(self.pending) >= MAX_PENDING:
+            self.journal.count_drop("metrics")
+            return
+        time.ready = end
+        self.pending.append(time)
+        if self.journal._keeps_segments:
+            self.resolve_in_background()
+
     def resolve(self) -> None:
         """Fetch those that are ready, all in one copy per device, and write their rows."""
         by_device: dict[str, list[Pending]] = {}
+        times: list[TimeOnDevice] = []
         for _ in range(len(self.pending)):
             item = self.pending.popleft()
             if item.ready is not None and not item.ready.query():
                 self.pending.append(item)
+            elif isinstance(item, TimeOnDevice):
+                times.append(item)
             else:
                 by_device.setdefault(f"{item.tensor.device}", []).append(item)
+        self._write_times(times)
         for items in by_device.values():
             try:
                 values = fetch([item.tensor for item in items])
@@ -72,7 +113,18 @@ class DeviceScalars:
                 continue
             self._write(items, values)
 
-    def _write(self, items: list[Pending], values: list[float]) -> None:
+    def _write_times(self, times: list[TimeOnDevice]) -> None:
+        for one in times:
+            try:
+                seconds = one.seconds()
+            except Exception as error:  # a device may fail in many ways
+                self.journal.count_drop("metrics")
+                report("device times", error)
+                continue
+            self._write([one], [seconds])
+            one.release(one.begin, one.ready)
+
+    def _write(self, items: Sequence[Pending | TimeOnDevice], values: list[float]) -> None:
         if self._lane is None:
             self._lane = self.journal.open_lane()
         for item, value in zip(items, values, strict=True):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Container
+from bisect import bisect_right
+from collections.abc import Container, Iterable
 from typing import Any
 
 from stepwell.journal.archive import pack
 from stepwell.journal.format import (
     CARRIED,
     COLUMN_BYTES,
+    CONTEXT_NAME,
     HEADER_BYTES,
     LINK_NAME,
     LINK_WORD,
@@ -23,6 +25,8 @@ from stepwell.journal.format import (
     ROW_BYTES,
     SLOT_MASK,
     SPAN_BYTES,
+    STEP_SHIFT,
+    TIME_MASK,
     parse_header,
 )
 
@@ -67,29 +71,52 @@ def _seal_spans(header: dict[str, Any], body: bytes) -> bytes:
     return b"".join(split_planes(c[:used]) for c in (meta, start, end))
 
 
-def _span_summary(meta: array[int], start: array[int], end: bytes) -> dict[str, Any]:
+def _span_summary(meta: array[int], start: array[int], ends: bytes) -> dict[str, Any]:
     """What a reader wants to know of a segment before unpacking it."""
+    end, carried = array("Q", ends), _places(ends, CARRIED)
     links = {slot: (meta[slot] & SLOT_MASK, start[slot] - 1) for slot in _links(meta)}
     elsewhere = links.keys() | {target for target, _ in links.values()}
-    began = (start[i] for i in range(1, len(start)) if start[i] and i not in elsewhere)
-    ended = (start[i] for i in range(len(start) - 1, 0, -1) if start[i] and i not in elsewhere)
     return {
         "slots": len(start),
-        "spans": len(start) - start.count(0) - len(links) - _count_word(end, CARRIED),
+        "spans": len(start) - start.count(0) - len(links) - len(carried),
         # One that targets itself merely stands for a span, which does not go on here.
         "links": [link for slot, link in links.items() if link[0] != slot],
-        "time": [next(began, 0), next(ended, 0)],
-        "open": _count_open(start, array("Q", end), links),
+        # When the first and the last of them began, and when the last one ended.
+        "time": _extremes(start, elsewhere),
+        "until": _latest_end(end, carried),
+        "open": _count_open(start, end, links),
     }
 
 
-def _count_word(column: bytes, word: int) -> int:
-    """How often a rare word occurs; four times faster than looking at each."""
+def _extremes(times: array[int], skipped: Iterable[int] = ()) -> list[int]:
+    """The earliest and the latest of these times; zeros are none."""
+    found = times[:]
+    for slot in skipped:
+        if slot < len(found):
+            found[slot] = 0
+    # They are almost in order, so that this is the fastest way to both.
+    ordered = sorted(found)
+    first = bisect_right(ordered, 0)
+    return [ordered[first], ordered[-1]] if first < len(ordered) else [0, 0]
+
+
+def _latest_end(end: array[int], carried: list[int]) -> int:
+    """When the last span ended. Hardly any end has a flag but where its span went on elsewhere."""
+    ends = end[:]
+    for slot in carried:
+        ends[slot] = 0
+    latest = max(ends)
+    return latest if latest <= TIME_MASK else max(word & TIME_MASK for word in ends)
+
+
+def _places(column: bytes, word: int) -> list[int]:
+    """Where a rare word occurs; four times faster than looking at each."""
     mark = word.to_bytes(8, "little")
-    found = 0
+    found = []
     at = column.find(mark)
     while at >= 0:
-        found += at % 8 == 0
+        if at % 8 == 0:
+            found.append(at // 8)
         at = column.find(mark, at + 1)
     return found
 
@@ -118,7 +145,25 @@ def _seal_metrics(header: dict[str, Any], body: bytes) -> bytes:
     used = -(-len(body.rstrip(b"\0")) // ROW_BYTES) * ROW_BYTES
     rows = body[:used]
     header["rows"] = used // ROW_BYTES
+    clocks, words, _, names = (array("Q", rows)[k :: ROW_BYTES // 8] for k in range(4))
+    header["time"] = _extremes(clocks)
+    header["until"] = header["time"][1]
+    header["context"] = _context_summary(clocks, words, names)
     return b"".join(_column(rows, k) for k in range(ROW_BYTES // 8))
+
+
+def _context_summary(clocks: array[int], words: array[int], names: array[int]) -> list[int]:
+    """When the context was first and last set, what to, and one more than the least and the largest step.
+
+    Empty where it was not set. With it a reader finds a step without unpacking every segment.
+    """
+    rows = zip(clocks, words, names, strict=True)
+    changes = sorted((clock, word) for clock, word, name in rows if name == CONTEXT_NAME)
+    if not changes:
+        return []
+    (begin, first), (end, last) = changes[0], changes[-1]
+    steps = [word >> STEP_SHIFT for _, word in changes]
+    return [begin, end, first, last, min(steps), max(steps)]
 
 
 def _column(rows: bytes, index: int) -> bytes:

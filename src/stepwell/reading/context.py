@@ -8,41 +8,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.journal.format import CONTEXT_NAME, EPOCH_MASK, STEP_SHIFT
+from stepwell.reading.documents import MAX_TIME, is_count
 from stepwell.reading.process import Process
+from stepwell.reading.segments import Segment, Words
+from stepwell.reading.window import Window
 
 Ints = NDArray[np.int64]
+MAX_WORD = (1 << 64) - 1
 
 
 class ContextLog:
-    """When the step and the epoch changed in a process; its workers share it, and its clock."""
+    """When the step and the epoch changed in a process; its workers share it, and its clock.
 
-    def __init__(self, process: Process) -> None:
-        times, words = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
-        for segment in process.of_kind("metrics"):
-            clock, word, _, name = segment.columns
-            changes = name == CONTEXT_NAME
-            times.append(clock[changes])
-            words.append(word[changes])
-        clock, word = np.concatenate(times), np.concatenate(words)
-        order = np.argsort(clock, kind="stable")
-        self._clock = clock[order]
-        self._word = word[order]
+    A ``partial`` one unpacks only the segments that it is asked about, if their headers tell what the
+    others hold: that is for looking at a small part of a run.
+    """
+
+    def __init__(self, process: Process, partial: bool = False) -> None:
+        self._parts = [_Part(segment) for segment in process.of_kind("metrics")]
+        for part in self._parts:
+            if not partial:
+                part.load()
+        self._join()
 
     @property
     def is_known(self) -> bool:
         """Whether a step or epoch was ever set."""
         return len(self._clock) > 0
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step was ever set."""
+        return bool((self._word >> STEP_SHIFT).any()) or any(p.has_steps for p in self._parts)
+
     def at(self, clock: NDArray[Any]) -> tuple[Ints, Ints]:
         """Step and epoch at each of these instants, -1 for none."""
         if not len(self._clock):
             none = np.full(len(clock), -1, np.int64)
             return none, none
+        self._load(lambda part: part.is_around(clock))
         index = np.searchsorted(self._clock, clock.astype(np.uint64), side="right")
         word = np.where(index > 0, self._word[np.maximum(index, 1) - 1], 0)
         step = (word >> STEP_SHIFT).astype(np.int64) - 1
         epoch = (word & EPOCH_MASK).astype(np.int64) - 1
         return step, epoch
+
+    def window(self, first: int, end: int) -> Window | None:
+        """From when the first of these steps began until the last one was over; None for none of them.
+
+        The end is left out, both the step and the instant.
+        """
+        self._load(lambda part: part.may_have(first, end))
+        while True:
+            steps = (self._word >> STEP_SHIFT).astype(np.int64) - 1
+            found = np.flatnonzero((steps >= first) & (steps < end))
+            if not len(found):
+                return None
+            after = int(found[-1]) + 1
+            last = int(self._clock[after]) if after < len(self._clock) else MAX_TIME
+            # Another thread may have set the step in between, which its header does not tell.
+            edges = np.array([self._clock[found[-1]], last], np.uint64)
+            if not self._load(lambda part, edges=edges: part.is_within(edges)):  # type: ignore[misc]
+                return int(self._clock[found[0]]), last
 
     def latest(self) -> tuple[int | None, int | None]:
         """The step and epoch that it is now, or was last."""
@@ -51,3 +78,64 @@ class ContextLog:
         word = int(self._word[-1])
         step, epoch = (word >> STEP_SHIFT) - 1, (word & EPOCH_MASK) - 1
         return (step if step >= 0 else None), (epoch if epoch >= 0 else None)
+
+    def _load(self, wanted: Any) -> bool:
+        """Unpack the parts that are wanted; whether there were any."""
+        found = [part for part in self._parts if not part.is_loaded and wanted(part)]
+        for part in found:
+            part.load()
+        if found:
+            self._join()
+        return bool(found)
+
+    def _join(self) -> None:
+        clock = np.concatenate([np.empty(0, np.uint64), *(part.clock for part in self._parts)])
+        word = np.concatenate([np.empty(0, np.uint64), *(part.word for part in self._parts)])
+        order = np.argsort(clock, kind="stable")
+        self._clock = clock[order]
+        self._word = word[order]
+
+
+class _Part:
+    """The changes that one segment holds: all of them, or the first and the last as its header tells."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._steps = (0, -1)
+        self.clock: Words = np.empty(0, np.uint64)
+        self.word: Words = np.empty(0, np.uint64)
+        told = None if segment.sealed is None else segment.header.get("context")
+        self.is_loaded = False
+        if not isinstance(told, list) or len(told) not in (0, 6):
+            self.load()
+        elif not all(is_count(n, MAX_WORD) for n in told):
+            self.load()
+        elif told:
+            self.clock = np.array(told[0:2], np.uint64)
+            self.word = np.array(told[2:4], np.uint64)
+            self._steps = (told[4] - 1, told[5] - 1)
+        else:
+            self.is_loaded = True
+
+    @property
+    def has_steps(self) -> bool:
+        return self._steps[1] >= 0
+
+    def load(self) -> None:
+        """Unpack the segment."""
+        self.is_loaded = True
+        clock, word, _, name = self._segment.columns
+        changes = name == CONTEXT_NAME
+        self.clock, self.word = clock[changes], word[changes]
+
+    def may_have(self, first: int, end: int) -> bool:
+        """Whether one of these steps may have been set in it."""
+        return self._steps[0] < end and self._steps[1] >= first
+
+    def is_around(self, clock: NDArray[Any]) -> bool:
+        """Whether an instant lies between its first and last change."""
+        return bool(((clock > self.clock[0]) & (clock < self.clock[-1])).any())
+
+    def is_within(self, edges: Words) -> bool:
+        """Whether it may have changes between these instants."""
+        return bool(self.clock[0] < edges[1] and self.clock[-1] > edges[0])

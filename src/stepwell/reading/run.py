@@ -212,6 +212,25 @@ class RecordedRun:
         """The ranks that recorded."""
         return sorted({int(d["rank"]) for d in self._documents()})
 
+    def by_process(self, rank: int | None = None, partial: bool = False) -> Iterator[ProcessTables]:
+        """The records of each process by itself, for those who write a run out piece by piece.
+
+        With ``partial`` the steps are read where they are asked for: for a look at a small part.
+        """
+        documents = self._documents()
+        offsets = clock_offsets(documents)
+        numbers = _process_numbers(documents)
+        for folder in self._folders(rank):
+            processes = read_processes(folder)
+            for process, context in zip(processes, _contexts(processes, partial), strict=True):
+                offset = offsets.get(process.about["boot"], 0)
+                number = numbers.get(process.name, _number(process.name))
+                yield ProcessTables(process, context, offset, number, self.id)
+
+    def documents(self) -> list[dict[str, Any]]:
+        """What is known of each process, workers included, without reading its records."""
+        return self._documents()
+
     def __repr__(self) -> str:
         return f"<recorded run {self.id} in {self.path}>"
 
@@ -240,22 +259,13 @@ class RecordedRun:
         return [d for folder in process_folders(self.path) for d in read_documents(folder)]
 
     def _each(self, table: str, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
-        documents = self._documents()
-        offsets = clock_offsets(documents)
-        numbers = _process_numbers(documents)
-        for folder in self._folders(rank):
-            processes = read_processes(folder)
-            contexts = _contexts(processes)
-            for process, context in zip(processes, contexts, strict=True):
-                offset = offsets.get(process.about["boot"], 0)
-                number = numbers.get(process.name, _number(process.name))
-                tables = ProcessTables(process, context, offset, number, self.id)
-                if table in ("spans", "open_spans"):
-                    yield from tables.spans(wanted, only_open=table == "open_spans")
-                elif table == "metrics":
-                    yield from tables.metrics(wanted)
-                else:
-                    yield from tables.events(wanted, artifacts=table == "artifacts")
+        for tables in self.by_process(rank):
+            if table in ("spans", "open_spans"):
+                yield from tables.spans(wanted, only_open=table == "open_spans")
+            elif table == "metrics":
+                yield from tables.metrics(wanted)
+            else:
+                yield from tables.events(wanted, artifacts=table == "artifacts")
 
     def _process_frame(self, rank: int | None) -> pl.DataFrame:
         rows = []
@@ -273,9 +283,9 @@ class RecordedRun:
         return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
 
 
-def _contexts(processes: list[Process]) -> list[ContextLog]:
+def _contexts(processes: list[Process], partial: bool = False) -> list[ContextLog]:
     """The context of each process: its own if it ever set one, else that of the first."""
-    logs = [ContextLog(process) for process in processes]
+    logs = [ContextLog(process, partial) for process in processes]
     return [log if log.is_known else logs[0] for log in logs]
 
 

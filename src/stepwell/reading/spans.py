@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,10 @@ class SpanRows:
     status: Array
     attributes: Array
 
+    def where(self, keep: Array) -> SpanRows:
+        """Those of them for which this is true."""
+        return SpanRows(*(getattr(self, entry.name)[keep] for entry in fields(self)))
+
 
 class SpanReader:
     """Reads the span segments of one process; knows which spans went on in a later segment."""
@@ -60,10 +64,18 @@ class SpanReader:
             lanes.setdefault(segment.lane, []).append(segment)
             # Oldest first, so what stays is the last segment that each went on in.
             self._continued.update((o, segment.seq) for _, o in _continuations(segment))
-        self._open_from = {lane: _open_from(segments) for lane, segments in lanes.items()}
+        self._lanes = lanes
+        self._open_from: dict[int, int] = {}
 
-    def rows(self, segment: Segment) -> SpanRows:
-        """The spans of a segment, those that went on elsewhere left out."""
+    def went_on_in(self, identity: int) -> int | None:
+        """Number of the last segment that a span went on in; None when it ended where it began."""
+        return self._continued.get(identity)
+
+    def rows(self, segment: Segment, carried: bool = False, depths: bool = True) -> SpanRows:
+        """The spans of a segment, those that went on elsewhere left out, or here without an end.
+
+        Without ``depths`` these are all 0: to know them, other segments may have to be read.
+        """
         meta, start, end = segment.columns
         name = ((meta >> NAME_SHIFT) & 0xFFFFFF).astype(np.int64)
         published = (start != 0) & (meta != 0)
@@ -73,16 +85,22 @@ class SpanReader:
         inside = target < len(start)
         identity[target[inside]] = start[links[inside]].astype(np.int64) - 1
         parent = _parents(meta, start)
-        depth = _depths(parent, self._bases(meta, start, links))
-        keep = published & ((end & CARRIED) == 0)
+        depth = np.zeros(len(start), np.int32)
+        if depths:
+            depth = _depths(parent, self._bases(meta, start, links))
+        keep = published.copy()
         keep[links] = False
-        for slot in np.flatnonzero(keep & (end == 0)).tolist():
-            # Killed between copying an open span and marking the copied one.
-            keep[slot] = self._continued.get(int(identity[slot]), -1) <= segment.seq
+        if not carried:
+            keep &= (end & CARRIED) == 0
+            for slot in np.flatnonzero(keep & (end == 0)).tolist():
+                # Killed between copying an open span and marking the copied one.
+                keep[slot] = self._continued.get(int(identity[slot]), -1) <= segment.seq
         status = np.where(end & ERROR != 0, FAILED, OK)
         status[end & ABANDONED != 0] = UNFINISHED
-        is_last = segment.seq >= self._open_from[segment.lane]
-        status[end == 0] = OPEN if is_last else UNFINISHED
+        endless = end & TIME_MASK == 0
+        if endless[keep].any():
+            is_last = segment.seq >= self._first_open(segment.lane)
+            status[endless] = OPEN if is_last else UNFINISHED
         return SpanRows(
             id=identity[keep],
             parent=np.where(parent > 0, identity[parent], -1)[keep],
@@ -93,6 +111,11 @@ class SpanReader:
             status=status[keep],
             attributes=(meta >> ATTRIBUTE_SHIFT)[keep].astype(np.int64),
         )
+
+    def _first_open(self, lane: int) -> int:
+        if lane not in self._open_from:
+            self._open_from[lane] = _open_from(self._lanes[lane])
+        return self._open_from[lane]
 
     def _bases(self, meta: Array, start: Array, links: Array) -> Array:
         """Depths of the slots that stand for spans of other segments; 0 for all others."""

@@ -18,6 +18,7 @@ from stepwell.reading.context import ContextLog
 from stepwell.reading.process import Name, Process
 from stepwell.reading.segments import Segment
 from stepwell.reading.spans import OPEN, STATUSES, SpanReader, SpanRows, may_be_open
+from stepwell.reading.window import Window, may_touch
 
 PLACE: dict[str, Any] = {
     "run": pl.String,
@@ -87,12 +88,13 @@ class ProcessTables:
         for segment in reader.segments:
             if not only_open or may_be_open(segment):
                 rows = reader.rows(segment)
-                frame = self._span_frame(segment, rows, texts.get(segment.seq), wanted)
+                frame = self.span_frame(segment, rows, texts.get(segment.seq), wanted)
                 yield frame.filter(pl.Series(rows.status == OPEN)) if only_open else frame
 
-    def _span_frame(
+    def span_frame(
         self, segment: Segment, rows: SpanRows, texts: Segment | None, wanted: set[str]
     ) -> pl.DataFrame:
+        """These rows of a segment as rows of SPANS."""
         count = len(rows.id)
         columns = self._place(segment.lane, count, wanted)
         columns |= self._context(rows.start, wanted)
@@ -125,11 +127,15 @@ class ProcessTables:
 
     # Metrics
 
-    def metrics(self, wanted: set[str]) -> Iterator[pl.DataFrame]:
-        """Rows of METRICS, one frame a segment."""
+    def metrics(self, wanted: set[str], window: Window | None = None) -> Iterator[pl.DataFrame]:
+        """Rows of METRICS, one frame a segment; of segments outside of the window nothing is read."""
         for segment in self.process.of_kind("metrics"):
+            if window is not None and not may_touch(segment, window):
+                continue
             clock, step_word, value, name_word = segment.columns
             keep = (name_word != CONTEXT_NAME) & (name_word != 0)
+            if window is not None:
+                keep &= (clock >= window[0]) & (clock < window[1])
             clock, value, step_word = clock[keep], value[keep], step_word[keep]
             name_word = name_word[keep].astype(np.int64)
             columns = self._place(segment.lane, len(clock), wanted)
@@ -173,6 +179,11 @@ class ProcessTables:
             columns["size"] = [e["size"] for e in found]
         columns["attributes"] = [_json(e["attributes"]) for e in found]
         yield _frame(columns, ARTIFACTS if artifacts else EVENTS, wanted)
+
+    @property
+    def threads(self) -> dict[int, str]:
+        """Names of the threads by the number of their lane, no two alike."""
+        return dict(self._threads)
 
     # Columns
 

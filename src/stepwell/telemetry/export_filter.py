@@ -43,6 +43,13 @@ class ExportFilter:
         self.mode = _mode(mode)
         self.names = _names(self.mode, span_name_filter)
 
+    @classmethod
+    def default_of(cls, exporter: Any) -> ExportFilter:
+        """What an exporter gets where nobody says so."""
+        if getattr(exporter, "every_span", False):
+            return cls(ExportCustomizationMode.EXPORT_ALL_SPANS)
+        return cls()
+
     def keeps(self, name: str) -> bool:
         """Whether spans of this name are exported."""
         if self.mode is ExportCustomizationMode.EXPORT_ALL_SPANS:

@@ -82,6 +82,9 @@ class Exporter:
     out_of_process: ClassVar[bool] = False
     """Whether it runs in a process of its own, made anew there from what ``description`` says."""
 
+    every_span: ClassVar[bool] = False
+    """Whether it gets the short spans of every iteration too, where no filter says otherwise."""
+
     def open(self, source: Source) -> None:
         """Called before the first record, and again for the next run that it is added to."""
 

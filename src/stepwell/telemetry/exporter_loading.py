@@ -33,6 +33,8 @@ BUILT_IN = {
     "logging": "stepwell.exporters.python_logging.LoggingExporter",
     "console": "stepwell.exporters.console.ConsoleExporter",
     "otlp": "stepwell.exporters.otlp.OTLPExporter",
+    "chrome": "stepwell.exporters.chrome.ChromeExporter",
+    "dftracer": "stepwell.exporters.dftracer.DFTracerExporter",
 }
 """Also among the entry points; here too, so that they are found where nothing was installed."""
 KEYS = (

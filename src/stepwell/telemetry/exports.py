@@ -211,7 +211,7 @@ class Exports:
             return
         if any(known.exporter == exporter for known in self.deliveries):
             return
-        delivery = self._delivery(exporter, ExportFilter() if filter is None else filter)
+        delivery = self._delivery(exporter, filter or ExportFilter.default_of(exporter))
         self.deliveries.append(delivery)
         delivery.start()
 

@@ -32,6 +32,10 @@ REMEMBERED_EVENTS = 128
 """So many of a span's latest events are at hand; the run has them all."""
 
 
+watchers: dict[int, Callable[[Any], None]] = {}
+"""Who wants to know that a span of a certain name has ended, however it was opened."""
+
+
 class Span(OpenSpan):
     """A stretch of time that is being recorded, or was."""
 
@@ -102,7 +106,7 @@ class Span(OpenSpan):
 
     def add_attribute(self, name: str, value: Any) -> None:
         """Set an attribute; also after the end, and from another thread."""
-        self.add_attributes({name: value})
+        self.add_attributes(Attributes().add(name, value))
 
     def add_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Set several attributes at once."""
@@ -151,7 +155,7 @@ class Span(OpenSpan):
     ) -> None:
         """Close it, now or at a given time. Closing it again does nothing."""
         end = clock_at(timestamp)
-        if attributes:
+        if attributes is not None:
             self.add_attributes(attributes)
         self._stop(end, error)
 
@@ -166,6 +170,13 @@ class Span(OpenSpan):
         if journal is not None:
             journal.objects.pop(self.id, None)
         self._finish(max(end, self.start), ERROR if failed else 0)
+        watcher = watchers.get(self._word)
+        if watcher is not None:
+            watcher(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A span belongs to this process: what travels to another one does nothing there.
+        return _no_span, ()
 
     def __repr__(self) -> str:
         took = f"{self.duration_msec:.3f} ms" + (" so far" if self.active else "")
@@ -204,6 +215,10 @@ class _NoSpan(Span):
 
 
 NO_SPAN: Span = _NoSpan()
+
+
+def _no_span() -> Span:
+    return NO_SPAN
 
 
 def word_of(name: str | Enum, category: str = "") -> int:

@@ -22,6 +22,7 @@ from stepwell.telemetry.place import Place, find_place
 from stepwell.telemetry.recorder import Recorder
 from stepwell.telemetry.run import Run, activate, finish_active
 from stepwell.telemetry.run_document import RunDocument
+from stepwell.telemetry.runtime import start_watch
 
 MODES = ("", "on", "off")
 
@@ -86,6 +87,7 @@ def _open(
         with contextlib.suppress(OSError):
             document.write()
     recorder.pump.run_soon(document.complete)
+    recorder.pauses = start_watch(recorder)
     if os.environ.get("STEPWELL_EXPORTERS"):
         from stepwell.telemetry.exporter_loading import add_from_environment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import clock
 from stepwell.journal.cap import SizeCap
@@ -17,6 +17,9 @@ from stepwell.journal.spool import choose_spool
 from stepwell.journal.state import state
 from stepwell.journal.system import process_start
 
+if TYPE_CHECKING:
+    from stepwell.telemetry.runtime.pauses import Pauses
+
 HEARTBEAT = 1.0
 SHARED_HEARTBEAT = 10.0
 """On a shared file system a thousand ranks renew theirs."""
@@ -24,6 +27,8 @@ SHARED_HEARTBEAT = 10.0
 
 class Recorder:
     """Records this process into ``<run folder>/<process>`` until it is closed."""
+
+    pauses: Pauses | None = None
 
     def __init__(self, run_folder: Path, process: str, about: Mapping[str, Any]) -> None:
         self.folder = run_folder / process
@@ -60,6 +65,8 @@ class Recorder:
 
     def close(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
         """Seal everything and say how it ended."""
+        if self.pauses is not None:
+            self.pauses.stop()
         if state.journal is self.journal:
             state.activate(None)
         self.document.status = status

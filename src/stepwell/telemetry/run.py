@@ -174,8 +174,8 @@ class Run:
     def add_exporter(self, exporter: Any, filter: ExportFilter | None = None) -> None:
         """Let an exporter have this run's records, from the first one on, in the background.
 
-        Without a filter it gets all spans but the short ones of every iteration. An exporter that
-        is there already is not added again.
+        Without a filter it gets all spans but the short ones of every iteration (traces get these
+        too). An exporter that is there already is not added again.
         """
         from stepwell.telemetry.exporter import check_exporter
         from stepwell.telemetry.exports import Exports

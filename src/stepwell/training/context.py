@@ -303,6 +303,10 @@ def testing_iteration() -> StandardSpan:
     return _TESTING_ITERATION
 
 
+# Whoever imports them into a test does not mean them to be collected as tests.
+for _function in (testing_loop, testing_iteration):
+    _function.__test__ = False  # type: ignore[attr-defined]
+
 # Saving checkpoints
 
 

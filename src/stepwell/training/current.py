@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from stepwell.journal.state import state
+from stepwell.telemetry.live import Span, watchers
 from stepwell.telemetry.run import active_run
-from stepwell.training.job import TrainingJob
+from stepwell.training.job import PHASES, TrainingJob
 from stepwell.training.merging import ResolvedConfig
+from stepwell.training.standard_spans import WORDS
 
 Switch = Callable[[bool], None]
 
@@ -52,6 +55,15 @@ current = Current()
 state.switches.append(current._switch)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=current.after_fork)
+
+
+def _count_phase(attribute: str, span: Span) -> None:
+    if current.job is not None:
+        current.job.count_phase(attribute, span)
+
+
+for _name, _attribute in PHASES.items():
+    watchers[WORDS[_name]] = partial(_count_phase, _attribute)
 
 
 def current_job() -> TrainingJob | None:

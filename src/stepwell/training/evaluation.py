@@ -142,7 +142,10 @@ class Evaluation:
             return
         span = find_span(self.iteration)
         if span is None:
-            misuse(f"end {self.iteration}", f"{self.iteration} is ended that was not started")
+            misuse(
+                f"end {self.iteration}",
+                f"{self.iteration} is ended that was not started: call its on_…_start() first",
+            )
             return
         self._end_iteration(span, moment(msec, f"end of {self.iteration}"), error)
 

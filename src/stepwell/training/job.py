@@ -191,10 +191,21 @@ class TrainingJob:
         self.note_container()
 
     def close_open(self, end: int, error: BaseException | None = None) -> None:
-        """End every span but the application, the latest first, with its final report."""
+        """End every span inside of the application, the latest first, with its final report."""
+        outside = self._outside()
         for span in open_spans():
-            if span.active and span is not self.application:
+            if span.active and span not in outside:
                 self._close(span, end, error)
+
+    def _outside(self) -> list[Span]:
+        """The application and the spans that it is in, or that were there before it."""
+        application = self.application
+        if application is None or not application.active:
+            return []
+        around: list[Span] = [application]
+        while (parent := around[-1].parent) is not None:
+            around.append(parent)
+        return around + [span for span in open_spans() if span.start < application.start]
 
     def _close(self, span: Span, end: int, error: BaseException | None) -> None:
         loop = self.loop
@@ -224,10 +235,13 @@ class TrainingJob:
             )
             return
         stop_span(span, moment(msec, f"end of {name}") if msec else clock.now(), error)
+
+    def count_phase(self, attribute: str, span: Span) -> None:
+        """Add the time of a span to what the updates of the training loop report."""
         loop = self.loop
-        if loop is not None and loop.span is self.container and name in PHASES:
+        if loop is not None and loop.span is self.container:
             phases = loop.progress.phases
-            phases[PHASES[name]] = phases.get(PHASES[name], 0) + span.end - span.start
+            phases[attribute] = phases.get(attribute, 0) + span.end - span.start
 
     def note_container(self) -> None:
         """Note which is the innermost loop under way, or else the application."""
@@ -339,7 +353,7 @@ class TrainingJob:
         """The run ends: end what is open, unless that will never come to its own end."""
         if status != "finished":
             if self.loop is not None:
-                self.loop.finish(clock.now())
+                self.loop.report_rest(clock.now())
         elif self.application is not None and self.application.active:
             self._end_application(clock.now(), None)
         else:

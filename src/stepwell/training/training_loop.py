@@ -12,7 +12,7 @@ from stepwell.journal.metrics import latest, set_context
 from stepwell.journal.state import state
 from stepwell.journal.values import text_of
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span, find_open
+from stepwell.telemetry.live import NO_SPAN, Span, find_open, is_failure
 from stepwell.training.attributes import TrainingLoopAttributes, TrainingMetricsUpdateAttributes
 from stepwell.training.counters import Progress, plus
 from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
@@ -137,7 +137,8 @@ class TrainingLoop:
                 self._count_unrecorded(samples, tokens, optimizer_step)
                 return
             span, end = self._end_slowly(msec, error)
-            if span is None:
+            if span is None or (error is not None and is_failure(error)):
+                # What has failed is recorded, but it is no step forward.
                 return
         else:
             self.inside = None
@@ -300,6 +301,10 @@ class TrainingLoop:
         """End what is under way, and report the iterations that no update has told of yet."""
         for span in self.open_iterations():
             self.end_open(span, end, error)
+        self.report_rest(end)
+
+    def report_rest(self, end: int) -> None:
+        """Report the iterations that are over and that no update has told of yet."""
         progress = self.progress
         progress.count_waiting()
         if progress.partial_passes and self.is_enabled:

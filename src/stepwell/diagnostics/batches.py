@@ -1,0 +1,249 @@
+"""Batches of any shape: what of one the model takes, what are the labels, and what these look like.
+
+Known are dicts with ``img1``, ``img2`` and ``winner``; dicts with an input and a label, or with the names of
+the model's own arguments and ``labels``; and tuples of inputs and label. For others there is
+``TelemetryConfig(batch_adapter=…)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stepwell.diagnostics.config import TelemetryConfig
+
+LABEL_KEYS = ("winner", "labels", "label", "targets", "target", "y", "class")
+INPUT_KEYS = ("input", "inputs", "x", "image", "images", "img", "data", "features", "pixel_values")
+PAIR = ("img1", "img2")
+IGNORED = -100
+"""The label of what does not count, as PyTorch's own losses have it."""
+MAX_CLASSES = 20
+"""Of more classes than these a batch tells no single shares."""
+
+
+class UnknownBatchError(ValueError):
+    """A batch of which it is not clear what goes into the model."""
+
+
+@dataclass
+class Parts:
+    """A batch as the model takes it."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    labels: Any = None
+
+    def to(self, device: torch.device) -> Parts:
+        """The same on a device."""
+        return Parts(
+            moved(self.args, device), moved(self.kwargs, device), moved(self.labels, device)
+        )
+
+
+def parts_of(batch: Any, model: Any, config: TelemetryConfig) -> Parts:
+    """What of a batch goes into the model, and its labels."""
+    if config.batch_adapter is not None:
+        return _adapted(config.batch_adapter(batch))
+    batch = _as_dict(batch)
+    if isinstance(batch, Mapping):
+        key = label_key_of(batch, config.label_key)
+        rest = {name: value for name, value in batch.items() if name != key}
+        args, kwargs = _inputs(rest, model)
+        return Parts(args, kwargs, None if key is None else batch[key])
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        *inputs, labels = batch
+        return _with_inputs(inputs[0] if len(inputs) == 1 else tuple(inputs), labels)
+    return _with_inputs(batch, None)
+
+
+def labels_of(batch: Any, config: TelemetryConfig) -> tuple[str, Any]:
+    """What the labels of a batch are called, and the labels; None when there are none to be seen."""
+    if config.batch_adapter is not None:
+        return config.label_key or "label", _adapted(config.batch_adapter(batch)).labels
+    batch = _as_dict(batch)
+    if isinstance(batch, Mapping):
+        key = label_key_of(batch, config.label_key)
+        return key or "label", None if key is None else batch[key]
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        return "label", batch[-1]
+    return "label", None
+
+
+def label_key_of(batch: Mapping[Any, Any], chosen: str | None) -> str | None:
+    """The key of the labels in a batch."""
+    if chosen is not None:
+        if chosen not in batch:
+            raise UnknownBatchError(
+                f"label_key is {chosen!r}, but the batch has only: {', '.join(map(str, batch))}"
+            )
+        return chosen
+    return next((key for key in LABEL_KEYS if key in batch), None)
+
+
+def size_of(batch: Any) -> int | None:
+    """How many examples a batch has, by the first tensor in it."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.ndim else None
+    batch = _as_dict(batch)
+    items = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
+        return None
+    return next((size for item in items if (size := size_of(item)) is not None), None)
+
+
+def first(batch: Any, count: int, size: int) -> Any:
+    """The first examples of a batch of this size."""
+    if isinstance(batch, torch.Tensor):
+        # A copy: a view would keep the whole batch in memory.
+        return batch[:count].clone() if batch.ndim and batch.shape[0] == size else batch
+    if isinstance(batch, Mapping):
+        return {key: first(value, count, size) for key, value in batch.items()}
+    if hasattr(batch, "_fields"):
+        return type(batch)(*(first(item, count, size) for item in batch))
+    if isinstance(batch, list | tuple):
+        if any(isinstance(item, torch.Tensor | Mapping | list | tuple) for item in batch):
+            return type(batch)(first(item, count, size) for item in batch)
+        return batch[:count] if len(batch) == size else batch
+    return batch
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The value with all its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: moved(item, device) for key, item in value.items()}
+    if hasattr(value, "_fields"):
+        return type(value)(*(moved(item, device) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(moved(item, device) for item in value)
+    return value
+
+
+def joined(parts: list[Parts]) -> Parts:
+    """Several batches as one; the first alone when they do not fit together."""
+    try:
+        return Parts(
+            _joined([it.args for it in parts]),
+            _joined([it.kwargs for it in parts]),
+            _joined([it.labels for it in parts]),
+        )
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        return parts[0]
+
+
+def _joined(values: list[Any]) -> Any:
+    one = values[0]
+    if len(values) == 1:
+        return one
+    if isinstance(one, torch.Tensor):
+        return torch.cat(values)
+    if isinstance(one, Mapping):
+        return {key: _joined([value[key] for value in values]) for key in one}
+    if isinstance(one, list | tuple):
+        return tuple(_joined(list(items)) for items in zip(*values, strict=True))
+    return one
+
+
+def statistics(batch: Any, config: TelemetryConfig) -> dict[str, Any]:
+    """Size of the batch, and the share of each class or the spread of the targets."""
+    name, labels = labels_of(batch, config)
+    found: dict[str, Any] = {}
+    if labels is not None:
+        values = torch.as_tensor(labels).detach()
+        found = _spread(name, values) if _is_measure(values, config) else _shares(name, values)
+    # An adapter's batch may be anything; its labels are one for each example.
+    size = size_of(labels) if config.batch_adapter is not None else size_of(batch)
+    if size is None and labels is not None:
+        size = len(labels)
+    return {**found, "batch_size": size} if size is not None else found
+
+
+def class_counts(values: torch.Tensor) -> dict[int, int]:
+    """How often each class comes, without those that do not count."""
+    kept: Any = values.detach().reshape(-1).cpu()
+    classes, counts = kept[kept != IGNORED].unique(return_counts=True)
+    return {int(c): int(n) for c, n in zip(classes.tolist(), counts.tolist(), strict=True)}
+
+
+def _is_measure(values: torch.Tensor, config: TelemetryConfig) -> bool:
+    if config.task == "regression":
+        return True
+    return values.is_floating_point() and bool((values != values.round()).any())
+
+
+def _shares(name: str, values: torch.Tensor) -> dict[str, Any]:
+    if values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all()):
+        values = values.argmax(1)
+    counts = class_counts(values)
+    total = sum(counts.values())
+    if not total:
+        return {}
+    if counts.keys() <= {0, 1}:
+        counts = {0: counts.get(0, 0), 1: counts.get(1, 0)}
+    if len(counts) > MAX_CLASSES:
+        largest = 100.0 * max(counts.values()) / total
+        return {f"{name}_classes": len(counts), f"{name}_largest_pct": largest}
+    return {f"{name}_{c}_pct": 100.0 * n / total for c, n in sorted(counts.items())}
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, Any]:
+    kept = values.double()
+    return {
+        f"{name}_mean": kept.mean(),
+        f"{name}_std": kept.std(correction=0),
+        f"{name}_min": kept.min(),
+        f"{name}_max": kept.max(),
+    }
+
+
+def _as_dict(batch: Any) -> Any:
+    """A named tuple is read by its names."""
+    return batch._asdict() if hasattr(batch, "_fields") and hasattr(batch, "_asdict") else batch
+
+
+def _adapted(given: Any) -> Parts:
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise UnknownBatchError("batch_adapter has to return (inputs, labels)")
+    return _with_inputs(*given)
+
+
+def _with_inputs(inputs: Any, labels: Any) -> Parts:
+    if isinstance(inputs, Mapping):
+        return Parts((), dict(inputs), labels)
+    return Parts(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, labels)
+
+
+def _inputs(rest: dict[Any, Any], model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the model among what a batch has beside its labels."""
+    if all(key in rest for key in PAIR):
+        return tuple(rest[key] for key in PAIR), {}
+    names, takes_any = _arguments(model)
+    tensors = {key: value for key, value in rest.items() if isinstance(value, torch.Tensor)}
+    named = {key: value for key, value in rest.items() if key in names}
+    if named:
+        return (), {**tensors, **named} if takes_any else named
+    for key in INPUT_KEYS:
+        if key in rest:
+            return (rest[key],), {}
+    if len(tensors) == 1:
+        return tuple(tensors.values()), {}
+    raise UnknownBatchError(
+        f"it is not clear which of {', '.join(map(str, rest))} go into the model: "
+        "say so with TelemetryConfig(batch_adapter=lambda batch: (inputs, labels))"
+    )
+
+
+def _arguments(model: Any) -> tuple[set[str], bool]:
+    """The names that the model's forward takes, and whether it takes any other name too."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (AttributeError, TypeError, ValueError):
+        return set(), False
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {it.name for it in parameters if it.kind in kinds}
+    return names, any(it.kind is inspect.Parameter.VAR_KEYWORD for it in parameters)

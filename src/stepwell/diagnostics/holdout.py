@@ -1,0 +1,166 @@
+"""The holdout: a fixed set of examples, and what the model says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepwell.diagnostics.batches import (
+    IGNORED,
+    Parts,
+    UnknownBatchError,
+    first,
+    parts_of,
+    size_of,
+)
+from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.diagnostics.no_trace import bare, no_trace, same_random_numbers
+from stepwell.journal.errors import warn_once
+
+MAX_LOGITS = 65_536
+"""More numbers than these are not put into a record."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A batch of the holdout, and how many of its examples count."""
+
+    batch: Any
+    count: int
+
+
+def keep_first(data: Iterable[Any], config: TelemetryConfig) -> list[Piece]:
+    """The batches that have the first ``holdout_size`` examples; the rest is not even read."""
+    pieces: list[Piece] = []
+    left = config.holdout_size
+    # A DataLoader draws a seed when it is iterated.
+    with same_random_numbers():
+        for batch in data:
+            size = _examples(batch, config)
+            if not size:
+                continue
+            count = min(size, left)
+            if count < size and config.batch_adapter is None:
+                batch = first(batch, count, size)
+            pieces.append(Piece(batch, count))
+            left -= count
+            if not left:
+                break
+    return pieces
+
+
+def evaluate(
+    model: Any, pieces: list[Piece], device: torch.device, config: TelemetryConfig
+) -> dict[str, Any]:
+    """What the model says about the holdout, without a trace of having been asked."""
+    inner = bare(model)
+    outputs, labels = [], []
+    with no_trace(inner, device, config.holdout_dtype):
+        for piece in pieces:
+            parts = parts_of(piece.batch, inner, config).to(device)
+            outputs.append(_wide(run(inner, parts)[: piece.count]))
+            if parts.labels is not None:
+                labels.append(torch.as_tensor(parts.labels, device=device)[: piece.count])
+        if not outputs:
+            return {}
+        given = torch.cat(outputs)
+        wanted = torch.cat(labels) if len(labels) == len(outputs) else None
+        if config.task == "regression":
+            return _regression(given, wanted)
+        return _classification(given, wanted)
+
+
+def run(model: Any, parts: Parts) -> torch.Tensor:
+    """Call the model, and find its logits in what it returns."""
+    output = model(*parts.args, **parts.kwargs)
+    if isinstance(output, dict) and "logits" in output:
+        output = output["logits"]
+    output = getattr(output, "logits", output)
+    if isinstance(output, list | tuple) and output:
+        output = output[0]
+    if not isinstance(output, torch.Tensor) or not output.ndim:
+        raise UnknownBatchError(
+            f"the model returned {type(output).__name__}: logits are looked for as a tensor, as "
+            "the first of a tuple, or under the name 'logits'"
+        )
+    return output
+
+
+def _wide(output: torch.Tensor) -> torch.Tensor:
+    """Half precision as float32: what JSON gets is the same, what is computed is not."""
+    return output if output.dtype in (torch.float32, torch.float64) else output.float()
+
+
+def _classification(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, Any]:
+    if logits.ndim == 1:
+        logits = logits[:, None]
+    axis = _class_axis(logits, labels)
+    if logits.shape[axis] == 1:
+        predictions = (logits > 0).squeeze(axis).long()
+    else:
+        predictions = logits.argmax(axis)
+    found: dict[str, Any] = {}
+    if logits.numel() <= MAX_LOGITS:
+        found["logits"] = logits
+    else:
+        warn_once(
+            "holdout logits",
+            "the holdout's logits are %d numbers: they are left out of the records",
+            logits.numel(),
+        )
+    if labels is not None:
+        labels = _as_classes(labels, logits, predictions)
+        found["labels"] = labels if labels.numel() <= MAX_LOGITS else None
+    found["predictions"] = predictions if predictions.numel() <= MAX_LOGITS else None
+    if labels is not None:
+        counted = labels != IGNORED
+        right = (predictions == labels) & counted
+        found["accuracy"] = right.sum().double() / counted.sum()
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _class_axis(logits: torch.Tensor, labels: torch.Tensor | None) -> int:
+    """Which axis of the logits is that of the classes: the second, or for sequences the last."""
+    if labels is not None and logits.ndim > 2 and labels.shape == logits.shape[:-1]:
+        return -1
+    return 1
+
+
+def _as_classes(
+    labels: torch.Tensor, logits: torch.Tensor, predictions: torch.Tensor
+) -> torch.Tensor:
+    if labels.shape == logits.shape and logits.shape[-1] > 1:
+        if not bool((labels.sum(-1) == 1).all()):
+            raise UnknownBatchError("labels are neither class numbers nor one of each row")
+        labels = labels.argmax(-1)
+    if labels.numel() != predictions.numel():
+        raise UnknownBatchError(
+            f"labels of shape {tuple(labels.shape)} do not fit outputs of {tuple(logits.shape)}"
+        )
+    return labels.reshape(predictions.shape).long()
+
+
+def _regression(outputs: torch.Tensor, targets: torch.Tensor | None) -> dict[str, Any]:
+    if targets is None:
+        return {"predictions": outputs}
+    if outputs.numel() != targets.numel():
+        raise UnknownBatchError(
+            f"targets of shape {tuple(targets.shape)} do not fit outputs of {tuple(outputs.shape)}"
+        )
+    targets = targets.float()
+    outputs = outputs.reshape(targets.shape)
+    off = (outputs - targets).double()
+    found = {"mse": off.square().mean(), "mae": off.abs().mean()}
+    if outputs.numel() > MAX_LOGITS:
+        return found
+    return {"predictions": outputs, "targets": targets, **found}
+
+
+def _examples(batch: Any, config: TelemetryConfig) -> int:
+    if config.batch_adapter is None:
+        return size_of(batch) or 0
+    inputs, labels = config.batch_adapter(batch)
+    return size_of(labels) or size_of(inputs) or 0

@@ -1,0 +1,132 @@
+"""A look at the model in the middle of training that leaves no trace.
+
+Whatever a forward pass may change is put back, also when it raises: which modules are in training mode, the
+buffers (running statistics, also of modules that update them while evaluating), plain attributes that
+modules set on themselves, and the state of every random number generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@contextlib.contextmanager
+def no_trace(model: nn.Module, device: torch.device, dtype: str | None = None) -> Iterator[None]:
+    """In here the model is in evaluation mode, and may be called without consequences.
+
+    Gradients are off. Autocast is as outside, or on with the ``dtype`` given; its cache of
+    weights is not used, since one made without gradients would cut training's own graph.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(same_random_numbers())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_autocast(device, dtype))
+        for module in model.modules():
+            stack.callback(_remember(module))
+        _swap_buffers(model)
+        for module in model.modules():
+            # Not eval(): some modules override it, to merge weights for example.
+            module.training = False
+        yield
+
+
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Afterwards all random number generators stand where they stood."""
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    of_torch = torch.get_rng_state()
+    cuda: Any = torch.cuda
+    of_cuda = cuda.get_rng_state_all() if cuda.is_initialized() else None
+    of_mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_cuda is not None:
+            cuda.set_rng_state_all(of_cuda)
+        if of_mps is not None:
+            torch.mps.set_rng_state(of_mps)
+
+
+def bare(model: Any) -> Any:
+    """The model inside wrappers that would talk to other ranks, or compile for evaluation."""
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _autocast(device: torch.device, dtype: str | None) -> contextlib.AbstractContextManager[Any]:
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind):
+        return contextlib.nullcontext()
+    if dtype is None:
+        enabled = torch.is_autocast_enabled(kind)
+        chosen = torch.get_autocast_dtype(kind)
+    else:
+        enabled = dtype != "float32"
+        chosen = getattr(torch, dtype) if enabled else torch.get_autocast_dtype(kind)
+    return torch.autocast(kind, dtype=chosen, enabled=enabled, cache_enabled=False)
+
+
+def _remember(module: nn.Module) -> Callable[[], None]:
+    """What puts a module's own attributes and buffers back."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return _remember_scripted(module)
+    attributes = dict(module.__dict__)
+    buffers = dict(module._buffers)
+
+    def restore() -> None:
+        own = module.__dict__
+        for name in own.keys() - attributes.keys():
+            del own[name]
+        for name, value in attributes.items():
+            if own.get(name, own) is not value:
+                own[name] = value
+        module._buffers.clear()
+        module._buffers.update(buffers)
+
+    return restore
+
+
+def _remember_scripted(module: Any) -> Callable[[], None]:
+    training = module.training
+    buffers = [(tensor, tensor.clone()) for tensor in module.buffers(recurse=False)]
+
+    def restore() -> None:
+        module.training = training
+        for tensor, before in buffers:
+            if not torch.equal(tensor, before):
+                tensor.copy_(before)
+
+    return restore
+
+
+def _swap_buffers(model: nn.Module) -> None:
+    """Let the model work on copies: the originals, which a graph may need, are not touched at all."""
+    copies: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        for name, tensor in module._buffers.items():
+            if tensor is not None:
+                copies.setdefault(id(tensor), tensor.clone())
+                module._buffers[name] = copies[id(tensor)]

@@ -1,0 +1,113 @@
+"""How noisy the gradient is: the simple noise scale.
+
+The batch is taken apart, and the gradient computed for each part. Their mean is the gradient of the batch;
+by how much shorter it is than the parts, the noise shows. The ratio of noise to signal is about the
+batch size beyond which larger batches help little.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stepwell.diagnostics import norms
+from stepwell.diagnostics.batches import Parts, UnknownBatchError, parts_of, size_of
+from stepwell.diagnostics.holdout import run
+from stepwell.diagnostics.no_trace import bare, no_trace
+
+if TYPE_CHECKING:
+    from stepwell.diagnostics.context import Context
+
+PARTS = 4
+
+
+def estimate(context: Context) -> dict[str, Any] | None:
+    """Noise, signal and their ratio, each averaged over the collections so far; None without a batch."""
+    if context.batch is None:
+        return None
+    model = bare(context.model)
+    batch = parts_of(context.batch, model, context.config).to(context.device)
+    parts = _split(batch)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if any(hasattr(p, "placements") for p in parameters):
+        raise UnknownBatchError("the gradient noise of sharded parameters cannot be estimated")
+    small, big = _squared_norms(model, parts, parameters, context)
+    few, many = parts[0][1], sum(count for _, count in parts)
+    # Both are unbiased: the square of a mean of B examples is signal + noise / B.
+    signal = (many * big - few * small) / (many - few)
+    noise = (small - big) / (1 / few - 1 / many)
+    sums = context.memory
+    sums["signal"] = sums.get("signal", 0.0) + float(signal)
+    sums["noise"] = sums.get("noise", 0.0) + float(noise)
+    sums["count"] = sums.get("count", 0) + 1
+    scale = sums["noise"] / sums["signal"] if sums["signal"] > 0 else None
+    return {
+        "scale": scale,
+        "signal": sums["signal"] / sums["count"],
+        "noise": sums["noise"] / sums["count"],
+        "examples": many,
+    }
+
+
+def _split(batch: Parts) -> list[tuple[Parts, int]]:
+    """The batch in equal parts, each with the number of its examples."""
+    size = size_of([batch.args, batch.kwargs])
+    if size is None or batch.labels is None or size < 2:
+        raise UnknownBatchError("the gradient noise needs a batch with labels and two examples")
+    each = size // min(PARTS, size)
+    return [(_part(batch, i, each, size), each) for i in range(0, size - each + 1, each)]
+
+
+def _part(batch: Parts, start: int, count: int, size: int) -> Parts:
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim and value.shape[0] == size:
+            return value[start : start + count]
+        if isinstance(value, dict):
+            return {key: cut(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(cut(item) for item in value)
+        return value
+
+    return Parts(cut(batch.args), cut(batch.kwargs), cut(batch.labels))
+
+
+def _squared_norms(
+    model: nn.Module, parts: list[tuple[Parts, int]], parameters: list[Any], context: Context
+) -> tuple[Tensor, Tensor]:
+    """The mean square of the parts' gradients, and the square of their mean."""
+    loss = context.config.loss or _default_loss(context.config.task)
+    total: list[Tensor | None] = [None] * len(parameters)
+    small = []
+    with no_trace(model, context.device, context.config.holdout_dtype), torch.enable_grad():
+        for part, _ in parts:
+            value = loss(run(model, part), part.labels)
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+            small.append(norms.l2(gradients).square())
+            total = [_sum(a, b) for a, b in zip(total, gradients, strict=True)]
+    big = (norms.l2(total) / len(parts)).square()
+    return torch.stack(small).mean(), big
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _default_loss(task: str) -> Any:
+    if task == "regression":
+        return lambda outputs, labels: nn.functional.mse_loss(
+            outputs.reshape(labels.shape), labels.to(outputs.dtype)
+        )
+    return _cross_entropy
+
+
+def _cross_entropy(outputs: Tensor, labels: Any) -> Tensor:
+    if outputs.ndim == 1 or outputs.shape[1] == 1:
+        flat = outputs.reshape(-1)
+        return nn.functional.binary_cross_entropy_with_logits(
+            flat, labels.reshape(-1).to(flat.dtype)
+        )
+    return nn.functional.cross_entropy(outputs, labels)

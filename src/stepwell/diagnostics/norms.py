@@ -1,0 +1,157 @@
+"""L2 norms as one number for each group, right to 1e-5 whatever the size, and fetched all at once.
+
+A float32 sum over tens of millions of squares is off by tenths of a percent. So a large tensor is gone
+through in short rows, whose norms are then put together in float64. Norms stay on the device as
+tensors until ``fetch`` brings those of a whole collection over in one go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from stepwell.diagnostics.blocks import blocks, flat, real
+from stepwell.diagnostics.sharding import Shard, over_ranks, shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROW = 1 << 16
+"""Elements whose squares are added up in the tensor's own precision."""
+BLOCK = 1 << 20
+"""Elements that are converted at a time where that needs a copy."""
+TINY, HUGE = 1e-13, 1e18
+"""Outside of these, squares of float32 may have been lost below or above what it can hold."""
+
+
+def l2(tensors: Sequence[Tensor | None]) -> Tensor:
+    """The norm of all of them together: one number on their device, without waiting for it.
+
+    Sharded tensors count as wholes, sparse ones with duplicates added up, None and empty ones not at all.
+    """
+    return l2_by_group({"": tensors})[""]
+
+
+@torch.no_grad()
+def l2_by_group(
+    groups: Mapping[str, Sequence[Tensor | None]],
+    like: Mapping[str, Sequence[Tensor]] | None = None,
+) -> dict[str, Tensor]:
+    """The norm of each group; a tensor that is in several of them is gone through once.
+
+    ``like`` has tensors in the same places that say how those that are None on this rank are spread over
+    the others.
+    """
+    shards: list[Shard] = []
+    places: dict[int, int] = {}
+    members: dict[str, list[int]] = {}
+    for name, tensors in groups.items():
+        models = like[name] if like else tensors
+        members[name] = [
+            _place(tensor, model, shards, places)
+            for tensor, model in zip(tensors, models, strict=True)
+            if model is not None
+        ]
+    totals = over_ranks(shards, lambda: squares([one.local for one in shards]))
+    return root_sums(totals, members)
+
+
+def _place(
+    tensor: Tensor | None, model: Tensor, shards: list[Shard], places: dict[int, int]
+) -> int:
+    key = id(model if tensor is None else tensor)
+    if key not in places:
+        places[key] = len(shards)
+        shards.append(shard(tensor, model))
+    return places[key]
+
+
+def root_sums(squared: Tensor, members: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The root of the sum over each group's members."""
+    ones = squared.unbind()
+    nothing = squared.new_zeros(())
+    return {
+        name: torch.stack([ones[one] for one in chosen]).sum().sqrt() if chosen else nothing
+        for name, chosen in members.items()
+    }
+
+
+def squares(tensors: Sequence[Tensor | None]) -> Tensor:
+    """The sum of squares of each of these plain tensors, as one row in float64 on the first one's device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            by_device.setdefault(tensor.device, []).append(place)
+    home = next(iter(by_device), torch.device("cpu"))
+    found = torch.zeros(len(tensors), dtype=precision(home), device=home)
+    for device, places in by_device.items():
+        rows = [flat(tensor) for place in places if (tensor := tensors[place]) is not None]
+        norms = _norms_in_rows(rows) if device.type == "cpu" else _norms_on_device(rows, device)
+        norms = norms.to(home, non_blocking=True).square_()
+        if len(places) == len(tensors):
+            return norms
+        found[places] = norms
+    return found
+
+
+def precision(device: torch.device) -> torch.dtype:
+    """What sums are kept in: float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _norms_on_device(rows: list[Tensor], device: torch.device) -> Tensor:
+    """An accelerator adds up in trees, and can do so in float64 while it reads float32."""
+    rows = [row if row.is_floating_point() else row.double() for row in rows]
+    return torch.stack(torch._foreach_norm(rows, 2, precision(device)))
+
+
+def _norms_in_rows(rows: list[Tensor]) -> Tensor:
+    """On the CPU: short tensors in one call, long ones in rows."""
+    found = torch.zeros(len(rows), dtype=torch.float64)
+    short = [place for place, row in enumerate(rows) if 0 < row.numel() <= ROW]
+    if short:
+        norms = torch._foreach_norm([real(rows[place]) for place in short])
+        found[short] = torch.stack([norm.double() for norm in norms])
+    for place, row in enumerate(rows):
+        if row.numel() > ROW:
+            found[place] = _norm_of_long(row)
+    for place, norm in enumerate(found.tolist()):
+        if not TINY < norm < HUGE and rows[place].numel():
+            found[place] = _careful_norm(rows[place])
+    return found
+
+
+def _norm_of_long(row: Tensor) -> Tensor:
+    converted = real(row[:0]).dtype != row.dtype
+    pieces = map(real, blocks(row, BLOCK)) if converted else iter([row])
+    return torch.stack([part for piece in pieces for part in _norms_of_parts(piece)]).norm()
+
+
+def _norms_of_parts(row: Tensor) -> list[Tensor]:
+    cut = row.numel() // ROW * ROW
+    parts = torch.linalg.vector_norm(row[:cut].view(-1, ROW), dim=1).double()
+    return [parts.norm(), torch.linalg.vector_norm(row[cut:]).double()]
+
+
+def _careful_norm(row: Tensor) -> float:
+    """For what is all zeros, not finite, or so small or large that float32 cannot hold its square."""
+    largest = float(torch.stack([real(one).abs().max() for one in blocks(row, BLOCK)]).max())
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    scaled = [torch.linalg.vector_norm(one.double() / largest) for one in blocks(row, BLOCK)]
+    return float(torch.stack(scaled).norm()) * largest
+
+
+def fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """The numbers, with one wait for the device for all of them."""
+    if not scalars:
+        return {}
+    values = list(scalars.values())
+    home = next((one.device for one in values if one.device.type != "cpu"), values[0].device)
+    row = torch.stack(
+        [one.detach().to(home, precision(home), non_blocking=True).reshape(()) for one in values]
+    )
+    return dict(zip(scalars, row.tolist(), strict=True))

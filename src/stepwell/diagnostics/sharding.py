@@ -1,0 +1,123 @@
+"""Tensors that are spread over processes: each one's own part, and sums over all parts.
+
+A ``DTensor`` (FSDP2, tensor parallelism) holds a part of the whole on every rank. The square of a norm is
+the sum of the squares of the parts, so one small all-reduce for each process group makes the norm of the
+whole known on every rank. Nothing is communicated when nothing is sharded: under plain data
+parallelism the gradients are the same everywhere once backward is over.
+
+Every rank has to get here at the same batches, and whatever fails on one of them must not leave the others
+waiting: a rank that has nothing to give takes part all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What this process has of a tensor.
+
+    Attributes:
+        local: its own part, a plain tensor; None when there is nothing (no gradient).
+        groups: the process groups over which squares of the parts add up to that of the whole.
+        device: where these groups communicate.
+    """
+
+    local: Tensor | None
+    groups: tuple[Any, ...] = ()
+    device: str = "cpu"
+
+
+def shard(tensor: Tensor | None, like: Tensor | None = None) -> Shard:
+    """This process's part; ``like`` tells how a tensor that is None would be spread."""
+    spread: Any = like if tensor is None else tensor
+    # Only a DTensor has placements; importing its class would load torch.distributed for nothing.
+    if spread is None or not hasattr(spread, "placements"):
+        return Shard(None if tensor is None else tensor.detach())
+    if tensor is not None:
+        spread = _without_partial(spread)
+    mesh = spread.device_mesh
+    groups = tuple(
+        mesh.get_group(dimension)
+        for dimension, placement in enumerate(spread.placements)
+        if not placement.is_replicate() and mesh.size(dimension) > 1
+    )
+    local = None if tensor is None else spread.detach().to_local()
+    return Shard(local, groups, mesh.device_type)
+
+
+def _without_partial(tensor: Any) -> Any:
+    """Sums that are still outstanding are made up first: they are no part of the whole."""
+    if not any(placement.is_partial() for placement in tensor.placements):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    settled = [Replicate() if one.is_partial() else one for one in tensor.placements]
+    return tensor.detach().redistribute(placements=settled)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A plain tensor, put together over its ranks when it is spread."""
+    tensor = tensor.detach()
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
+
+
+def over_ranks(shards: Sequence[Shard], compute: Callable[[], Tensor]) -> Tensor:
+    """One number for each shard as ``compute`` gives it, summed over the ranks that have the other parts.
+
+    When ``compute`` fails on one rank it is raised there and the others get NaN.
+    """
+    buckets = _buckets(shards)
+    if not buckets:
+        return compute()
+    try:
+        values = compute()
+    except Exception:
+        _summed(torch.full((len(shards),), torch.nan, dtype=torch.float64), shards, buckets)
+        raise
+    return _summed(values, shards, buckets)
+
+
+def on_any_rank(shards: Sequence[Shard], flag: bool) -> bool:
+    """Whether the flag is set on any rank that has a part of these; every one of them has to ask."""
+    for groups, members in _buckets(shards).items():
+        raised = _all_reduced(torch.tensor(float(flag)), groups, shards[members[0]].device)
+        flag = bool(raised.item())
+    return flag
+
+
+def _buckets(shards: Sequence[Shard]) -> dict[tuple[Any, ...], list[int]]:
+    """Positions by the groups to sum over, in the same order on every rank."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for position, one in enumerate(shards):
+        if one.groups:
+            found.setdefault(one.groups, []).append(position)
+    return found
+
+
+def _summed(
+    values: Tensor, shards: Sequence[Shard], buckets: dict[tuple[Any, ...], list[int]]
+) -> Tensor:
+    values = values.clone()
+    for groups, members in buckets.items():
+        part = _all_reduced(values[members], groups, shards[members[0]].device)
+        values[members] = part.to(values.device)
+    return values
+
+
+def _all_reduced(values: Tensor, groups: tuple[Any, ...], device: str) -> Tensor:
+    from torch.distributed import all_reduce
+
+    values = values.to(device)
+    for group in groups:
+        all_reduce(values, group=group)
+    return values

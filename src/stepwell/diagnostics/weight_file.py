@@ -1,0 +1,207 @@
+"""The weights of the last collection in a file that ``torch.load`` reads, written and compared in blocks.
+
+The file is an ordinary checkpoint: an ``OrderedDict`` of names and tensors, like a ``state_dict()``. What it
+belongs to stands in its ``_metadata``. Neither writing nor comparing holds more than one block in memory
+besides the model's own: ``torch.save`` lays the file out once without the weights' bytes, and these
+go to their places block by block. Everything between them is the same for every later file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepwell.diagnostics.blocks import blocks, flat, is_dense, real
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Description = tuple[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+
+MARK = "stepwell"
+"""Key of the identity in the checkpoint's metadata."""
+PART = ".part"
+ABANDONED_S = 600.0
+"""A file begun so long ago by a process that is gone will not be finished."""
+
+
+class Unusable(Exception):
+    """A file that the weights cannot be compared with; says why."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in the file.
+
+    Attributes:
+        description: name, type, shape and strides of each tensor.
+        offsets: of each tensor's first byte.
+        frame: all that is not weights, as (offset, bytes).
+    """
+
+    description: Description
+    offsets: tuple[int, ...]
+    frame: tuple[tuple[int, bytes], ...]
+
+
+def describe(names: Sequence[str], tensors: Sequence[Tensor]) -> Description:
+    """What a file with these tensors has to look like."""
+    return tuple(
+        (name, tensor.dtype, tuple(tensor.shape), _strides(tensor))
+        for name, tensor in zip(names, tensors, strict=True)
+    )
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    if is_dense(tensor):
+        return tuple(tensor.stride())
+    return tuple(torch.empty(tensor.shape, device="meta").stride())
+
+
+def lay_out(path: Path, description: Description, identity: str) -> Layout:
+    """Make a file with room for the weights."""
+    from torch import serialization
+
+    state: OrderedDict[str, Tensor] = OrderedDict(
+        (name, _without_bytes(dtype, shape, strides)) for name, dtype, shape, strides in description
+    )
+    state._metadata = {"": {"version": 1, MARK: identity}}  # type: ignore[attr-defined]
+    with getattr(serialization, "skip_data", nullcontext)():
+        torch.save(state, path)
+    with path.open("rb") as file:
+        return _layout_in(file.fileno(), description)
+
+
+def _without_bytes(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """A tensor whose memory nobody has touched: it takes up none."""
+    count = 1
+    for size in shape:
+        count *= size
+    empty = torch.empty(0, dtype=dtype)
+    make: Any = torch.UntypedStorage
+    storage = make(count * empty.element_size())
+    return empty.set_(storage, 0, shape, strides)
+
+
+def read_layout(path: Path, identity: str) -> Layout:
+    """The layout of a file that is there already, if it has this identity."""
+    try:
+        state: Any = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+        found = state._metadata[""][MARK] if isinstance(state, OrderedDict) else None
+        tensors = list(state.values())
+        description = describe(list(state), tensors)
+        with path.open("rb") as file:
+            layout = _layout_in(file.fileno(), description)
+    except Exception as error:
+        raise Unusable(f"it cannot be read ({type(error).__name__}: {error})") from error
+    if found != identity:
+        raise Unusable("it belongs to another run or attempt")
+    return layout
+
+
+def _layout_in(descriptor: int, description: Description) -> Layout:
+    with zipfile.ZipFile(os.fdopen(os.dup(descriptor), "rb")) as archive:
+        records = [one for one in archive.infolist() if one.filename.split("/")[1] == "data"]
+    places = {int(one.filename.rpartition("/")[2]): one for one in records}
+    offsets, frame, end = [], [], 0
+    for number in range(len(description)):
+        record = places[number]
+        header = os.pread(descriptor, 30, record.header_offset)
+        name_size, extra_size = struct.unpack("<HH", header[26:30])
+        start = record.header_offset + 30 + name_size + extra_size
+        if start < end or record.compress_type != zipfile.ZIP_STORED:
+            raise Unusable("its tensors are not one after the other")
+        offsets.append(start)
+        frame.append((end, os.pread(descriptor, start - end, end)))
+        end = start + record.file_size
+    rest = os.fstat(descriptor).st_size - end
+    frame.append((end, os.pread(descriptor, rest, end)))
+    return Layout(description, tuple(offsets), tuple(frame))
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes ``path`` when all went well and is gone when not."""
+    _remove_abandoned(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    for left in path.parent.glob(f".{path.name}.*{PART}"):
+        try:
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                left.unlink()
+        except OSError:
+            continue
+
+
+def write_frame(descriptor: int, layout: Layout) -> None:
+    """All of a file but the weights."""
+    for offset, content in layout.frame:
+        _write(descriptor, memoryview(content), offset)
+
+
+class Stream:
+    """Goes through the tensors in blocks: each is compared with the old file and written to the new one."""
+
+    def __init__(self, old: int | None, new: int, block: int) -> None:
+        self._old = old
+        self._new = new
+        self._block = block
+        self._buffer = torch.empty(block * 16, dtype=torch.uint8)
+
+    def pass_on(self, tensor: Tensor, old_offset: int, offset: int) -> float:
+        """Write it, and give the sum of squares of its change (0 without an old file)."""
+        total = 0.0
+        for block in blocks(flat(tensor), self._block):
+            host = block if block.device.type == "cpu" else block.cpu()
+            content = _bytes_of(host)
+            if self._old is not None:
+                before = self._buffer[: len(content)]
+                if os.preadv(self._old, [_bytes_of(before)], old_offset) < len(content):
+                    raise Unusable("it is too short")
+                total += change(host, before.view(host.dtype))
+            _write(self._new, content, offset)
+            offset += len(content)
+            old_offset += len(content)
+        return total
+
+
+def change(now: Tensor, before: Tensor) -> float:
+    """The sum of squares of the difference of two rows on the CPU, short enough for their own precision."""
+    return float(torch.linalg.vector_norm(real(now) - real(before))) ** 2
+
+
+def _bytes_of(row: Tensor) -> memoryview:
+    """The memory of a row on the CPU; valid as long as the row is."""
+    size = row.numel() * row.element_size()
+    return memoryview((ctypes.c_char * size).from_address(row.data_ptr())).cast("B")
+
+
+def _write(descriptor: int, content: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(descriptor, content[done:], offset + done)
+
+
+def signature(descriptor: int) -> tuple[Any, ...]:
+    """Tells whether a file is still the one that was written, untouched."""
+    about = os.fstat(descriptor)
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns

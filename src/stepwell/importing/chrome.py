@@ -1,0 +1,322 @@
+"""Chrome traces, those of the torch profiler (Kineto) among them.
+
+Complete events, begin and end pairs, instants, counters and names are taken. Parents come from nesting
+in time, thread by thread. A torch profiler trace is one process: what it shows as further processes are GPUs,
+whose streams become threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from stepwell.importing.objects import Objects
+from stepwell.importing.rows import FAILED, NO_END, UNFINISHED, Lane, Process, Rows
+from stepwell.importing.sources import Source
+from stepwell.importing.values import as_number, exact, nanoseconds, text
+
+KIND = "chrome"
+MICROSECOND = 1000
+MAX_OPEN = 10_000
+MAX_ID = 200
+FLOWS = frozenset("stf")
+PROFILER_STEP = "ProfilerStep#"
+ABOUT = (
+    "schemaVersion",
+    "traceName",
+    "trace_id",
+    "host_name",
+    "displayTimeUnit",
+    "deviceProperties",
+    "distributedInfo",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "otherData",
+)
+"""What of a document's other fields is kept in run.json."""
+
+OWN_TOOL = "stepwell"
+STATUSES = {"error": FAILED, "unfinished": UNFINISHED, "open": 0}
+"""How traces that were exported from a run say that a span did not end well."""
+
+Record = dict[str, Any]
+_OWN_NAME = re.compile(r"rank (\d{1,9})( worker(?: (\d{1,9}))?)?(?: \(attempt (\d{1,9})\))?")
+_OWN_LABEL = re.compile(r"(.*) pid (\d{1,9})", re.DOTALL)
+_RANK = re.compile(r"\brank[ _:#-]?(\d{1,9})\b", re.IGNORECASE)
+
+
+class ChromeReader:
+    """Reads one file into rows."""
+
+    unit = MICROSECOND
+
+    def __init__(self, rows: Rows, source: Source, number: int) -> None:
+        self.rows = rows
+        self.source = source
+        self.number = number
+        self.objects = Objects(source, rows.left_out)
+        self.is_own = False
+        self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
+        self._process_names: dict[Hashable, str] = {}
+        self._labels: dict[Hashable, str] = {}
+        self._thread_names: dict[tuple[Hashable, Hashable], str] = {}
+        self._takers: dict[Any, Callable[[Record], None]] = {
+            "X": self._complete,
+            "B": self._begin,
+            "E": self._end,
+            "i": self._instant,
+            "I": self._instant,
+            "R": self._instant,
+            "C": self._counter,
+            "M": self._metadata,
+        }
+
+    def read(self, progress: Callable[[], None]) -> None:
+        """Take the whole file."""
+        for count, record in enumerate(self.objects):
+            if not count:
+                other = self.objects.about.get("otherData")
+                self.is_own = isinstance(other, dict) and other.get("tool") == OWN_TOOL
+            self.take(record)
+            if not count & 0x3FFF:
+                progress()
+        self._finish()
+
+    def take(self, record: Record) -> None:
+        """Take one record, or count why not."""
+        phase = record.get("ph")
+        taker = self._takers.get(phase) if isinstance(phase, str | int) else None
+        if taker is not None:
+            taker(record)
+        elif isinstance(phase, str) and phase in FLOWS:
+            self.rows.left_out["it is a flow arrow"] += 1
+        else:
+            self.rows.left_out[f"its phase is {text(phase, 'missing')[:20]!r}"] += 1
+
+    # Places
+
+    @property
+    def is_kineto(self) -> bool:
+        """Whether the torch profiler wrote the file."""
+        return "schemaVersion" in self.objects.about
+
+    def process(self, record: Record, pid: Hashable) -> Process | None:
+        """The process that a record belongs to."""
+        key = (self.number, "" if self.is_kineto else pid)
+        known = key in self.rows.processes
+        found = self.rows.process(key, pid)
+        if found is not None and not known:
+            found.origin_ns = self._origin()
+        return found
+
+    def lane(self, record: Record) -> Lane | None:
+        """The thread that a record belongs to."""
+        pid, tid = record.get("pid"), record.get("tid")
+        if type(pid) is not int or type(tid) is not int:
+            pid, tid = _id(pid), _id(tid)
+        found = self._lanes.get((pid, tid))
+        if found is None:
+            process = self.process(record, pid)
+            found = None if process is None else self.rows.lane(process, (pid, tid))
+            if found is not None:
+                self._lanes[pid, tid] = found
+        return found
+
+    def _origin(self) -> int:
+        about = self.objects.about
+        told = about.get("baseTimeNanoseconds")
+        if self.is_own and "otherData" in about:
+            told = about["otherData"].get("base_ns")
+        base = exact(told)
+        return int(base) if base is not None and 0 <= base < NO_END else 0
+
+    # Records
+
+    def args(self, record: Record) -> Record:
+        """The attributes of a record."""
+        args = record.get("args")
+        if type(args) is dict:
+            return args
+        return {} if args is None else {"args": args}
+
+    def times(self, record: Record) -> tuple[int, int] | None:
+        """When it began and ended."""
+        start, length = exact(record.get("ts")), exact(record.get("dur", 0))
+        if start is None or length is None:
+            self.rows.left_out["it has no time"] += 1
+            return None
+        # Their sum is rounded, not each: what nests in the file nests afterwards too.
+        return nanoseconds(start, self.unit), nanoseconds(start + length, self.unit)
+
+    def nesting(self, record: Record, args: Record) -> dict[str, int]:
+        """What the file tells about nesting beyond times."""
+        return {"order": self.rows.next()}
+
+    def _complete(self, record: Record) -> None:
+        times = self.times(record)
+        lane = self.lane(record)
+        if times is None or lane is None:
+            return
+        name = text(record.get("name"))
+        args = self.args(record)
+        if name.startswith(PROFILER_STEP) and name[len(PROFILER_STEP) :].isdecimal():
+            args["step"] = int(name[len(PROFILER_STEP) :][:18])
+        start, end = times
+        nesting = self.nesting(record, args)
+        if self.is_own:
+            end = self._own_end(args, nesting, end)
+        self.rows.span(lane, text(record.get("cat")), name, start, end, args, **nesting)
+
+    def _own_end(self, args: Record, nesting: dict[str, int], end: int) -> int:
+        """How a span of ours ended, which its arguments say."""
+        status = args.get("status")
+        if isinstance(status, str) and status in STATUSES:
+            del args["status"]
+            nesting["flags"] = nesting.get("flags", 0) | STATUSES[status]
+            return NO_END if status == "open" else end
+        return end
+
+    def _begin(self, record: Record) -> None:
+        times = self.times(record)
+        lane = self.lane(record)
+        if times is None or lane is None:
+            return
+        if len(lane.open) >= MAX_OPEN:
+            self.rows.left_out[f"more than {MAX_OPEN} of its thread are open"] += 1
+            return
+        args = self.args(record)
+        nesting = self.nesting(record, args)
+        lane.open.append([record.get("name"), text(record.get("cat")), times[0], args, nesting])
+
+    def _end(self, record: Record) -> None:
+        times = self.times(record)
+        lane = self.lane(record)
+        if times is None or lane is None:
+            return
+        name = record.get("name")
+        for at in range(len(lane.open) - 1, -1, -1):
+            if name is None or lane.open[at][0] == name:
+                began = lane.open.pop(at)
+                began[3] = {**began[3], **self.args(record)}
+                self._close(lane, began, times[0])
+                return
+        self.rows.left_out["it ends what never began"] += 1
+
+    def _close(self, lane: Lane, began: list[Any], end: int) -> None:
+        name, category, start, args, nesting = began
+        if self.is_own:
+            self._own_end(args, nesting, end)
+        self.rows.span(lane, category, text(name), start, end, args, **nesting)
+
+    def _instant(self, record: Record) -> None:
+        times = self.times(record)
+        lane = self.lane(record)
+        if times is None or lane is None:
+            return
+        name, args = text(record.get("name")), self.args(record)
+        number = as_number(args.get("value")) if record.get("cat") == "metric" else None
+        if self.is_own and number is not None:
+            self.rows.metric(lane, name, times[0], number, None)
+        else:
+            flags = FAILED if self.is_own and name == "error" else 0
+            self.rows.event(lane, name, times[0], args, flags=flags)
+
+    def _counter(self, record: Record) -> None:
+        times = self.times(record)
+        lane = self.lane(record)
+        if times is None or lane is None:
+            return
+        name = text(record.get("name"))
+        taken = False
+        for series, value in self.args(record).items():
+            number = as_number(value)
+            if number is not None:
+                full = name if series in ("value", name) else f"{name}/{series}"
+                taken |= self.rows.metric(lane, full, times[0], number, None)
+        if not taken:
+            self.rows.left_out["it is a counter without a number"] += 1
+
+    def _metadata(self, record: Record) -> None:
+        args = self.args(record)
+        pid, tid = _id(record.get("pid")), _id(record.get("tid"))
+        name = record.get("name")
+        if len(self._thread_names) + len(self._process_names) > 1 << 18:
+            self.rows.left_out["there are too many names of threads"] += 1
+            return
+        if name == "process_name":
+            self._process_names[pid] = text(args.get("name"))[:1000]
+        elif name == "process_labels":
+            self._labels[pid] = text(args.get("labels"))[:1000]
+        elif name == "thread_name":
+            self._thread_names[pid, tid] = text(args.get("name"))[:1000]
+        self.rows.taken["metadata"] += 1
+
+    # The end of the file
+
+    def _finish(self) -> None:
+        for lane in list(self._lanes.values()):
+            for began in lane.open:
+                self._close(lane, began, NO_END)
+            lane.open.clear()
+        about = {key: self.objects.about[key] for key in ABOUT if key in self.objects.about}
+        main = self._main_pid()
+        for (pid, tid), lane in self._lanes.items():
+            self._name_lane(lane, pid, tid, main)
+            process = lane.process
+            process.about.update(about)
+            process.origin_ns = process.origin_ns or self._origin()
+            process.host = process.host or text(about.get("host_name"))
+            self._place(process, main if self.is_kineto else pid)
+
+    def _main_pid(self) -> Hashable:
+        """Of a torch profiler's file: the process whose threads are threads."""
+        pids = [pid for pid, _ in self._lanes]
+        marked = [pid for pid in pids if self._labels.get(pid, "").startswith("CPU")]
+        numbers = [pid for pid in pids if isinstance(pid, int)]
+        return next(iter([*marked, *numbers]), "")
+
+    def _name_lane(self, lane: Lane, pid: Hashable, tid: Hashable, main: Hashable) -> None:
+        name = self._thread_names.get((pid, tid), "").strip()
+        if not name:
+            name = (tid or "counters") if isinstance(tid, str) else f"thread {tid}"
+        if self.is_kineto and pid != main:
+            whose = self._labels.get(pid, "") or (pid if isinstance(pid, str) else f"GPU {pid}")
+            name = f"{whose} {name}".strip()
+        lane.name = name
+
+    def _place(self, process: Process, pid: Hashable) -> None:
+        process.name = process.name or self._process_names.get(pid, "")
+        own = _OWN_NAME.fullmatch(process.name) if self.is_own else None
+        if own:
+            self._place_own(process, own, self._labels.get(pid, ""))
+            return
+        if isinstance(pid, int):
+            process.pid = pid if 0 <= pid < 1 << 31 else 0
+        told = self.objects.about.get("distributedInfo")
+        if isinstance(told, dict):
+            process.rank = _count(told.get("rank"))
+            process.world_size = _count(told.get("world_size"))
+        found = _RANK.search(process.name) or _RANK.search(self._labels.get(pid, ""))
+        if process.rank is None and found:
+            process.rank = int(found[1])
+
+    def _place_own(self, process: Process, name: re.Match[str], label: str) -> None:
+        process.rank = int(name[1])
+        process.is_worker = name[2] is not None
+        process.worker = int(name[3]) if name[3] else None
+        process.attempt = int(name[4] or 0)
+        where = _OWN_LABEL.fullmatch(label)
+        if where:
+            process.host, process.pid = where[1], int(where[2])
+
+
+def _id(value: Any) -> Hashable:
+    """A process or thread as the file calls it, of a bounded size."""
+    if type(value) is int and abs(value) < 1 << 63:
+        return value
+    return text(value)[:MAX_ID]
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 31 else None

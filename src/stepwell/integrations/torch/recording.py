@@ -1,0 +1,185 @@
+"""Entering and leaving nodes from hooks and replaced functions, where nothing may go wrong."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import optimizer as _optimizer
+
+from stepwell.annotations.node import Node
+from stepwell.integrations.torch import steps
+from stepwell.integrations.torch.device_time import Timer
+from stepwell.journal import clock
+from stepwell.journal.errors import report
+from stepwell.journal.format import ABANDONED
+from stepwell.journal.metrics import context
+from stepwell.journal.span import Span
+from stepwell.journal.state import local, state
+
+WHERE = "torch annotations"
+CALLING = (torch.nn.modules.module.__file__, _optimizer.__file__)
+"""The files whose functions call a model or an optimizer, each with that as its ``self``."""
+
+
+class _Thread(threading.local):
+    """What this thread is inside of."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.inside: set[str] = set()
+
+
+here = _Thread()
+
+
+def enter(node: Node, about: Mapping[str, Any] | None = None) -> bool:
+    """Enter a node; whether that is to be followed by leaving it."""
+    if not state.enabled:
+        return False
+    try:
+        if context.step is None:
+            steps.begin()
+        if not node._is_enabled:
+            return False
+        if about:
+            node(args=about).__enter__()
+        else:
+            node.__enter__()
+    except Exception as error:
+        report(WHERE, error)
+        return False
+    return True
+
+
+def leave(node: Node, error: BaseException | None = None) -> None:
+    """Leave a node that was entered, also if it has been disabled meanwhile."""
+    try:
+        Span.__exit__(node, None if error is None else type(error), error, None)
+    except Exception as problem:
+        report(WHERE, problem)
+
+
+def record(
+    node: Node,
+    about: Mapping[str, Any] | None,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a function inside a node."""
+    entered = enter(node, about)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        if entered:
+            leave(node, error)
+        raise
+    if entered:
+        leave(node)
+    return result
+
+
+def record_outermost(
+    what: str,
+    node: Node,
+    about: Mapping[str, Any] | None,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """As ``record``, unless this thread is inside such a call already."""
+    inside = here.inside
+    if what in inside:
+        return function(*args, **kwargs)
+    inside.add(what)
+    try:
+        return record(node, about, function, args, kwargs)
+    finally:
+        inside.discard(what)
+
+
+class Call:
+    """A call of an annotated object that is under way, between two hooks."""
+
+    __slots__ = ("entered", "handled", "kind", "node", "owner", "timer")
+
+    def __init__(self, kind: str, node: Node, owner: Any, entered: bool) -> None:
+        self.kind = kind
+        self.node = node
+        self.owner = weakref.ref(owner)
+        self.entered = entered
+        self.timer: Timer | None = None
+        # Only its address: the exception itself would keep what its frames hold.
+        self.handled = id(sys.exc_info()[1])
+
+    def abandon(self) -> None:
+        """Close it without knowing when it ended: an interrupt passes no hook."""
+        lane = getattr(local, "lane", None)
+        if self.entered and lane is not None:
+            lane.leave(self.node._word, clock.now() | ABANDONED)
+
+
+def begin_call(kind: str, node: Node, owner: Any, device: bool) -> None:
+    """In a hook before a call: enter, unless this thread is inside a call of this kind already."""
+    calls = here.calls
+    outermost = True
+    if calls:
+        drop_interrupted()
+        outermost = not any(call.kind == kind for call in calls)
+    call = Call(kind, node, owner, outermost and enter(node))
+    calls.append(call)
+    if device and call.entered:
+        call.timer = Timer.start(kind)
+
+
+def end_call(kind: str, owner: Any) -> bool:
+    """In a hook after a call; whether the hook before it had been there.
+
+    It ends with the exception that goes through the caller just now, if there is one.
+    """
+    call = _take(kind, owner)
+    if call is None:
+        return False
+    if call.entered:
+        if call.timer is not None:
+            call.timer.stop()
+        error = sys.exc_info()[1]
+        leave(call.node, None if id(error) == call.handled else error)
+    return True
+
+
+def _take(kind: str, owner: Any) -> Call | None:
+    """The innermost call of this kind and object; what is still in it was interrupted."""
+    calls = here.calls
+    for i in range(len(calls) - 1, -1, -1):
+        call = calls[i]
+        if call.kind == kind and call.owner() is owner:
+            for lost in reversed(calls[i + 1 :]):
+                lost.abandon()
+            del calls[i:]
+            return call
+    return None
+
+
+def drop_interrupted() -> None:
+    """Forget calls that an interrupt, or an optimizer's exception, ended without a hook."""
+    calls = here.calls
+    running = _running()
+    while calls and id(calls[-1].owner()) not in running:
+        calls.pop().abandon()
+
+
+def _running() -> set[int]:
+    """The models and optimizers that this thread is in a call of, by their address."""
+    found: set[int] = set()
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in CALLING:
+            found.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back  # type: ignore[assignment]
+    return found

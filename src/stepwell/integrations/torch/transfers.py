@@ -1,0 +1,183 @@
+"""Copies between host and device: ``to``, ``cuda`` and ``cpu`` of tensors and modules.
+
+Only those that really change the device are recorded, with their size and direction; of a module it is one
+record for all of its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+
+from stepwell.annotations.tree import ai
+from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.recording import WHERE, here, record_outermost
+from stepwell.journal.errors import report
+from stepwell.journal.state import state
+
+TRANSFER = "transfer"
+HOST = "cpu"
+NOWHERE = "meta"
+"""Tensors there have no data."""
+
+
+class TensorMethod:
+    """A method of tensors that may copy. It passes for the original.
+
+    Tensor subclasses are told which function is called, and look it up among those they know.
+    """
+
+    def __init__(self, original: Any, name: str) -> None:
+        self._original = original
+        self._target = _TARGETS[name]
+        looks_like(original)(self)
+
+    def __get__(self, tensor: Any, kind: Any = None) -> Any:
+        return self if tensor is None else MethodType(self, tensor)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not state.enabled or not TRANSFERS.active or TRANSFER in here.inside:
+            return self._original(*args, **kwargs)
+        about = self._about(args, kwargs)
+        if about is None:
+            return self._original(*args, **kwargs)
+        node = ai.device.transfer
+        return record_outermost(TRANSFER, node, about, self._original, args, kwargs)
+
+    def _about(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            target = self._target(args, kwargs)
+            if target is None or torch.compiler.is_compiling():
+                return None
+            tensor: torch.Tensor = args[0]
+            if not changes(tensor.device, target):
+                return None
+            return _describe(tensor.nbytes, tensor.device, target, kwargs)
+        except Exception as error:
+            report(WHERE, error)
+            return None
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other == self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> Any:
+        return getattr, (torch.Tensor, self._original.__name__)
+
+
+def _target_of_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """Where ``to(…)`` is asked to go; None when it is about something else."""
+    where = kwargs.get("device")
+    if where is None:
+        where = args[1] if len(args) > 1 else kwargs.get("other")
+    if isinstance(where, torch.device):
+        return where
+    if isinstance(where, torch.Tensor):
+        return where.device
+    return _device(where) if isinstance(where, str | int) else None
+
+
+def _target_of_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    where = args[1] if len(args) > 1 else kwargs.get("device")
+    return _device("cuda" if where is None else where)
+
+
+def _target_of_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    return torch.device(HOST)
+
+
+def _device(where: Any) -> torch.device | None:
+    try:
+        return torch.device(where)
+    except (RuntimeError, TypeError):
+        # The call itself will say what is wrong.
+        return None
+
+
+_TARGETS: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], torch.device | None]] = {
+    "to": _target_of_to,
+    "cuda": _target_of_cuda,
+    "cpu": _target_of_cpu,
+}
+
+
+def changes(source: torch.device, target: torch.device) -> bool:
+    """Whether data goes from one device to another."""
+    if NOWHERE in (source.type, target.type):
+        return False
+    if source.type != target.type:
+        return True
+    if source.type == HOST or source.index is None:
+        return False
+    index = target.index
+    if index is None:
+        index = torch.cuda.current_device() if source.type == "cuda" else source.index
+    return bool(source.index != index)
+
+
+def _describe(
+    size: int, source: torch.device, target: torch.device, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    if source.type == HOST:
+        direction = "host_to_device"
+    else:
+        direction = "device_to_host" if target.type == HOST else "device_to_device"
+    about = {"bytes": size, "direction": direction}
+    if kwargs.get("non_blocking") is True:
+        # Then the time is that of asking for it.
+        about["non_blocking"] = True
+    return about
+
+
+def _module_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    target_of = _TARGETS[name]
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        @looks_like(original)
+        def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            about = None
+            if state.enabled and TRANSFERS.active and TRANSFER not in here.inside:
+                about = _about_module(self, target_of, (self, *args), kwargs)
+            if about is None:
+                return original(self, *args, **kwargs)
+            node = ai.device.transfer
+            return record_outermost(TRANSFER, node, about, original, (self, *args), kwargs)
+
+        return move
+
+    return around
+
+
+def _about_module(
+    module: torch.nn.Module, target_of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    try:
+        target = target_of(args, kwargs)
+        if target is None:
+            return None
+        tensors = [*module.parameters(), *module.buffers()]
+        moved = [tensor for tensor in tensors if changes(tensor.device, target)]
+        if not moved:
+            return None
+        return _describe(sum(t.nbytes for t in moved), moved[0].device, target, kwargs)
+    except Exception as error:
+        report(WHERE, error)
+        return None
+
+
+def _tensor_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda original: TensorMethod(original, name)
+
+
+def _find(patches: Patches) -> Iterator[Patch]:
+    for name in _TARGETS:
+        yield Patch(torch.Tensor, name, _tensor_method(name))
+        yield Patch(torch.nn.Module, name, _module_method(name))
+
+
+TRANSFERS = Patches(_find)

@@ -1,0 +1,114 @@
+"""Spans piece by piece, each in the segment that it began in, with its end wherever that is.
+
+The tables have a span where it ended. Who draws spans needs those that are around others first, and of a
+window also those that began before it or end after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stepwell.journal.format import SLOT_BITS
+from stepwell.reading.segments import Segment
+from stepwell.reading.spans import SpanReader, SpanRows
+from stepwell.reading.tables import SPANS, ProcessTables
+from stepwell.reading.window import Window, spans_touched
+
+COLUMNS = (
+    "id",
+    "parent",
+    "start_ns",
+    "duration_ns",
+    "status",
+    "name",
+    "category",
+    "step",
+    "epoch",
+    "attributes",
+)
+SpanRow = tuple[int, int | None, int, int | None, str, str, str, int | None, int | None, str | None]
+"""The values of COLUMNS; with depths there is one more, the depth."""
+
+
+class SpanPieces:
+    """The spans of one process, a segment at a time, the lanes one after the other.
+
+    Args:
+        tables: the process.
+        window: only spans that overlap with this; segments without any are not unpacked, except
+            those in which a span that is around the window ends.
+        depths: whether a row has the depth of its span as one value more.
+    """
+
+    def __init__(
+        self, tables: ProcessTables, window: Window | None = None, depths: bool = False
+    ) -> None:
+        self._tables = tables
+        self._window = window
+        self._depths = depths
+        self._reader = SpanReader(tables.process)
+        self._by_seq = {s.seq: s for s in self._reader.segments}
+        self._texts = {s.seq: s for s in tables.process.of_kind("attributes")}
+        self._names = (*COLUMNS, "depth") if depths else COLUMNS
+        self._wanted = {name for name in SPANS if name in self._names}
+        self._ends: dict[int, dict[int, Any]] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
+        lanes: dict[int, list[Segment]] = {}
+        for segment in self._reader.segments:
+            lanes.setdefault(segment.lane, []).append(segment)
+        for lane in sorted(lanes):
+            yield from ((lane, rows) for rows in self._of_lane(lanes[lane]))
+
+    def _of_lane(self, segments: list[Segment]) -> Iterator[list[Any]]:
+        chosen = segments if self._window is None else spans_touched(segments, self._window)
+        numbers = {segment.seq for segment in chosen}
+        # Spans from before the window are given once, in the first segment that has them.
+        before: set[int] = set()
+        for segment in chosen:
+            rows = self._reader.rows(segment, carried=True, depths=self._depths)
+            origins = rows.id >> SLOT_BITS
+            keep = origins == segment.seq
+            for at in np.flatnonzero(~keep).tolist():
+                identity = int(rows.id[at])
+                if int(origins[at]) not in numbers and identity not in before:
+                    before.add(identity)
+                    keep[at] = True
+            found = self._rows(segment, rows, keep)
+            yield found if self._window is None else self._within(found, self._window)
+
+    def _rows(self, segment: Segment, rows: SpanRows, keep: Any) -> list[Any]:
+        """The rows that are to be kept, those that went on elsewhere as they are there."""
+        chosen = rows.where(keep)
+        texts = self._texts.get(segment.seq)
+        frame = self._tables.span_frame(segment, chosen, texts, self._wanted)
+        found: list[Any] = frame.select(self._names).rows()
+        for at in np.flatnonzero(chosen.end == 0).tolist():
+            last = self._reader.went_on_in(int(chosen.id[at]))
+            if last is not None and last > segment.seq:
+                found[at] = self._ends_in(last).get(found[at][0], found[at])
+        # As they were entered, which is not the order of their slots where a start was set back.
+        if (np.diff(chosen.start.astype(np.int64)) < 0).any():
+            found.sort(key=lambda row: row[2])
+        return found
+
+    def _ends_in(self, seq: int) -> dict[int, Any]:
+        """The spans that ended in a segment but began in another, by their id in the tables."""
+        if seq not in self._ends:
+            segment = self._by_seq[seq]
+            rows = self._reader.rows(segment, carried=True, depths=self._depths)
+            chosen = rows.where(rows.id >> SLOT_BITS != seq)
+            frame = self._tables.span_frame(segment, chosen, self._texts.get(seq), self._wanted)
+            self._ends[seq] = {row[0]: row for row in frame.select(self._names).rows()}
+        return self._ends[seq]
+
+    def _within(self, rows: list[Any], window: Window) -> list[Any]:
+        begin, end = (time + self._tables.offset for time in window)
+        return [
+            row
+            for row in rows
+            if row[2] < end and (row[3] is None or row[2] + row[3] > begin or row[2] >= begin)
+        ]
