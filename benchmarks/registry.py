@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks import annotations, background, disabled, growth, importing, scalars, spans, training
+from benchmarks import (
+    annotations,
+    background,
+    diagnostics,
+    disabled,
+    growth,
+    importing,
+    scalars,
+    spans,
+    training,
+)
 from benchmarks.peers import scalars as scalar_peers
 from benchmarks.peers import spans as span_peers
 from benchmarks.row import Row
@@ -38,6 +48,17 @@ ROWS = (
     Row("memory", "growth of resident memory", growth.memory, 20.0, "MB"),
     Row("drift", "cost at the end : at the start", growth.cost, 1.2),
     Row("import", "import stepwell, CPU", importing.cpu, 60.0, "ms"),
+    Row("gradients-25m", "gradient norms : _foreach_norm, 25 M", diagnostics.gradients_25m, 1.5),
+    Row("gradients-125m", "gradient norms : _foreach_norm, 125 M", diagnostics.gradients_125m, 1.5),
+    Row("weights-25m", "weight delta : save, load, subtract, 25 M", diagnostics.weights_25m, 0.5),
+    Row(
+        "weights-125m", "weight delta : save, load, subtract, 125 M", diagnostics.weights_125m, 0.5
+    ),
+    Row("weights-sample", "weight delta: sample : copy, 25 M", diagnostics.sample_25m),
+    Row("weights-memory-25m", "weight delta: memory, 25 M", diagnostics.memory_25m, 10.0, "%"),
+    Row("weights-memory-125m", "weight delta: memory, 125 M", diagnostics.memory_125m, 10.0, "%"),
+    Row("collecting-25m", "collection, of 200 steps, 25 M", diagnostics.training_25m, 0.5, "%"),
+    Row("collecting-125m", "collection, of 200 steps, 125 M", diagnostics.training_125m, 0.5, "%"),
 )
 
 PEERS = (

@@ -110,9 +110,11 @@ class TestRun:
         """Finish the run, keep its tables in memory and remove its folder."""
         from stepwell.reading.run import TABLES
 
-        self.run.finish()
-        self._tables = {name: self.recorded.table(name).collect() for name in TABLES}
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            self.run.finish()
+            self._tables = {name: self.recorded.table(name).collect() for name in TABLES}
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class recorded:
@@ -130,8 +132,13 @@ class recorded:
     def __enter__(self) -> TestRun:
         folder = Path(tempfile.mkdtemp(prefix="stepwell-test-"))
         errors.set_strict(self._strict)
-        with _unwatched():
-            run = stepwell.init(self._name, dir=folder, **self._options)
+        try:
+            with _unwatched():
+                run = stepwell.init(self._name, dir=folder, **self._options)
+        except BaseException:
+            errors.set_strict(False)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         self._run = TestRun(run, folder)
         return self._run
 
@@ -157,3 +164,5 @@ def _unwatched() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ["STEPWELL_RUNTIME"]
+        else:
+            os.environ["STEPWELL_RUNTIME"] = before

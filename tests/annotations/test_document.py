@@ -319,3 +319,31 @@ def test_the_caveat_does_not_hold(recorded: Run, parentheses: bool) -> None:
     ai.checkpoint.enable()
     Checkpoint()
     assert names_of(recorded) == [("checkpoint", "checkpoint.init")]
+
+
+def test_the_latest_step_wins(recorded: Run) -> None:
+    """A step that the whole tree is told takes the place of one that a node was told before."""
+
+    def use() -> None:
+        with ai.compute.forward:
+            pass
+
+    ai.compute.forward.update(step=5, epoch=1, size=4)
+    use()
+    ai.update(step=6)
+    use()
+    ai.compute.forward.update(step=7)
+    use()
+    ai.compute.disable()
+    ai.update(step=8, epoch=2)
+    ai.enable()
+    use()
+    ai.compute.forward.update(size=None)
+    spans = finished(recorded)
+    assert spans.select("step", "epoch").rows() == [(5, 1), (6, 1), (7, 1), (8, 2)]
+    assert attributes(spans, "forward") == [
+        {"step": 5, "epoch": 1, "size": 4},
+        {"epoch": 1, "size": 4},
+        {"step": 7, "epoch": 1, "size": 4},
+        {"size": 4},
+    ]

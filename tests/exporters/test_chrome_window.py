@@ -18,6 +18,7 @@ from stepwell.exporters import export_chrome
 from stepwell.journal.archive import Frame, archive_files, pack, read_frames
 from stepwell.reading import RecordedRun
 from stepwell.reading.segments import Segment
+from stepwell.reading.window import spans_touched
 from tests.exporters.test_chrome_export import drawn
 from tests.processes.programs import environ
 
@@ -104,6 +105,7 @@ def test_other_segments_are_not_unpacked(
     """Of the spans, only the segment of the window and the one in which the span around it ends."""
     run = open_run(long_run)
     seqs = sorted(s.seq for s in run_segments(run, "spans") if s.thread == "MainThread")
+    metrics = sorted(s.seq for s in run_segments(run, "metrics") if s.thread == "MainThread")
     assert len(seqs) >= 4
     unpacked.clear()
     export_chrome(run, tmp_path / "t.json", steps=(300, 302))
@@ -112,7 +114,6 @@ def test_other_segments_are_not_unpacked(
     assert set(spans) == {seqs[1], seqs[2], seqs[-1]}
     assert len(spans) == 3
     # 31 rows a step: it is in the first of three, which is looked at for the step and for the values.
-    metrics = sorted(s.seq for s in run_segments(run, "metrics") if s.thread == "MainThread")
     assert len(metrics) == 3
     assert {seq for kind, seq in unpacked if kind == "metrics"} == {metrics[0]}
     assert {seq for kind, seq in unpacked if kind == "attributes"} <= {seqs[1], seqs[2], seqs[-1]}
@@ -147,6 +148,33 @@ def test_segments_that_do_not_tell_when_they_end(long_run: Path, tmp_path: Path)
     after = export_chrome(copy, tmp_path / "b.json", steps=(300, 302))
     assert after.spans == before.spans
     assert drawn(tmp_path / "b.json") == drawn(tmp_path / "a.json")
+
+
+def told(time: list[int], until: int | None, open: int = 0) -> Segment:
+    header = {"kind": "spans", "seq": 1, "lane": 0, "time": time, "until": until, "open": open}
+    return Segment("p", header, Frame(Path("x"), 0, 0, header))
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ((12, 15), [0]),
+        # Nothing began or ended here, but what was open then is known to the one before.
+        ((32, 38), [0]),
+        ((38, 45), [0, 1]),
+        ((62, 65), [1]),
+        # A span whose start was set back to 68 is in the last one.
+        ((69, 72), [1, 2]),
+        ((200, 210), []),
+        ((0, 5), []),
+    ],
+)
+def test_which_segments_a_window_touches(window: tuple[int, int], expected: list[int]) -> None:
+    """Worked out on paper: three segments of a lane, from 10 to 30, 40 to 70 and 68 to 100."""
+    segments = [told([10, 25], 30), told([40, 60], 70), told([68, 90], 100)]
+    assert [segments.index(s) for s in spans_touched(segments, window)] == expected
+    assert spans_touched([told([10, 25], 30, open=1)], (200, 210)) != []
+    assert len(spans_touched([told([10, 25], None)], (200, 210))) == 1
 
 
 def test_steps_that_only_spans_know(recorded: stepwell.Run, tmp_path: Path) -> None:

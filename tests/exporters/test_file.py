@@ -251,6 +251,23 @@ def test_a_disk_that_is_full_in_the_midst_of_a_batch(tmp_path: Path, disk: Disk,
     assert written(tmp_path / "t.json") == list(range(21))
 
 
+@pytest.mark.parametrize("room", [0, 50])
+def test_a_disk_that_is_full_before_the_first_record(tmp_path: Path, disk: Disk, room: int) -> None:
+    """When a flush finds no space for the first line, the records that come then are all written."""
+    exporter = FileExporter(tmp_path / "t.json")
+    exporter.open(SOURCE)
+    disk.room = room
+    with pytest.raises(OSError, match="No space left"):
+        exporter.flush()
+    with pytest.raises(OSError, match="No space left"):
+        exporter.export(events(0, 1))
+    disk.room = 1 << 30
+    exporter.export(events(0, 1))
+    exporter.flush()
+    assert [line["type"] for line in lines_of(tmp_path / "t.json")] == ["source", "event", "event"]
+    assert written(tmp_path / "t.json") == [0, 1]
+
+
 def test_somebody_else_wrote_while_the_disk_was_full(tmp_path: Path, disk: Disk) -> None:
     """Then the broken line is written once more as a whole; the other's lines are not touched."""
     path = tmp_path / "t.json"
@@ -353,7 +370,7 @@ run.finish()
 
 def test_forked_processes_leave_the_file_alone(tmp_path: Path) -> None:
     """A child exports nothing, and its end neither closes nor repeats what its parent does."""
-    execute(tmp_path, write_program(tmp_path, FORKING, WAIT))
+    execute(tmp_path, write_program(tmp_path, FORKING, WAIT), STEPWELL_RUNTIME="off")
     lines = lines_of(tmp_path / "t.json")
     found = [(x["name"], x["attributes"]["i"]) for x in lines if x["type"] in ("stop", "complete")]
     assert sorted(found) == sorted((n, i) for n in ("before", "after") for i in range(20))

@@ -177,7 +177,7 @@ def test_a_late_event_is_a_span_of_no_length_below_its_own(receiver: Receiver) -
 
 def test_late_attributes_join_their_span_while_it_is_open(receiver: Receiver) -> None:
     """Attributes added from elsewhere are the span's; after its end they follow as an event."""
-    more = EventRecord("attributes", "attributes", 1, "other", T0 + 6, {"size": 9})
+    more = EventRecord("attributes", "", 1, "other", T0 + 6, {"size": 9})
     found = send(receiver, [start(1, "a", x=1), more, stop(1, "a", x=1)], [more])
     assert found["a"].attributes["size"] == 9
     assert found["attributes"].parent == found["a"].id

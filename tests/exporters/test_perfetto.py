@@ -21,8 +21,6 @@ from tests.exporters.perfetto import Perfetto, perfetto
 
 pytestmark = [
     pytest.mark.slow,
-    # One browser for all of them.
-    pytest.mark.xdist_group("perfetto"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 

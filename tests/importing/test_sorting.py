@@ -22,6 +22,7 @@ def test_rows_come_back_sorted_whatever_fits_into_memory(
         Row(
             random.randrange(3),
             random.randrange(-5, 10**18),
+            random.randrange(2),
             -random.randrange(2**61),
             random.randrange(-(2**62), 2**62),
             random.randrange(-1, 9),

@@ -100,6 +100,10 @@ def test_open_spans_are_taken_along_and_counted_once(folder: Path) -> None:
         ("leaf", 3 * SPAN_SLOTS),
         ("outer", 1),
     ]
+    frames = [f for p in archive_files(folder / NAME, "spans") for f in read_frames(p)]
+    counted = [f.header["spans"] for f in frames if f.header["kind"] == "spans"]
+    assert len(counted) == 4
+    assert sum(counted) == 3 * SPAN_SLOTS + 2
     still = run.open_spans().select("name", "depth", "attributes").sort("depth").collect().rows()
     assert still == [("outer", 0, '{"k":1}'), ("inner", 1, None)]
     ids = dict(spans.filter(pl.col("name") != "leaf").select("name", "id").iter_rows())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stepwell.journal.archive import PREFIX
 from stepwell.journal.format import (
     ATTRIBUTE_BYTES,
+    CONTEXT_NAME,
     HEADER_BYTES,
     LINK_WORD,
     METRIC_BYTES,
@@ -162,3 +163,33 @@ def test_a_header_is_read_only_when_it_is_complete() -> None:
     assert parse_header(bytes(HEADER_BYTES)) is None
     assert parse_header(b"[1]") is None
     assert parse_header(b"[" * HEADER_BYTES) is None
+
+
+def test_a_summary_tells_when_spans_began_and_ended(tmp_path: Path) -> None:
+    """The earliest and the latest start, in whatever order they stand, and the latest end, flags apart."""
+    carried, failed = 1 << 62, 1 << 63
+    metas = [0, 1 << 16, LINK_WORD | 3, 1 << 16, 1 << 16, 1 << 16]
+    starts = [0, 50, 501, 7, 20, 70]
+    ends = [0, 55, 0, 90, 95 | failed, carried]
+    body = pack_columns(metas, starts, ends)
+    found = sealed(tmp_path, "spans", SPAN_BYTES, body).header
+    # The span in slot 3 began in another segment, at 7.
+    assert found["time"] == [20, 70]
+    assert found["until"] == 95
+
+
+def test_a_summary_tells_of_the_steps_that_were_set(tmp_path: Path) -> None:
+    """First and last change, what to, and the range of steps; nothing where there was none."""
+    rows = [
+        (10, 5 << 24, CONTEXT_NAME),
+        (30, 3 << 24 | 2, CONTEXT_NAME),
+        (20, 9 << 24, CONTEXT_NAME),
+    ]
+    body = b"".join(struct.pack("@QQdQ", clock, word, 0.0, name) for clock, word, name in rows)
+    body += struct.pack("@QQdQ", 40, 77, 1.5, 4)
+    found = sealed(tmp_path, "metrics", METRIC_BYTES, body).header
+    assert found["time"] == [10, 40]
+    assert found["until"] == 40
+    assert found["context"] == [10, 30, 5 << 24, 3 << 24 | 2, 3, 9]
+    plain = sealed(tmp_path, "metrics", METRIC_BYTES, struct.pack("@QQdQ", 40, 77, 1.5, 4)).header
+    assert plain["context"] == []

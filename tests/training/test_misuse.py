@@ -41,6 +41,7 @@ from tests.training.misusing import Case, Recorded, end_what_is_open, in_thread,
 APP, LOOP, ITERATION = "application", "training_loop", "training_single_iteration"
 VALIDATION, BATCH = "validation_loop", "validation_single_iteration"
 SAVE = "checkpoint_save_sync"
+FORWARD = "model_forward"
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,38 @@ def double_testing(clock: FakeClock) -> None:
     on_testing_start()
     on_testing_start()
     on_app_end()
+
+
+def forward_that_is_never_ended(clock: FakeClock) -> None:
+    with application(), training_loop():
+        for _ in range(2):
+            on_training_single_iteration_start()
+            clock.advance(1)
+            training.on_model_forward_start()
+            clock.advance(1)
+            on_training_single_iteration_end()
+        on_training_single_iteration_start()
+        training.on_model_forward_start()
+        on_training_single_iteration_end(finish_time_msec=clock.msec)
+
+
+def forward_of_a_batch_that_is_never_ended(clock: FakeClock) -> None:
+    with application():
+        on_validation_start()
+        for _ in range(2):
+            on_validation_single_iteration_start()
+            training.on_model_forward_start()
+            clock.advance(1)
+            on_validation_single_iteration_end()
+        on_validation_end()
+
+
+def loading_that_is_never_ended(clock: FakeClock) -> None:
+    with application():
+        for _ in range(3):
+            training.on_data_loading_start()
+            clock.advance(1)
+        training.on_data_loading_end()
 
 
 def batch_inside_a_batch(clock: FakeClock) -> None:
@@ -297,6 +330,21 @@ CASES: dict[str, Wrong] = {
             save_inside_a_save,
             "a checkpoint save is started inside of one: the earlier one is ended first",
             {(APP, None): 1, (SAVE, APP): 2},
+        ),
+        Wrong(
+            forward_that_is_never_ended,
+            "model_forward is still open when the training_single_iteration that it is in ends",
+            {(APP, None): 1, (LOOP, APP): 1, (ITERATION, LOOP): 3, (FORWARD, ITERATION): 3},
+        ),
+        Wrong(
+            forward_of_a_batch_that_is_never_ended,
+            "model_forward is still open when the validation_single_iteration that it is in ends",
+            {(APP, None): 1, (VALIDATION, APP): 1, (BATCH, VALIDATION): 2, (FORWARD, BATCH): 2},
+        ),
+        Wrong(
+            loading_that_is_never_ended,
+            "data_loading is started inside of one: the earlier one is ended first",
+            {(APP, None): 1, ("data_loading", APP): 3},
         ),
         Wrong(success_of_an_unknown_step, "of step 9 is reported as saved", {(APP, None): 1}),
         Wrong(failure_of_an_unknown_step, "of step 9 is reported as failed", {(APP, None): 1}),

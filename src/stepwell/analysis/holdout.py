@@ -14,18 +14,17 @@ from stepwell.reading import RecordedRun
 
 FILE = Path("telemetry") / "telemetry.jsonl"
 MAX_FILE = 1 << 30
-HOLDOUT = pl.Schema(
-    {
-        "attempt": pl.Int64,
-        "step": pl.Int64,
-        "epoch": pl.Int64,
-        "example": pl.Int64,
-        "label": pl.Int64,
-        "prediction": pl.Int64,
-        "logits": pl.List(pl.Float64),
-        "margin": pl.Float64,
-    }
-)
+_COLUMNS: dict[str, Any] = {
+    "attempt": pl.Int64,
+    "step": pl.Int64,
+    "epoch": pl.Int64,
+    "example": pl.Int64,
+    "label": pl.Int64,
+    "prediction": pl.Int64,
+    "logits": pl.List(pl.Float64),
+    "margin": pl.Float64,
+}
+HOLDOUT = pl.Schema(_COLUMNS)
 
 
 def holdout_table(run: RecordedRun) -> pl.DataFrame:

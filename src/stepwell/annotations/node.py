@@ -11,7 +11,6 @@ to record is decided on entry, so it does not matter whether something was decor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from stepwell.annotations.loop import AnnotatedIterable, SizedIterable
@@ -39,6 +38,7 @@ class Node(Span):
         "_is_enabled",
         "_own",
         "_parent",
+        "_told",
         "attributes",
     )
 
@@ -48,6 +48,9 @@ class Node(Span):
         self._children: dict[str, Node] = {}
         self._is_enabled: bool = True if parent is None else parent._is_enabled
         self._own: dict[str, Any] = {}
+        # The nodes of the whole tree that have arguments or are disabled: few, so that they can be
+        # looked at once a step.
+        self._told: dict[Node, None] = {} if parent is None else parent._told
         self.attributes: dict[str, Any] = {} if parent is None else dict(parent.attributes)
         self._data: bytes | None = None
         self._settle()
@@ -58,6 +61,10 @@ class Node(Span):
             self.__class__ = DisabledNode
         else:
             self.__class__ = NodeWithArguments if self.attributes else Node
+        if type(self) is Node:
+            self._told.pop(self, None)
+        else:
+            self._told[self] = None
 
     # The tree
 
@@ -116,10 +123,20 @@ class Node(Span):
         changes = {**_arguments(args), **more}
         if parent is None:
             context = [changes.pop(name, None) for name in COLUMNS]
-            if context != [None, None] and state.enabled:
-                set_context(*context)
+            if context != [None, None]:
+                self._take_columns_back(context)
+                if state.enabled:
+                    set_context(*context)
         self._change(changes)
         return self
+
+    def _take_columns_back(self, values: list[Any]) -> None:
+        """What nodes were told of their own step or epoch is older than what the root is told now."""
+        columns = [name for name, value in zip(COLUMNS, values, strict=True) if value is not None]
+        for node in list(self._told):
+            old: dict[str, Any] = {name: None for name in columns if name in node._own}
+            if old:
+                node._change(old)
 
     def _change(self, changes: dict[str, Any]) -> None:
         if not changes:

@@ -29,18 +29,22 @@ class Choice:
     dialect: str | None
 
 
-def export_run(run: RecordedRun, choice: Choice) -> None:
-    """Write a run in another format, and say what was written."""
+def check_choice(choice: Choice) -> None:
+    """Refuse what does not go together."""
     known = (*EXPORTS, *TRACES)
     if choice.to not in known:
         raise StepwellError(f"--to is {choice.to!r}: write one of {', '.join(known)}")
     if choice.dialect is not None and choice.to != "dftracer":
         raise StepwellError("--dialect is for --to dftracer")
+    if choice.to not in TRACES and (choice.steps or choice.ranks):
+        raise StepwellError(f"--steps and --ranks are for traces: --to {' or '.join(TRACES)}")
+
+
+def export_run(run: RecordedRun, choice: Choice) -> None:
+    """Write a run in another format, and say what was written."""
     if choice.to in TRACES:
         _say(_trace(choice)(run, _file(run, choice)))
         return
-    if choice.steps or choice.ranks:
-        raise StepwellError(f"--steps and --ranks are for traces: --to {' or '.join(TRACES)}")
     target = choice.output or Path(f"{run.id}-{choice.to}")
     print(f"{len(EXPORTS[choice.to](run, target))} files in {target}")
 

@@ -98,10 +98,12 @@ def export(
     dir: DirOption = None,
 ) -> None:
     """Write a run as a trace for a viewer, or its tables as files, by run and rank."""
-    from stepwell.cli.exporting import Choice, export_run
+    from stepwell.cli.exporting import Choice, check_choice, export_run
     from stepwell.reading.find import find_run
 
-    export_run(find_run(run, dir), Choice(to, output, steps, ranks, dialect))
+    choice = Choice(to, output, steps, ranks, dialect)
+    check_choice(choice)
+    export_run(find_run(run, dir), choice)
 
 
 @app.command()
@@ -230,12 +232,12 @@ def compare(
     from stepwell.reading.find import find_run
 
     found = [find_run(text, dir) for text in runs]
-    show_comparison(compare_runs(found, metric, weights=weights), json)
+    comparison = compare_runs(found, metric, weights=weights)
     if output is not None:
-        from stepwell.analysis.plots import panels
-        from stepwell.cli.plotting import save_panels
+        from stepwell.analysis.plots import panels, save
 
-        save_panels(panels(found, metric), output, " and ".join(run.name for run in found))
+        save(panels(found, metric), output, " and ".join(run.name for run in found))
+    show_comparison(comparison, json)
 
 
 @app.command()

@@ -51,23 +51,29 @@ def chart(panel: Panel) -> list[Text]:
         return [title, *(_legend(line, i) for i, line in enumerate(strong))]
     canvas = _Canvas(points, panel.log)
     for i, line in enumerate(strong):
-        canvas.draw(line.x, line.drawn, i)
+        canvas.draw(line.x, line.drawn, _colour(line, i))
     lines = [title, *canvas.lines(), canvas.axis(panel.x_label)]
     lines += [_legend(line, i) for i, line in enumerate(strong)]
-    lines += [plain(f"  {mark.label} from {panel.x_label} {number(mark.x)} on") for mark in panel.marks]
+    lines += [
+        plain(f"  {mark.label} from {panel.x_label} {number(mark.x)} on") for mark in panel.marks
+    ]
     return [*lines, plain(f"  {panel.note}")] if panel.note else lines
 
 
 def _legend(line: Curve, i: int) -> Text:
     text = Text("  ")
     small = curve(_means(line.drawn, 16))
-    text.append(f"{small:16}  ", COLOURS[i % len(COLOURS)])
+    text.append(f"{small:16}  ", COLOURS[_colour(line, i) % len(COLOURS)])
     text.append_text(plain(line.label[:38]))
     if line.y:
         text.append(f"  last {number(line.y[-1])}", "dim")
     if line.nonfinite:
-        text.append(f"  NaN or infinite from {number(line.nonfinite[0])} on", "red")
+        text.append(f"  NaN or infinite, first at {number(line.nonfinite[0])}", "red")
     return text
+
+
+def _colour(line: Curve, i: int) -> int:
+    return i if line.colour < 0 else line.colour
 
 
 def _means(values: Sequence[float], count: int) -> list[float]:
@@ -112,7 +118,8 @@ class _Canvas:
         """The rows, with values at the left of the first, the middle and the last."""
         labels = {0: self.high, ROWS - 1: self.low}
         if self.high != self.low:
-            labels[ROWS // 2] = self.high - (self.high - self.low) * (ROWS // 2) / (ROWS - 1)
+            share = (ROWS // 2) / (ROWS - 1)
+            labels[ROWS // 2] = self.high * (1 - share) + self.low * share
         found = []
         for row, cells in enumerate(self.cells):
             value = labels.get(row)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+EXACT = (torch.float32, torch.float64)
+"""What is calculated with as it is."""
+
+
 def flat(tensor: Tensor) -> Tensor:
     """All elements in one row, in the order of memory where that has no holes (channels last too).
 
@@ -43,7 +47,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 def real(block: Tensor) -> Tensor:
     """Numbers to calculate with: half precision as float32, integers as float64."""
-    if block.dtype in (torch.float32, torch.float64):
+    if block.dtype in EXACT:
         return block
     if block.is_floating_point():
         return block.float()

@@ -47,11 +47,13 @@ class Foresight:
             return is_next and (stepped or self._has_taken)
         if self._armed_at is None or self.period is None:
             return False
-        return stepped and batch_idx - self._armed_at <= self.period
+        has_taken = stepped or self._has_taken
+        return has_taken and batch_idx - self._armed_at <= self.period
 
     def passes(self, batch_idx: int, stepped: bool) -> bool:
         """Take note that a batch ends; whether the gradients of the next step have to be asked for."""
         if not self.is_watching:
+            self._has_taken = self._has_taken or stepped
             return self._is_time(batch_idx)
         is_first = self._last is None
         is_next = self._last is not None and batch_idx - self._last <= 1
@@ -68,17 +70,21 @@ class Foresight:
             if self._step_at is not None and batch_idx > self._step_at:
                 self.period = batch_idx - self._step_at
             self._step_at = batch_idx
-        elif self._step_at is None and self._calls > MAX_LEARNING:
+        elif self.period is None and self._calls > MAX_LEARNING:
             self.period = 1
 
     def _is_time(self, batch_idx: int) -> bool:
         """Whether the next collection needs the step that comes next."""
         assert self.period is not None
         left = self.every - batch_idx % self.every
-        if left == self.period or (left < self.period and self._last is not None):
-            # The second: steps were learnt just now, already close to a collection.
+        if self._last is not None:
+            # Learnt just now, at a step: where a collection comes before the next one, it is this one's.
             self._last = None
-            self._armed_at = batch_idx
-            return True
-        self._last = None
-        return False
+            if left < self.period:
+                self._armed_at = batch_idx
+                return False
+        if left != self.period:
+            return False
+        self._armed_at = batch_idx
+        self._has_taken = False
+        return True

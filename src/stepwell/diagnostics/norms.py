@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.linalg import vector_norm
 
-from stepwell.diagnostics.blocks import blocks, flat, real
+from stepwell.diagnostics.blocks import EXACT, blocks, flat, real
 from stepwell.diagnostics.sharding import Shard, over_ranks, shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROW = 1 << 16
+ROW = 1 << 12
 """Elements whose squares are added up in the tensor's own precision."""
 BLOCK = 1 << 20
 """Elements that are converted at a time where that needs a copy."""
@@ -117,23 +118,29 @@ def _norms_in_rows(rows: list[Tensor]) -> Tensor:
         found[short] = torch.stack([norm.double() for norm in norms])
     for place, row in enumerate(rows):
         if row.numel() > ROW:
-            found[place] = _norm_of_long(row)
+            found[place] = norm_in_rows(row)
     for place, norm in enumerate(found.tolist()):
         if not TINY < norm < HUGE and rows[place].numel():
             found[place] = _careful_norm(rows[place])
     return found
 
 
-def _norm_of_long(row: Tensor) -> Tensor:
-    converted = real(row[:0]).dtype != row.dtype
-    pieces = map(real, blocks(row, BLOCK)) if converted else iter([row])
-    return torch.stack([part for piece in pieces for part in _norms_of_parts(piece)]).norm()
+def norm_in_rows(row: Tensor) -> Tensor:
+    """The norm of one row of numbers on the CPU, in float64."""
+    if row.dtype in EXACT:
+        parts = _norms_of_parts(row)
+    else:
+        parts = torch.cat([_norms_of_parts(real(block)) for block in blocks(row, BLOCK)])
+    norm: Tensor = vector_norm(parts)
+    return norm
 
 
-def _norms_of_parts(row: Tensor) -> list[Tensor]:
+def _norms_of_parts(row: Tensor) -> Tensor:
     cut = row.numel() // ROW * ROW
-    parts = torch.linalg.vector_norm(row[:cut].view(-1, ROW), dim=1).double()
-    return [parts.norm(), torch.linalg.vector_norm(row[cut:]).double()]
+    parts: Tensor = vector_norm(row[:cut].view(-1, ROW), dim=1)
+    if cut < row.numel():
+        parts = torch.cat([parts, vector_norm(row[cut:]).view(1)])
+    return parts.double()
 
 
 def _careful_norm(row: Tensor) -> float:
@@ -141,8 +148,8 @@ def _careful_norm(row: Tensor) -> float:
     largest = float(torch.stack([real(one).abs().max() for one in blocks(row, BLOCK)]).max())
     if largest == 0.0 or not math.isfinite(largest):
         return largest
-    scaled = [torch.linalg.vector_norm(one.double() / largest) for one in blocks(row, BLOCK)]
-    return float(torch.stack(scaled).norm()) * largest
+    scaled = [vector_norm(one.double() / largest) for one in blocks(row, BLOCK)]
+    return float(vector_norm(torch.stack(scaled))) * largest
 
 
 def fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:

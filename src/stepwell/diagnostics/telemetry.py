@@ -113,6 +113,8 @@ class TrainingTelemetry:
 
     def close(self) -> None:
         """Let go of the optimizer, and finish the run if it was started here."""
+        if self._every == sys.maxsize:
+            return
         self._every = sys.maxsize
         if self._collector is not None:
             self._collector.close()
@@ -142,9 +144,11 @@ class TrainingTelemetry:
             # Another run has begun: the numbers belong to that one.
             self._open()
         collector = self._collect()
-        collector.look(model, optimizer, batch_idx, epoch, device, batch)
-        self._tally.collections = collector.collections
-        self._lead, self._every = collector.pace()
+        try:
+            collector.look(model, optimizer, batch_idx, epoch, device, batch)
+        finally:
+            self._tally.collections = collector.collections
+            self._lead, self._every = collector.pace()
 
     def _collect(self) -> Collector:
         if self._collector is None:

@@ -9,6 +9,7 @@ go to their places block by block. Everything between them is the same for every
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 import time
@@ -18,16 +19,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from stepwell.diagnostics.blocks import blocks, flat, is_dense, real
+from stepwell.diagnostics.norms import norm_in_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Description = tuple[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+    Described: TypeAlias = tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]
+    Description: TypeAlias = tuple[Described, ...]
 
 MARK = "stepwell"
 """Key of the identity in the checkpoint's metadata."""
@@ -74,7 +77,7 @@ def lay_out(path: Path, description: Description, identity: str) -> Layout:
     from torch import serialization
 
     state: OrderedDict[str, Tensor] = OrderedDict(
-        (name, _without_bytes(dtype, shape, strides)) for name, dtype, shape, strides in description
+        (one[0], _without_bytes(one)) for one in description
     )
     state._metadata = {"": {"version": 1, MARK: identity}}  # type: ignore[attr-defined]
     with getattr(serialization, "skip_data", nullcontext)():
@@ -83,35 +86,40 @@ def lay_out(path: Path, description: Description, identity: str) -> Layout:
         return _layout_in(file.fileno(), description)
 
 
-def _without_bytes(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+def _without_bytes(one: Described) -> Tensor:
     """A tensor whose memory nobody has touched: it takes up none."""
-    count = 1
-    for size in shape:
-        count *= size
-    empty = torch.empty(0, dtype=dtype)
-    make: Any = torch.UntypedStorage
-    storage = make(count * empty.element_size())
-    return empty.set_(storage, 0, shape, strides)
+    _, dtype, shape, strides = one
+    storage_class: Any = torch.UntypedStorage
+    storage = storage_class(_size(one))
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+def _size(one: Described) -> int:
+    return math.prod(one[2]) * one[1].itemsize
 
 
 def read_layout(path: Path, identity: str) -> Layout:
     """The layout of a file that is there already, if it has this identity."""
     try:
-        state: Any = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-        found = state._metadata[""][MARK] if isinstance(state, OrderedDict) else None
-        tensors = list(state.values())
-        description = describe(list(state), tensors)
+        state: dict[str, Tensor] = torch.load(path, weights_only=True, mmap=True)
+        if _identity_of(state) != identity:
+            raise Unusable("it belongs to another run or attempt")
+        description = describe(list(state), list(state.values()))
         with path.open("rb") as file:
-            layout = _layout_in(file.fileno(), description)
+            return _layout_in(file.fileno(), description)
+    except Unusable:
+        raise
     except Exception as error:
-        raise Unusable(f"it cannot be read ({type(error).__name__}: {error})") from error
-    if found != identity:
-        raise Unusable("it belongs to another run or attempt")
-    return layout
+        raise Unusable(f"it cannot be read ({type(error).__name__})") from error
+
+
+def _identity_of(state: object) -> object:
+    metadata = getattr(state, "_metadata", None) or {}
+    return metadata.get("", {}).get(MARK)
 
 
 def _layout_in(descriptor: int, description: Description) -> Layout:
-    with zipfile.ZipFile(os.fdopen(os.dup(descriptor), "rb")) as archive:
+    with os.fdopen(os.dup(descriptor), "rb") as file, zipfile.ZipFile(file) as archive:
         records = [one for one in archive.infolist() if one.filename.split("/")[1] == "data"]
     places = {int(one.filename.rpartition("/")[2]): one for one in records}
     offsets, frame, end = [], [], 0
@@ -120,8 +128,8 @@ def _layout_in(descriptor: int, description: Description) -> Layout:
         header = os.pread(descriptor, 30, record.header_offset)
         name_size, extra_size = struct.unpack("<HH", header[26:30])
         start = record.header_offset + 30 + name_size + extra_size
-        if start < end or record.compress_type != zipfile.ZIP_STORED:
-            raise Unusable("its tensors are not one after the other")
+        if start < end or record.file_size != _size(description[number]):
+            raise Unusable("its tensors are not where they should be")
         offsets.append(start)
         frame.append((end, os.pread(descriptor, start - end, end)))
         end = start + record.file_size
@@ -185,8 +193,8 @@ class Stream:
 
 
 def change(now: Tensor, before: Tensor) -> float:
-    """The sum of squares of the difference of two rows on the CPU, short enough for their own precision."""
-    return float(torch.linalg.vector_norm(real(now) - real(before))) ** 2
+    """The sum of squares of the difference of two rows on the CPU."""
+    return float(norm_in_rows(real(now) - real(before))) ** 2
 
 
 def _bytes_of(row: Tensor) -> memoryview:

@@ -26,7 +26,7 @@ import torch
 from stepwell.diagnostics import weight_file
 from stepwell.diagnostics.blocks import blocks, flat, real
 from stepwell.diagnostics.groups import OVERALL
-from stepwell.diagnostics.norms import precision, root_sums
+from stepwell.diagnostics.norms import norm_in_rows, precision, root_sums
 from stepwell.diagnostics.sharding import on_any_rank, over_ranks, shard
 from stepwell.journal.errors import StepwellError, say
 
@@ -162,8 +162,10 @@ def _change(row: Tensor, kept: Tensor) -> Tensor:
     parts = [torch.zeros((), dtype=wide, device=row.device)]
     for now, before in zip(blocks(row, size), blocks(kept, size), strict=True):
         difference = real(now) - real(before)
-        exact = None if row.device.type == "cpu" else wide
-        parts.append(torch.linalg.vector_norm(difference, dtype=exact).to(wide))
+        if row.device.type == "cpu":
+            parts.append(norm_in_rows(difference))
+        else:
+            parts.append(torch.linalg.vector_norm(difference, dtype=wide))
         before.copy_(now)
     return torch.stack(parts).square().sum()
 

@@ -43,6 +43,7 @@ class FileExporter(Exporter):
         self._place: dict[str, Any] = {}
         self._head = b""
         self._left = b""
+        self._holds_batch = False
         self._begun = b""
         self._end = -1
 
@@ -65,6 +66,7 @@ class FileExporter(Exporter):
             "process": source.process,
         }
         self._left = self._begun = b""
+        self._holds_batch = False
         self._open_file()
         self._head = encode_line({"type": "source", **source.to_json()})
 
@@ -72,16 +74,18 @@ class FileExporter(Exporter):
         """Append these records with one write."""
         if self._fd < 0:
             self._open_file()
-        if not self._left:
+        if not self._holds_batch:
             lines = [encode_line(line_of(record, self._place)) for record in join_short(records)]
-            self._left, self._head = self._head + b"".join(lines), b""
+            self._left, self._head = self._left + self._head + b"".join(lines), b""
+            self._holds_batch = True
         # Else these are the records that did not fit the last time: the rest of them is written.
         self._write()
+        self._holds_batch = False
 
     def flush(self) -> None:
         """Write the line that says whose records these are, even when there are none."""
-        if self._head and self._fd >= 0 and not self._left:
-            self._left, self._head = self._head, b""
+        if self._fd >= 0 and not self._holds_batch and (self._head or self._left):
+            self._left, self._head = self._left + self._head, b""
             self._write()
 
     def close(self) -> None:

@@ -222,7 +222,9 @@ def _about(record: SpanRecord) -> dict[str, Value]:
 def _event(record: EventRecord) -> OutEvent:
     attributes = dict(record.attributes)
     if record.type != "error":
-        return OutEvent(text(record.name), _time(record.time_ns), plain(attributes))
+        # Attributes that came late have no name.
+        name = text(record.name or record.type)
+        return OutEvent(name, _time(record.time_ns), plain(attributes))
     told = {
         "exception.type": attributes.pop("exception_type", None),
         "exception.message": attributes.pop("exception_message", None),

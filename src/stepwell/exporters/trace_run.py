@@ -76,9 +76,11 @@ class Part:
 
     def events(self) -> Iterator[tuple[str, str, int, int | None, int | None, dict[str, Any]]]:
         """Name, thread, time, step, epoch and attributes of each event."""
-        for frame in self.tables.events(set(EVENT_COLUMNS)):
+        from stepwell.reading.window import ALWAYS
+
+        for frame in self.tables.events(set(EVENT_COLUMNS), window=self.window or ALWAYS):
             for *row, text in frame.select(EVENT_COLUMNS).iter_rows():
-                if self._is_within(row[2]) and self._has(row[3]):
+                if self._has(row[3]):
                     yield row[0], row[1], row[2], row[3], row[4], parsed(text)
 
     def metrics(self) -> Iterator[tuple[str, int, float]]:
@@ -92,12 +94,6 @@ class Part:
         if self.steps is None:
             return True
         return step is not None and self.steps[0] <= step < self.steps[1]
-
-    def _is_within(self, time_ns: int) -> bool:
-        if self.window is None:
-            return True
-        begin, end = self.window
-        return begin <= time_ns - self.tables.offset < end
 
 
 def recorded(run: RecordedRun | str | os.PathLike[str]) -> RecordedRun:

@@ -151,7 +151,7 @@ class ChromeReader:
 
     def nesting(self, record: Record, args: Record) -> dict[str, int]:
         """What the file tells about nesting beyond times."""
-        return {"order": self.rows.next()}
+        return {"begun" if self.is_own else "order": self.rows.next()}
 
     def _complete(self, record: Record) -> None:
         times = self.times(record)

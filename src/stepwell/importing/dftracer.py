@@ -112,7 +112,7 @@ class DftracerReader(ChromeReader):
             level = -1
         if self.is_own:
             # Ours are written in the order in which they began.
-            return {"order": number, "depth": level, "flags": flags}
+            return {"begun": number, "depth": level, "flags": flags}
         if level >= 0:
             return {"order": (level << LEVEL_SHIFT) + number, "depth": level, "flags": flags}
         return {"order": -number, "flags": flags | CLOSED_IN_ORDER}

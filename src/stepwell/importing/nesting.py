@@ -74,6 +74,8 @@ class Nesting:
 def _contains(outer: Row, inner: Row) -> bool:
     if outer.minus_end > inner.minus_end:
         return False
+    if outer.begun and outer.depth >= 0 and inner.depth >= 0:
+        return outer.depth < inner.depth
     if -outer.minus_end > inner.start:
         return True
     if outer.depth >= 0 and inner.depth >= 0:

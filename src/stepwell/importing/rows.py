@@ -132,6 +132,7 @@ class Rows:
         *,
         depth: int = -1,
         order: int = 0,
+        begun: int = 0,
         key: int = 0,
         flags: int = 0,
     ) -> bool:
@@ -144,7 +145,7 @@ class Rows:
             order = -order
         word = SPAN | flags | self._name(category, name) << NAME_SHIFT
         data = encode_attributes(attributes) if attributes else b""
-        return self._add(lane, start, end, depth, order, key, word, data, "spans")
+        return self._add(lane, start, end, depth, order, key, word, data, "spans", begun)
 
     def event(
         self,
@@ -178,6 +179,7 @@ class Rows:
         word: int,
         payload: bytes,
         what: str,
+        begun: int = LAST,
     ) -> bool:
         process = lane.process
         last = start if end == NO_END else end
@@ -188,7 +190,7 @@ class Rows:
             process.first = start
         if last > process.last:
             process.last = last
-        self.sorter.add(Row(lane.number, start, -end, order, depth, key, word, payload))
+        self.sorter.add(Row(lane.number, start, begun, -end, order, depth, key, word, payload))
         self.taken[what] += 1
         return True
 

@@ -15,7 +15,7 @@ MOST_AT_ONCE = 64
 """Pieces merged at once; more are merged in stages."""
 BUFFER = 1 << 17
 
-_HEAD = struct.Struct("<iqqqiqQI")
+_HEAD = struct.Struct("<iqqqqiqQI")
 
 
 class Row(NamedTuple):
@@ -23,6 +23,8 @@ class Row(NamedTuple):
 
     lane: int
     start: int
+    begun: int
+    """A number that grows from beginning to beginning, where the file has them in that order; else 0."""
     minus_end: int
     order: int
     """Among rows of the same times: outer ones first."""
@@ -81,8 +83,8 @@ class Sorter:
         pack = _HEAD.pack
         with open(path, "wb", BUFFER) as file:
             for row in rows:
-                payload = row[7]
-                file.write(pack(*row[:7], len(payload)) + payload)
+                payload = row[8]
+                file.write(pack(*row[:8], len(payload)) + payload)
         return path
 
 

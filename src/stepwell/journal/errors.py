@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from stepwell.journal.values import text_of
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -66,12 +68,13 @@ def report(where: str, error: Exception) -> None:
     counts[key] += 1
     counts[PROBLEMS] += 1
     if counts[key] == 1:
-        _record("internal", f"{key}: {error}")
+        told = text_of(error)
+        _record("internal", f"{key}: {told}")
         say(
             "a problem inside stepwell (%s: %s); training is not affected, some records may be "
             "missing. Further ones of this kind are only counted.",
             key,
-            error,
+            told,
         )
 
 

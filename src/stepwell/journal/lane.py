@@ -281,10 +281,18 @@ class Lane:
     def leave_dropped(self, word: int) -> None:
         """Forget the innermost span of this name that found no space."""
         with self.lock:
-            for entry in reversed(self.stack):
+            for i in range(len(self.stack) - 1, 0, -1):
+                entry = self.stack[i]
                 if entry & DROPPED and entry & NAME_MASK == word:
-                    self.stack.remove(entry)
+                    del self.stack[i]
                     return
+
+    def is_dropped(self, word: int) -> bool:
+        """Whether the innermost open span of this name found no space."""
+        for entry in reversed(self.stack):
+            if entry & NAME_MASK == word:
+                return bool(entry & DROPPED)
+        return False
 
     def give_up(self) -> None:
         """Give every open span an end now, because nobody will see the real one."""

@@ -37,6 +37,8 @@ _pack = ROW.pack_into
 _head = ROW_HEAD.pack
 ATTRIBUTES = "attributes"
 """Kind of the event line that adds attributes to a span when its own place is out of reach."""
+UNRECORDED = Frame()
+"""In place of a frame: the span found no space, so no slot and no id tell which one it is."""
 
 
 class OpenSpan:
@@ -163,6 +165,7 @@ class OpenSpan:
                 lane.stack.append(word | slot)
                 lane.starts[slot] = start
             else:
+                self._frame = UNRECORDED
                 lane.stack.append(word | DROPPED)
         if slot:
             self.id = lane.origin(slot)
@@ -218,12 +221,12 @@ class OpenSpan:
         if lane.journal.closed or lane not in lane.journal.lanes:
             # It was given an end when the journal was closed, or its thread ended.
             return
-        if self._frame is not None:
-            frames.leave_one(self._frame, word)
-        elif self.id:
-            lane.leave_by_id(self.id, word)
-        else:
+        if self._frame is UNRECORDED:
             lane.leave_dropped(self._word)
+        elif self._frame is not None:
+            frames.leave_one(self._frame, word)
+        else:
+            lane.leave_by_id(self.id, word)
 
     @quietly
     def _annotate(self, attributes: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +22,19 @@ MAX_WORD = (1 << 64) - 1
 class ContextLog:
     """When the step and the epoch changed in a process; its workers share it, and its clock.
 
-    A ``partial`` one unpacks only the segments that it is asked about, if their headers tell what the
+    A ``sparse`` one unpacks only the segments that it is asked about, if their headers tell what the
     others hold: that is for looking at a small part of a run.
     """
 
-    def __init__(self, process: Process, partial: bool = False) -> None:
+    def __init__(self, process: Process, sparse: bool = False) -> None:
         self._parts = [_Part(segment) for segment in process.of_kind("metrics")]
         for part in self._parts:
-            if not partial:
+            if not sparse:
                 part.load()
         self._join()
+        if not sparse:
+            # All is joined: no need to keep it twice.
+            self._parts = []
 
     @property
     def is_known(self) -> bool:
@@ -68,7 +73,7 @@ class ContextLog:
             last = int(self._clock[after]) if after < len(self._clock) else MAX_TIME
             # Another thread may have set the step in between, which its header does not tell.
             edges = np.array([self._clock[found[-1]], last], np.uint64)
-            if not self._load(lambda part, edges=edges: part.is_within(edges)):  # type: ignore[misc]
+            if not self._load(partial(_Part.is_within, edges=edges)):
                 return int(self._clock[found[0]]), last
 
     def latest(self) -> tuple[int | None, int | None]:
@@ -79,7 +84,7 @@ class ContextLog:
         step, epoch = (word >> STEP_SHIFT) - 1, (word & EPOCH_MASK) - 1
         return (step if step >= 0 else None), (epoch if epoch >= 0 else None)
 
-    def _load(self, wanted: Any) -> bool:
+    def _load(self, wanted: Callable[[_Part], bool]) -> bool:
         """Unpack the parts that are wanted; whether there were any."""
         found = [part for part in self._parts if not part.is_loaded and wanted(part)]
         for part in found:
@@ -106,9 +111,7 @@ class _Part:
         self.word: Words = np.empty(0, np.uint64)
         told = None if segment.sealed is None else segment.header.get("context")
         self.is_loaded = False
-        if not isinstance(told, list) or len(told) not in (0, 6):
-            self.load()
-        elif not all(is_count(n, MAX_WORD) for n in told):
+        if not _is_summary(told):
             self.load()
         elif told:
             self.clock = np.array(told[0:2], np.uint64)
@@ -139,3 +142,9 @@ class _Part:
     def is_within(self, edges: Words) -> bool:
         """Whether it may have changes between these instants."""
         return bool(self.clock[0] < edges[1] and self.clock[-1] > edges[0])
+
+
+def _is_summary(told: Any) -> bool:
+    """Whether a header tells first and last clock, first and last word, and the range of steps; or none."""
+    is_list = isinstance(told, list) and len(told) in (0, 6)
+    return is_list and all(is_count(n, MAX_WORD) for n in told)

@@ -55,6 +55,7 @@ class SpanPieces:
         self._names = (*COLUMNS, "depth") if depths else COLUMNS
         self._wanted = {name for name in SPANS if name in self._names}
         self._ends: dict[int, dict[int, Any]] = {}
+        self._elsewhere: dict[int, SpanRows] = {}
 
     def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
         lanes: dict[int, list[Segment]] = {}
@@ -77,38 +78,54 @@ class SpanPieces:
                 if int(origins[at]) not in numbers and identity not in before:
                     before.add(identity)
                     keep[at] = True
-            found = self._rows(segment, rows, keep)
-            yield found if self._window is None else self._within(found, self._window)
+            yield self._rows(segment, self._within(segment, rows.where(keep)))
 
-    def _rows(self, segment: Segment, rows: SpanRows, keep: Any) -> list[Any]:
-        """The rows that are to be kept, those that went on elsewhere as they are there."""
-        chosen = rows.where(keep)
-        texts = self._texts.get(segment.seq)
-        frame = self._tables.span_frame(segment, chosen, texts, self._wanted)
-        found: list[Any] = frame.select(self._names).rows()
-        for at in np.flatnonzero(chosen.end == 0).tolist():
-            last = self._reader.went_on_in(int(chosen.id[at]))
-            if last is not None and last > segment.seq:
+    def _within(self, segment: Segment, rows: SpanRows) -> SpanRows:
+        """Those of the rows that overlap with the window."""
+        if self._window is None:
+            return rows
+        begin, end = self._window
+        ends = rows.end.copy()
+        for at in np.flatnonzero(ends == 0).tolist():
+            last = self._last(segment, int(rows.id[at]))
+            elsewhere = None if last is None else self._from_elsewhere(last)
+            if elsewhere is not None:
+                ends[at] = elsewhere.end[elsewhere.id == rows.id[at]].max(initial=0)
+        is_over = (ends != 0) & (ends <= begin) & (rows.start < begin)
+        return rows.where((rows.start < end) & ~is_over)
+
+    def _rows(self, segment: Segment, rows: SpanRows) -> list[Any]:
+        """The values of these rows, of those that went on elsewhere as they are there."""
+        found = self._values(segment, rows)
+        for at in np.flatnonzero(rows.end == 0).tolist():
+            last = self._last(segment, int(rows.id[at]))
+            if last is not None:
                 found[at] = self._ends_in(last).get(found[at][0], found[at])
         # As they were entered, which is not the order of their slots where a start was set back.
-        if (np.diff(chosen.start.astype(np.int64)) < 0).any():
+        if (np.diff(rows.start.astype(np.int64)) < 0).any():
             found.sort(key=lambda row: row[2])
         return found
 
-    def _ends_in(self, seq: int) -> dict[int, Any]:
-        """The spans that ended in a segment but began in another, by their id in the tables."""
-        if seq not in self._ends:
-            segment = self._by_seq[seq]
-            rows = self._reader.rows(segment, carried=True, depths=self._depths)
-            chosen = rows.where(rows.id >> SLOT_BITS != seq)
-            frame = self._tables.span_frame(segment, chosen, self._texts.get(seq), self._wanted)
-            self._ends[seq] = {row[0]: row for row in frame.select(self._names).rows()}
-        return self._ends[seq]
+    def _values(self, segment: Segment, rows: SpanRows) -> list[Any]:
+        texts = self._texts.get(segment.seq)
+        frame = self._tables.span_frame(segment, rows, texts, self._wanted)
+        return list(frame.select(self._names).rows())
 
-    def _within(self, rows: list[Any], window: Window) -> list[Any]:
-        begin, end = (time + self._tables.offset for time in window)
-        return [
-            row
-            for row in rows
-            if row[2] < end and (row[3] is None or row[2] + row[3] > begin or row[2] >= begin)
-        ]
+    def _last(self, segment: Segment, identity: int) -> Segment | None:
+        """The last segment that a span went on in, if that is a later one."""
+        seq = self._reader.went_on_in(identity)
+        return None if seq is None or seq <= segment.seq else self._by_seq.get(seq)
+
+    def _ends_in(self, segment: Segment) -> dict[int, Any]:
+        """The spans that ended in a segment but began in another, by their id in the tables."""
+        if segment.seq not in self._ends:
+            rows = self._within(segment, self._from_elsewhere(segment))
+            self._ends[segment.seq] = {row[0]: row for row in self._values(segment, rows)}
+        return self._ends[segment.seq]
+
+    def _from_elsewhere(self, segment: Segment) -> SpanRows:
+        """The rows of spans that began in another segment; there are few, so they are kept."""
+        if segment.seq not in self._elsewhere:
+            rows = self._reader.rows(segment, carried=True, depths=self._depths)
+            self._elsewhere[segment.seq] = rows.where(rows.id >> SLOT_BITS != segment.seq)
+        return self._elsewhere[segment.seq]

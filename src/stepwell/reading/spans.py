@@ -97,7 +97,8 @@ class SpanReader:
                 keep[slot] = self._continued.get(int(identity[slot]), -1) <= segment.seq
         status = np.where(end & ERROR != 0, FAILED, OK)
         status[end & ABANDONED != 0] = UNFINISHED
-        endless = end & TIME_MASK == 0
+        status[end & CARRIED != 0] = UNFINISHED
+        endless = end == 0
         if endless[keep].any():
             is_last = segment.seq >= self._first_open(segment.lane)
             status[endless] = OPEN if is_last else UNFINISHED

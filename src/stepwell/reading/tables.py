@@ -18,7 +18,7 @@ from stepwell.reading.context import ContextLog
 from stepwell.reading.process import Name, Process
 from stepwell.reading.segments import Segment
 from stepwell.reading.spans import OPEN, STATUSES, SpanReader, SpanRows, may_be_open
-from stepwell.reading.window import Window, may_touch
+from stepwell.reading.window import ALWAYS, Window, may_touch
 
 PLACE: dict[str, Any] = {
     "run": pl.String,
@@ -160,9 +160,12 @@ class ProcessTables:
 
     # Events and artifacts
 
-    def events(self, wanted: set[str], artifacts: bool = False) -> Iterator[pl.DataFrame]:
+    def events(
+        self, wanted: set[str], artifacts: bool = False, window: Window = ALWAYS
+    ) -> Iterator[pl.DataFrame]:
         """Rows of EVENTS, or of ARTIFACTS."""
         events = [e for e in self.process.events() if e.get("kind") != LATE]
+        events = [e for e in events if window[0] <= e["time"] < window[1]]
         found = [e for e in events if (e.get("kind") == "artifact") is artifacts]
         if not found:
             return

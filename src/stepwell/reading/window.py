@@ -14,7 +14,7 @@ from stepwell.reading.segments import Segment
 
 Window: TypeAlias = tuple[int, int]
 
-ALWAYS: Window = (0, MAX_TIME)
+ALWAYS: Window = (0, MAX_TIME + 1)
 
 
 def extent(header: dict[str, Any]) -> Window | None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stepwell.journal import clock, frames
 from stepwell.journal.errors import StepwellError, misuse, quietly, report
 from stepwell.journal.format import ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
-from stepwell.journal.lane import Lane
+from stepwell.journal.lane import DROPPED, Lane
 from stepwell.journal.names import SPAN, names
 from stepwell.journal.open_span import OpenSpan
 from stepwell.journal.span import NO_ERRORS
@@ -264,13 +264,32 @@ def find_open(word: int) -> Span | None:
     if lane.frames:
         frame = frames.innermost(word)
         if frame is not None:
-            found: Span | None = objects.get(frame.origin)
+            found: Span | None = objects.get(frame.origin) if frame.origin else None
             return found
     for entry in reversed(lane.stack):
         if entry & NAME_MASK == word:
-            found = objects.get(lane.origin(entry & SLOT_MASK))
+            found = None if entry & DROPPED else objects.get(lane.origin(entry & SLOT_MASK))
             return found
     return None
+
+
+def is_unrecorded(word: int) -> bool:
+    """Whether the innermost open span of this name in this thread or task found no space."""
+    lane: Lane | None = getattr(local, "lane", None)
+    if lane is None:
+        return False
+    frame = frames.innermost(word) if lane.frames else None
+    return lane.is_dropped(word) if frame is None else not frame.origin
+
+
+def leave_unrecorded(word: int) -> bool:
+    """Close the innermost open span of this name if it found no space; whether it was so."""
+    if not is_unrecorded(word):
+        return False
+    lane: Lane = local.lane
+    if not lane.frames or frames.leave(word, 0) is None:
+        lane.leave_dropped(word)
+    return True
 
 
 class timed_span:
@@ -325,6 +344,4 @@ def leave(word: int, error: BaseException | None = None) -> None:
     if span is not None:
         span._stop(end, error)
     else:
-        lane: Lane | None = getattr(local, "lane", None)
-        if lane is not None:
-            lane.leave_dropped(word)
+        leave_unrecorded(word)

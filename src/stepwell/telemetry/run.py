@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal.errors import StepwellError, quietly, say, warn_once
+from stepwell.journal.errors import StepwellError, misuse, quietly, say, warn_once
 from stepwell.journal.metrics import log as log
 from stepwell.journal.metrics import set_context
 from stepwell.journal.span import AttributedSpan, IdleSpan, Span
@@ -227,9 +227,15 @@ class Run:
         self._end(status, None, timeout)
 
     def _end(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
-        if self._recorder is not None and self._recorder.pid == os.getpid():
-            for hook in self._before_finish:
-                quietly(hook)(status)
+        try:
+            if self._recorder is not None and self._recorder.pid == os.getpid():
+                for hook in self._before_finish:
+                    _call(hook, status)
+        finally:
+            # Also when a hook raises, as it may where problems are raised: nobody would end it later.
+            self._end_recording(status, error, timeout)
+
+    def _end_recording(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None or recorder.pid != os.getpid():
             return
@@ -290,6 +296,14 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
+
+
+@quietly
+def _call(hook: Callable[[str], None], status: str) -> None:
+    try:
+        hook(status)
+    except StepwellError as error:
+        misuse("end of the run", str(error))
 
 
 @quietly

@@ -87,8 +87,15 @@ def leave_application(job: TrainingJob, error: BaseException | None) -> None:
 def _flush(job: TrainingJob) -> None:
     # Whoever looks at the files of an exporter now is to find them complete.
     application = job.application
-    if job.run is not None and application is not None and not application.active:
-        job.run.flush()
+    run = job.run
+    if run is None or application is None or application.active:
+        return
+    if run.exporters:
+        from stepwell.telemetry.exports import drain_timeout
+
+        run.flush(drain_timeout())
+    else:
+        run.flush()
 
 
 @_with_job(NO_SPAN)
@@ -190,20 +197,15 @@ def start_save(
 
 
 @_with_job(None, alone=True)
-def end_save(
-    job: TrainingJob,
-    msec: float | None = None,
-    error: BaseException | None = None,
-    span: Span | None = None,
-) -> None:
+def end_save(job: TrainingJob, msec: float | None = None) -> None:
     """End the save."""
-    job.checkpoints.end(msec, error, span)
+    job.checkpoints.end(msec)
 
 
 @_with_job(None, alone=True)
-def conclude_save(job: TrainingJob, step: int, error: BaseException | None) -> None:
+def conclude_save(job: TrainingJob, error: BaseException | None) -> None:
     """End the save that this thread is in, and say what became of it if that is known by now."""
-    job.checkpoints.conclude(step, error)
+    job.checkpoints.conclude(error)
 
 
 @_with_job(None, alone=True)

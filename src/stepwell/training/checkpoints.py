@@ -183,7 +183,7 @@ class Checkpoints:
             return
         self._end(save, moment(msec, "end of a checkpoint save"), error)
 
-    def conclude(self, step: int, error: BaseException | None) -> None:
+    def conclude(self, error: BaseException | None) -> None:
         """End a save that is a block of code: its exception, or its end, says what became of it."""
         if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
             return

@@ -117,7 +117,7 @@ class TrainingFields:
     )
     log_every_n_train_iterations: int = setting(50, POSITIVE, "iterations between two updates")
     loss_metric: str | None = setting(
-        None, TEXT, "the metric reported as the loss; default: `loss` or `train_loss`"
+        None, TEXT, "the metric reported as the loss; default: `loss`, `train_loss` or `train/loss`"
     )
     is_log_throughput_enabled_or_fn: OrFn[bool] = value_or_fn(
         False, FLAG, "whether throughput is reported"

@@ -332,7 +332,7 @@ class CheckpointSave(StandardSpan):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        calls.conclude_save(self._step, error)
+        calls.conclude_save(error)
 
 
 def checkpoint_save(

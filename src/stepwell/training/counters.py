@@ -131,10 +131,14 @@ class Progress:
 
     def close_window(self, every: int) -> None:
         """What follows belongs to the next update, which is due at the next multiple of ``every``."""
-        self.next_update = (self.overall // every + 1) * every
+        self.expect_update(every)
         self.window: deque[int] = deque(maxlen=MAX_WINDOW)
         self.window_gaps: deque[int] = deque(maxlen=MAX_WINDOW)
         self.last_update = (self.completed, self.samples, self.tokens, self.flops, self.total)
+
+    def expect_update(self, every: int) -> None:
+        """The next update is due at the next multiple of ``every``."""
+        self.next_update = (self.overall // every + 1) * every
 
     @property
     def overall(self) -> int:

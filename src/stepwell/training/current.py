@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -26,6 +27,7 @@ class Current:
         self.job: TrainingJob | None = None
         self.config = ResolvedConfig()
         self.is_off = False
+        self.lock = threading.RLock()
         self._switches: list[Switch] = []
 
     def add_switch(self, switch: Switch) -> None:
@@ -47,6 +49,8 @@ class Current:
 
     def after_fork(self) -> None:
         """A child records spans of its own, but it is not in the loops of its parent."""
+        # Another thread of the parent may have held it.
+        self.lock = threading.RLock()
         if self.job is not None:
             self.job = TrainingJob(self.config, None)
 
@@ -69,9 +73,16 @@ for _name, _attribute in PHASES.items():
 def current_job() -> TrainingJob | None:
     """The job of the active run; None when nothing is recorded."""
     if current.job is None and state.enabled and not current.is_off:
-        run = active_run()
-        job = TrainingJob(current.config, run)
-        current.job = job
-        if run is not None:
-            run.before_finish(job.close)
+        # Two threads may be the first at once: both have to get the same one.
+        with current.lock:
+            if current.job is None:
+                current.job = _new_job()
     return current.job
+
+
+def _new_job() -> TrainingJob:
+    run = active_run()
+    job = TrainingJob(current.config, run)
+    if run is not None:
+        run.before_finish(job.close)
+    return job

@@ -8,7 +8,7 @@ from stepwell.journal import clock
 from stepwell.journal.errors import misuse
 from stepwell.telemetry.attributes import Attributes
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span, find_open
+from stepwell.telemetry.live import NO_SPAN, Span, find_open, leave_unrecorded
 from stepwell.training.attributes import (
     TestingMetricsUpdateAttributes,
     ValidationMetricsUpdateAttributes,
@@ -16,6 +16,7 @@ from stepwell.training.attributes import (
 from stepwell.training.counters import Durations
 from stepwell.training.standard_spans import (
     WORDS,
+    end_parts,
     find_span,
     moment,
     note_thread,
@@ -142,6 +143,9 @@ class Evaluation:
             return
         span = find_span(self.iteration)
         if span is None:
+            if leave_unrecorded(WORDS[self.iteration]):
+                self._unrecorded += 1
+                return
             misuse(
                 f"end {self.iteration}",
                 f"{self.iteration} is ended that was not started: call its on_…_start() first",
@@ -151,6 +155,7 @@ class Evaluation:
 
     def _end_iteration(self, span: Span, end: int, error: BaseException | None) -> None:
         stop_span(span, end, error)
+        end_parts(span, span.end)
         if self.span is not None:
             self._times.add(span.end - span.start)
             self.total.add(span.end - span.start)

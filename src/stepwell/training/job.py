@@ -15,7 +15,7 @@ from stepwell.journal import clock
 from stepwell.journal.errors import StepwellError, misuse
 from stepwell.telemetry.attributes import Attributes
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.telemetry.live import NO_SPAN, Span, find_open, leave_unrecorded
 from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import Run
 from stepwell.telemetry.version import VERSION
@@ -25,6 +25,7 @@ from stepwell.training.counters import Progress
 from stepwell.training.evaluation import Evaluation
 from stepwell.training.merging import ResolvedConfig
 from stepwell.training.standard_spans import (
+    WORDS,
     find_span,
     moment,
     note_thread,
@@ -166,6 +167,8 @@ class TrainingJob:
         """Go on with another configuration."""
         self.config = config
         self._read_world_size()
+        if self.loop is not None:
+            self.loop.read_config()
         if self.application is not None and self.application.active:
             self._tell_config()
 
@@ -221,7 +224,15 @@ class TrainingJob:
     # Stretches of time that are nothing but that
 
     def start(self, name: Name, msec: float | None = None) -> Span:
-        """Start one of the spans without further meaning."""
+        """Start one of the spans without further meaning; one that was never ended is ended first."""
+        before = find_open(WORDS[name])
+        if before is not None:
+            misuse(
+                f"double {name}",
+                f"{name} is started inside of one: the earlier one is ended first; call its on_…_end() "
+                "at its end",
+            )
+            stop_span(before, clock.now())
         return start_span(name, msec, under=self.container)
 
     def end(
@@ -230,6 +241,8 @@ class TrainingJob:
         """End what ``start`` began."""
         span = find_span(name)
         if span is None:
+            if leave_unrecorded(WORDS[name]):
+                return
             misuse(
                 f"end {name}", f"{name} is ended that was not started: call its on_…_start() first"
             )

@@ -111,7 +111,7 @@ class TrainingTelemetryProvider:
         self._base: AnyConfig | None = None
         self._training: TrainingTelemetryConfig | None = None
         self._overrides: list[Mapping[str, Any]] = []
-        self._filter = ExportFilter()
+        self._filter: ExportFilter | None = None
         self._run: Run | None = None
         self._is_configured = False
         self._is_strict = False

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar, overload
 
 from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import shown
+from stepwell.journal.values import shown, text_of
 from stepwell.training.values import Kind, nearest, refuse
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ def evaluate(name: str, about: Setting, value: Any) -> Any:
     try:
         given = value()
     except Exception as error:
-        raise StepwellError(f"{name}() raised {type(error).__name__}: {error}") from error
+        raise StepwellError(f"{name}() raised {type(error).__name__}: {text_of(error)}") from error
     try:
         return about.accept(given)
     except ValueError as error:

@@ -10,10 +10,21 @@ from stepwell.journal.errors import misuse
 from stepwell.journal.state import state
 from stepwell.journal.values import number, shown
 from stepwell.telemetry.attributes import Attributes
-from stepwell.telemetry.live import Span, find_open, open_span, word_of
+from stepwell.telemetry.live import Span, find_open, is_unrecorded, open_span, word_of
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 WORDS: dict[Name, int] = {name: word_of(name) for name in Name}
+PARTS = frozenset(
+    WORDS[name]
+    for name in (
+        Name.DATA_LOADING,
+        Name.MODEL_FORWARD,
+        Name.ZERO_GRAD,
+        Name.MODEL_BACKWARD,
+        Name.OPTIMIZER_UPDATE,
+    )
+)
+"""What an iteration consists of, and what ends with it."""
 TOLERANCE = 1_000_000
 """So far in the future a given time may lie, in nanoseconds: callers round to milliseconds."""
 
@@ -32,7 +43,7 @@ def start_span(
 def find_span(name: Name) -> Span | None:
     """The open span of this kind that an end belongs to: this thread's, else the latest one."""
     mine = find_open(WORDS[name])
-    if mine is not None:
+    if mine is not None or is_unrecorded(WORDS[name]):
         return mine
     others = [span for span in open_spans() if span._word == WORDS[name]]
     if not others:
@@ -59,6 +70,22 @@ def open_spans() -> list[Span]:
     journal = state.journal
     spans: list[Span] = [] if journal is None else list(journal.objects.values())
     return sorted(spans, key=lambda span: (span.start, span.id), reverse=True)
+
+
+def end_parts(iteration: Span, end: int) -> None:
+    """End the parts of an iteration that were begun in this thread and that nobody ended.
+
+    Else the next iteration would be inside of them, and so on for ever.
+    """
+    journal = state.journal
+    for span in [] if journal is None else list(journal.objects.values()):
+        if span._parent is iteration and span._word in PARTS and span.is_of_this_thread:
+            stop_span(span, max(end, span.start))
+            misuse(
+                f"open {span.name}",
+                f"{span.name} is still open when the {iteration.name} that it is in ends, and ends with "
+                "it: call its on_…_end() before",
+            )
 
 
 def moment(msec: Any, what: str) -> int:

@@ -15,7 +15,7 @@ from stepwell.telemetry.events import Event
 from stepwell.telemetry.live import NO_SPAN, Span, find_open, is_failure
 from stepwell.training.attributes import TrainingLoopAttributes, TrainingMetricsUpdateAttributes
 from stepwell.training.counters import Progress, plus
-from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
+from stepwell.training.standard_spans import WORDS, end_parts, moment, start_span, stop_span
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ITERATION = WORDS[Name.TRAINING_SINGLE_ITERATION]
 MAX_WAITING = 1000
 """So many iterations wait at most to be counted, all at once."""
-COUNTS = ("global_batch_size_or_fn", "seq_length_or_fn", "flops_per_sample_or_fn")
 LOSSES = ("loss", "train_loss", "train/loss")
 
 Count = int | Callable[[], int]
@@ -55,24 +54,29 @@ class TrainingLoop:
     )
 
     def __init__(self, job: TrainingJob, span: Span, progress: Progress) -> None:
-        config = job.config
         self._job = job
         self.span = span
         self.progress = progress
-        self.is_enabled = job.ask("is_train_iterations_enabled") is not False
-        self._every = config.log_every_n_train_iterations
         self.inside: Span | None = None
         self._others: list[Span] = []
         self._loss: float | None = None
-        self._losses = LOSSES if config.loss_metric is None else (config.loss_metric,)
         journal = span._journal
         self._objects: dict[int, Any] = {} if journal is None else journal.objects
-        # What is a plain value is looked up once, what is a function is asked for each iteration.
-        self._asks = any(callable(getattr(config, field)) for field in COUNTS)
-        # Whether the next iteration is not just one more of the usual size.
-        self._is_special = self._asks
         self._samples = self._tokens = self._seq_length = 0
         self._step = progress.start
+        self.read_config()
+
+    def read_config(self) -> None:
+        """Go on with the job's configuration, which may be another one than before."""
+        config, progress = self._job.config, self.progress
+        self.is_enabled = self._job.ask("is_train_iterations_enabled") is not False
+        self._losses = LOSSES if config.loss_metric is None else (config.loss_metric,)
+        # What is a plain value is looked up once, what is a function is asked for each iteration.
+        self._asks = config.counts_are_functions
+        # Whether the next iteration is not just one more of the usual size.
+        self._is_special = self._asks or bool(self._others or progress.partial_passes)
+        self._every = config.log_every_n_train_iterations
+        progress.expect_update(self._every)
         self._look = min(progress.next_update, self._step + MAX_WAITING)
         self._ask_config()
 
@@ -109,9 +113,9 @@ class TrainingLoop:
         if span is None or self._is_special:
             self.end()
             return
-        if not span._finish_now() and not span.is_of_this_thread:
-            other_thread()
         self.inside = None
+        if not span._finish_now():
+            _ended_out_of_order(span)
         try:
             del self._objects[span.id]
         except KeyError:
@@ -133,8 +137,9 @@ class TrainingLoop:
         """End the iteration that is under way."""
         span = self.inside
         if msec or error is not None or self._others or span is None:
-            if not self.is_enabled:
-                self._count_unrecorded(samples, tokens, optimizer_step)
+            if not self.is_enabled and span is None:
+                if error is None or not is_failure(error):
+                    self._count_unrecorded(samples, tokens, optimizer_step)
                 return
             span, end = self._end_slowly(msec, error)
             if span is None or (error is not None and is_failure(error)):
@@ -143,8 +148,8 @@ class TrainingLoop:
         else:
             self.inside = None
             self._objects.pop(span.id, None)
-            if not span._finish(_now()) and not span.is_of_this_thread:
-                other_thread()
+            if not span._finish(_now()):
+                _ended_out_of_order(span)
             end = span.end
         self._count(span.start, end, samples, tokens, optimizer_step)
 
@@ -246,8 +251,6 @@ class TrainingLoop:
     def _end_slowly(
         self, msec: float | None, error: BaseException | None
     ) -> tuple[Span | None, int]:
-        if not self.is_enabled:
-            return None, 0
         span = self.inside
         if self._others:
             candidates = [*self._others, *([] if span is None else [span])]
@@ -266,6 +269,7 @@ class TrainingLoop:
             self.inside = None
         end = moment(msec, "end of a training iteration")
         stop_span(span, end, error)
+        end_parts(span, span.end)
         return span, span.end
 
     # Updates
@@ -328,6 +332,15 @@ class TrainingLoop:
         stop_span(span, end, error)
         self._count(span.start, span.end, None, None, True)
         return True
+
+
+def _ended_out_of_order(span: Span) -> None:
+    """See to what an iteration left behind that was not the innermost open span of this thread."""
+    if not span.is_of_this_thread:
+        other_thread()
+    elif span._frame is None:
+        # In an event loop none is ever seen as the innermost.
+        end_parts(span, span.end)
 
 
 def other_thread() -> None:

@@ -189,3 +189,30 @@ def test_data_parallel(tmp_path: Path) -> None:
         spans = of_rank(run, rank)
         assert per_step(spans) == {0: one, 1: one, 2: one, 3: {"all_reduce": 1}}
         assert {above for _, above in edges(spans)} == {None}
+
+
+def test_sharded(tmp_path: Path) -> None:
+    """A sharded model shows what it gathers and scatters, inside of the passes that need it."""
+    program = """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    annotate(model, optimizer)
+    for i in range(2):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    run = launch(tmp_path, HEAD + program.replace("\n    ", "\n") + TAIL)
+    for rank in (0, 1):
+        found = edges(of_rank(run, rank))
+        for name in ("forward", "backward", "step"):
+            assert found.pop((name, None)) == 2
+        assert found.pop(("all_gather", "forward")) == 2 * 2
+        # How often it gathers again for the way back is PyTorch's own affair.
+        assert found.pop(("reduce_scatter", "backward")) == 2 * 2
+        assert set(found) <= {("all_gather", "backward")}

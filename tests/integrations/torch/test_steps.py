@@ -85,10 +85,13 @@ def test_a_run_that_begins_later(parts: Any, tmp_path: Any) -> None:
             assert steps_of(run) == [0, 1, 2]
 
 
-def test_without_an_optimizer_there_is_one_step(recorded: Run, parts: Any) -> None:
+def test_without_an_optimizer_nothing_is_counted(recorded: Run, parts: Any) -> None:
+    """There is no step then, and metrics are numbered by how often they were logged."""
     with annotate(parts[1]):
         loop(*parts)
-    assert steps_of(recorded) == [0, 0, 0]
+    assert steps_of(recorded) == [None, None, None]
+    logged = stepwell.open_run(recorded.path).metrics().collect().sort("step")
+    assert logged.select("step", "value").rows() == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 def test_the_next_optimizer_takes_over(recorded: Run) -> None:

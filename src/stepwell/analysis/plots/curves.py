@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ MOST_POINTS = 1500
 """Of one curve; more cannot be told apart on a page."""
 SMOOTH_FROM = 300
 """A curve with so many values is smoothed unless something else is asked for."""
+LARGEST = 1e300
+"""What is larger counts as infinite: the difference of two such may be."""
 LOG_FROM = 300.0
 """Positive values that differ by this factor are drawn on a logarithmic scale."""
 
@@ -20,6 +23,7 @@ class Curve:
 
     ``low`` and ``high`` are the least and the greatest over ranks, where ``y`` is their mean.
     ``nonfinite`` is where values are NaN or infinite. A ``faint`` one is background to the others.
+    ``count`` is how many values there were. Curves of one ``colour`` belong together; -1: to nobody.
     """
 
     label: str
@@ -31,6 +35,7 @@ class Curve:
     nonfinite: Numbers = field(default_factory=list)
     faint: bool = False
     count: int = 0
+    colour: int = -1
 
     @property
     def drawn(self) -> Numbers:
@@ -60,10 +65,17 @@ class Panel:
 
 
 def smoothed(values: Numbers, weight: float) -> Numbers:
-    """The exponential moving average; early values are not drawn towards zero.
+    """The mean of the exponential moving averages from both ends, which lags behind in no direction.
 
     ``weight`` from 0 to below 1 is how much of the average so far is kept at each value.
     """
+    forward = _average(values, weight)
+    backward = _average(values[::-1], weight)[::-1]
+    return [(a + b) / 2 for a, b in zip(forward, backward, strict=True)]
+
+
+def _average(values: Numbers, weight: float) -> Numbers:
+    """The exponential moving average; early values are not drawn towards zero."""
     result: Numbers = []
     total = share = 0.0
     for value in values:
@@ -96,16 +108,14 @@ def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
     def pick(values: Numbers) -> Numbers:
         return [values[i] for i in kept] if values else []
 
-    return Curve(
-        curve.label,
-        pick(curve.x),
-        pick(curve.y),
-        pick(curve.smooth),
-        pick(curve.low),
-        pick(curve.high),
-        curve.nonfinite[:most],
-        curve.faint,
-        curve.count,
+    return dataclasses.replace(
+        curve,
+        x=pick(curve.x),
+        y=pick(curve.y),
+        smooth=pick(curve.smooth),
+        low=pick(curve.low),
+        high=pick(curve.high),
+        nonfinite=curve.nonfinite[:most],
     )
 
 

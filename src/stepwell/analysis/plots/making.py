@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from stepwell.analysis.holdout import holdout_table
 from stepwell.analysis.plots.choosing import SYSTEM, Choice, by_default, by_request
 from stepwell.analysis.plots.curves import (
+    LARGEST,
     Curve,
     Mark,
     Numbers,
@@ -75,12 +75,22 @@ def panels(
             f'{which} no metrics: log some with run.log({{"loss": loss}}) or stepwell.log(…)'
         )
     choices = by_request(names, metrics) if metrics else by_default(names)
+    if len(runs) > 1:
+        # A panel for each metric, so that a run has the same colour everywhere.
+        each = dict.fromkeys(name for choice in choices for name in choice.names)
+        choices = [Choice(name, [name]) for name in each]
     wanted = {name for choice in choices for name in choice.names}
     tables = [_Table(run, wanted, options) for run in runs]
     found = [_panel(choice, tables, options) for choice in choices]
     if not metrics:
         found += _logits(runs, options)
-    return [panel for panel in found if panel.curves]
+    found = [panel for panel in found if panel.curves]
+    if not found:
+        raise StepwellError(
+            f"nothing was logged at a known {options.x}: write --x step, or say which epoch it is "
+            "with run.set_step(step, epoch=…)"
+        )
+    return found
 
 
 def _names(run: RecordedRun) -> list[str]:
@@ -122,7 +132,7 @@ class _Table:
         return [self._curve(part, label, len(ranks) > 1)]
 
     def _curve(self, part: pl.DataFrame, label: str, several: bool) -> Curve:
-        finite = pl.col("value").is_finite()
+        finite = pl.col("value").abs() < LARGEST
         if several or self.options.x == "epoch":
             means = [pl.col("value").mean(), pl.col("value").min().alias("low")]
             means += [pl.col("value").max().alias("high")]
@@ -155,10 +165,14 @@ class _Table:
 
 def _panel(choice: Choice, tables: list[_Table], options: Options) -> Panel:
     curves: list[Curve] = []
-    for table in tables:
+    for number, table in enumerate(tables):
         for name in choice.names:
-            label = name if len(tables) == 1 else f"{table.run.name} {name}"
-            curves += table.curves(name, label)
+            if len(tables) == 1:
+                curves += table.curves(name, name)
+            else:
+                found = table.curves(name, table.run.name)
+                same = number if len(found) == 1 else -1
+                curves += [dataclasses.replace(curve, colour=same) for curve in found]
     curves = [curve for curve in _told_apart(curves) if curve.x or curve.nonfinite]
     note = f"{choice.left_out} more are not drawn: name those you want" if choice.left_out else ""
     return Panel(
@@ -178,10 +192,8 @@ def _told_apart(curves: list[Curve]) -> list[Curve]:
     for curve in curves:
         seen[curve.label] = seen.get(curve.label, 0) + 1
         number = seen[curve.label]
-        values: dict[str, Any] = dict(vars(curve))
-        if number > 1:
-            values["label"] = f"{curve.label} #{number}"
-        result.append(Curve(**values))
+        label = curve.label if number == 1 else f"{curve.label} #{number}"
+        result.append(dataclasses.replace(curve, label=label))
     return result
 
 
@@ -194,6 +206,7 @@ def _logits(runs: Sequence[RecordedRun], options: Options) -> list[Panel]:
     if len(runs) != 1 or options.x == "time":
         return []
     table = holdout_table(runs[0]).drop_nulls(["margin", options.x])
+    table = table.filter(pl.col("margin").abs() < LARGEST)
     if table.is_empty():
         return []
     table = table.with_columns(x=pl.col(options.x).cast(pl.Float64))
@@ -217,5 +230,4 @@ def _logits(runs: Sequence[RecordedRun], options: Options) -> list[Panel]:
 
 
 def _columns(table: pl.DataFrame) -> tuple[Numbers, Numbers]:
-    pairs = [(x, y) for x, y in table.select("x", "margin").rows() if math.isfinite(y)]
-    return [x for x, _ in pairs], [y for _, y in pairs]
+    return table["x"].to_list(), table["margin"].to_list()

@@ -24,6 +24,7 @@ COLOURS = (
 )
 INK = "#333333"
 PALE = "#e4e4e4"
+LONGEST = 80
 
 
 def png(panels: Sequence[Panel], title: str = "") -> bytes:
@@ -57,7 +58,8 @@ def _draw(axes: Any, panel: Panel) -> None:
         if curve.faint:
             axes.plot(curve.x, curve.y, color="#8aa4c0", linewidth=0.5, alpha=0.45, zorder=1)
         else:
-            _draw_curve(axes, curve, COLOURS[number % len(COLOURS)])
+            colour = number if curve.colour < 0 else curve.colour
+            _draw_curve(axes, curve, COLOURS[colour % len(COLOURS)])
             number += 1
     if panel.log:
         axes.set_yscale("log")
@@ -125,10 +127,12 @@ def _dress(axes: Any, panel: Panel, number: int) -> None:
     if handles:
         axes.legend(handles, labels, fontsize=7, frameon=False, ncols=2 if number > 5 else 1)
     if panel.note:
-        axes.text(1, 1.02, panel.note, fontsize=7, color="#777777", ha="right", transform=axes.transAxes)
+        axes.text(
+            1, 1.02, panel.note, fontsize=7, color="#777777", ha="right", transform=axes.transAxes
+        )
 
 
 def _plain(text: str) -> str:
     """A text as it is: a dollar sign begins no formula, and an underscore hides no label."""
-    shown = "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
+    shown = "".join(c if c.isprintable() else "?" for c in text[:LONGEST]).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

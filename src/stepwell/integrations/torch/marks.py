@@ -48,6 +48,9 @@ class Marks:
         mark = self._marks.get(id(thing))
         return mark is not None and mark.ref() is thing
 
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
     def is_first(self, thing: Any) -> bool:
         """Whether of the objects that are marked this is the one that was marked first."""
         try:

@@ -10,13 +10,12 @@ import torch
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch import steps
 from stepwell.integrations.torch.device_time import is_any_on_device
-from stepwell.integrations.torch.marks import Marks
 from stepwell.integrations.torch.recording import WHERE, begin_call, end_call
+from stepwell.integrations.torch.steps import OPTIMIZERS
 from stepwell.journal.errors import report
 from stepwell.journal.state import state
 
 STEP = "step"
-OPTIMIZERS = Marks()
 
 
 def annotate_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

@@ -6,8 +6,12 @@ way (``run.set_step``, ``ai.update(step=…)``, ``training_iteration()``) it is 
 
 from __future__ import annotations
 
+from stepwell.integrations.torch.marks import Marks
 from stepwell.journal.metrics import context, set_context
 from stepwell.journal.state import state
+
+OPTIMIZERS = Marks()
+"""The annotated ones. Without any there is nothing to count, and metrics are numbered as ever."""
 
 
 class CountedStep(int):
@@ -16,7 +20,7 @@ class CountedStep(int):
 
 def begin() -> None:
     """Begin with step 0 where there is none yet."""
-    if context.step is None and state.enabled:
+    if context.step is None and OPTIMIZERS and state.enabled:
         _set(0)
 
 

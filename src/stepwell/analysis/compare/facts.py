@@ -1,0 +1,89 @@
+"""What was different between runs before they began: configuration, code, versions, machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from stepwell.reading import RecordedRun
+
+DEEPEST = 8
+IGNORED = ("host.boot_id", "python.executable", "started", "attempt")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact that is not the same in all runs; None where a run does not have it."""
+
+    key: str
+    values: list[Any]
+
+
+def config_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
+    """Keys of the configuration, joined by dots, whose values differ."""
+    return _differences([_flat(run.config) for run in runs])
+
+
+def code_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
+    """Commit, versions of Python and packages, machine, arguments and number of ranks."""
+    return _differences([_flat(_produced(run)) for run in runs])
+
+
+def config_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
+    """A row for each key that differs and a column for each run, its value as JSON."""
+    return _table(runs, config_differences(runs))
+
+
+def code_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
+    """The same of what produced the runs."""
+    return _table(runs, code_differences(runs))
+
+
+def _produced(run: RecordedRun) -> dict[str, Any]:
+    """What run.json tells of the latest attempt; it may be of any shape."""
+    attempts = run.about.get("attempts")
+    items = [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
+    latest: dict[str, Any] = items[-1] if items else {}
+    about = {key: latest.get(key) for key in ("code", "host", "world_size")}
+    python, argv = latest.get("python"), latest.get("argv")
+    if isinstance(python, dict):
+        about["python"] = {key: item for key, item in python.items() if key != "packages"}
+        about["packages"] = python.get("packages")
+    if isinstance(argv, list):
+        about["argv"] = " ".join(map(str, argv))
+    return about
+
+
+def _differences(sides: list[dict[str, Any]]) -> list[Difference]:
+    keys = sorted({key for side in sides for key in side if key not in IGNORED})
+    found = [Difference(key, [side.get(key) for side in sides]) for key in keys]
+    return [d for d in found if any(_text(v) != _text(d.values[0]) for v in d.values)]
+
+
+def _flat(value: Any, above: str = "", depth: int = 0) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value or depth >= DEEPEST:
+        return {above: value} if above else {}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _flat(item, f"{above}.{key}" if above else str(key), depth + 1)
+    return found
+
+
+def _text(value: Any) -> str:
+    # 1 and 1.0 mean the same to a training; 1 and True do not.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _table(runs: Sequence[RecordedRun], differences: list[Difference]) -> pl.DataFrame:
+    columns: dict[str, list[str | None]] = {"key": [d.key for d in differences]}
+    for number, run in enumerate(runs):
+        name = run.id if run.id not in columns else f"{run.id} #{number + 1}"
+        values = [d.values[number] for d in differences]
+        columns[name] = [None if v is None else json.dumps(v, default=str) for v in values]
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))

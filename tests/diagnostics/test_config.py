@@ -1,0 +1,148 @@
+"""What TelemetryConfig takes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stepwell.diagnostics import TelemetryConfig
+from stepwell.journal.errors import StepwellError
+
+DOCUMENTED = {
+    "enabled": True,
+    "collect_every_n": 200,
+    "output_dir": None,
+    "track_gradients": True,
+    "track_weight_delta": True,
+    "track_learning_rates": True,
+    "track_holdout_logits": True,
+    "track_batch_stats": True,
+    "holdout_size": 50,
+}
+
+
+def test_documented_defaults() -> None:
+    """All documented fields are there, in their order, with their defaults."""
+    config = TelemetryConfig()
+    assert {name: getattr(config, name) for name in DOCUMENTED} == DOCUMENTED
+    assert list(TelemetryConfig.__annotations__)[: len(DOCUMENTED)] == list(DOCUMENTED)
+
+
+def test_what_is_more_is_off() -> None:
+    """Families beyond the documented five have to be turned on."""
+    config = TelemetryConfig()
+    switches = [name for name in TelemetryConfig.__annotations__ if name.startswith("track_")]
+    assert [name for name in switches if getattr(config, name)] == list(DOCUMENTED)[3:8]
+
+
+def test_from_yaml() -> None:
+    """The documented YAML gives the defaults."""
+    text = """
+telemetry:
+  enabled: true
+  collect_every_n: 200
+  output_dir: null
+  track_gradients: true
+  track_weight_delta: true
+  track_learning_rates: true
+  track_holdout_logits: true
+  track_batch_stats: true
+  holdout_size: 50
+"""
+    assert TelemetryConfig.from_dict(yaml.safe_load(text)["telemetry"]) == TelemetryConfig()
+
+
+def test_from_dict_takes_a_part() -> None:
+    """What is left out has its default."""
+    assert TelemetryConfig.from_dict({}) == TelemetryConfig()
+    assert TelemetryConfig.from_dict({"collect_every_n": 7}).collect_every_n == 7
+
+
+@pytest.mark.parametrize("given", ["out", Path("out")])
+def test_output_dir_becomes_a_path(given: str | Path) -> None:
+    """A text and a path are the same."""
+    assert TelemetryConfig(output_dir=given).output_dir == Path("out")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("colect_every_n", "collect_every_n"),
+        ("track_gradient", "track_gradients"),
+        ("holdoutsize", "holdout_size"),
+        ("zzz", "there are: enabled"),
+    ],
+)
+def test_unknown_keys_are_refused(key: str, hint: str) -> None:
+    """A typing mistake is named, with the nearest right key."""
+    with pytest.raises(StepwellError, match=key) as error:
+        TelemetryConfig.from_dict({key: 1})
+    assert hint in str(error.value)
+
+
+def test_all_unknown_keys_are_named_at_once() -> None:
+    """Nobody wants to find them one by one."""
+    with pytest.raises(StepwellError, match=r"enabeld.*output_dri"):
+        TelemetryConfig.from_dict({"enabeld": True, "output_dri": "x"})
+
+
+@pytest.mark.parametrize("given", [None, [("enabled", True)], "enabled"])
+def test_from_dict_wants_a_dict(given: Any) -> None:
+    """Of anything else it says what to write."""
+    with pytest.raises(StepwellError, match="takes a dict"):
+        TelemetryConfig.from_dict(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("collect_every_n", 0),
+        ("collect_every_n", -5),
+        ("collect_every_n", "200"),
+        ("collect_every_n", 1.5),
+        ("collect_every_n", True),
+        ("collect_every_n", None),
+        ("holdout_size", 0),
+        ("snapshot_every", 0),
+        ("batches_per_epoch", -1),
+        ("enabled", "yes"),
+        ("enabled", None),
+        ("track_gradients", 1),
+        ("output_dir", 7),
+        ("output_dir", ""),
+        ("task", "ranking"),
+        ("task", None),
+        ("weight_delta", "gpu"),
+        ("weight_delta", []),
+        ("groups", "layer"),
+        ("groups", {}),
+        ("groups", ["head"]),
+        ("batch_adapter", "pairs"),
+        ("label_key", ""),
+        ("holdout_dtype", "int8"),
+        ("activation_layers", "head"),
+        ("loss", 1),
+    ],
+)
+def test_impossible_values_are_refused(name: str, value: Any) -> None:
+    """The message names the field and what to write."""
+    with pytest.raises(StepwellError, match=rf"{name} is .*: write"):
+        TelemetryConfig(**{name: value})
+
+
+def test_several_wrong_values_are_named_at_once() -> None:
+    """Each with what to write instead."""
+    with pytest.raises(StepwellError, match=r"collect_every_n.*task"):
+        TelemetryConfig(collect_every_n=0, task="x")
+
+
+@pytest.mark.parametrize(
+    "groups",
+    ["param_groups", "layers", {"stem": "conv1"}, lambda name, parameter: name.partition(".")[0]],
+)
+def test_group_rules(groups: Any) -> None:
+    """Names, patterns and functions are taken."""
+    assert TelemetryConfig(groups=groups).groups is groups

@@ -1,0 +1,215 @@
+"""The provider at work: what it is configured with takes effect, when and for as long as it says so."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepwell
+from stepwell import StepwellError
+from stepwell.exporters import ChromeExporter, Exporter, FileExporter
+from stepwell.journal import errors
+from stepwell.telemetry import Span
+from stepwell.telemetry.run import active_run
+from stepwell.training import (
+    ApplicationConfig,
+    TrainingTelemetryConfig,
+    TrainingTelemetryProvider,
+    application,
+    checkpoint_save,
+    on_app_end,
+    on_app_start,
+    training_iteration,
+    training_loop,
+)
+from stepwell.training.current import current_job
+
+
+@pytest.fixture
+def provider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TrainingTelemetryProvider]:
+    """A provider that has not been configured, whose runs go to a folder of the test."""
+    monkeypatch.setenv("STEPWELL_DIR", str(tmp_path / "runs"))
+    found = TrainingTelemetryProvider.instance()
+    found.reset()
+    yield found
+    found.reset()
+
+
+def _updates(span: Span, *names: str) -> list[tuple[Any, ...]]:
+    told = [event.attributes for event in span.events if event.name == "training_metrics_update"]
+    return [tuple(about.get(name) for name in names) for about in told]
+
+
+def _iterate(count: int) -> None:
+    for _ in range(count):
+        with training_iteration():
+            pass
+
+
+def test_traces_get_the_short_spans(provider: TrainingTelemetryProvider, tmp_path: Path) -> None:
+    """Where no filter is chosen each exporter gets what it wants: a trace has every iteration."""
+    trace, lines = tmp_path / "trace.json", tmp_path / "lines.json"
+    provider.configure(
+        TrainingTelemetryConfig(), exporters=[ChromeExporter(trace), FileExporter(lines)]
+    )
+    with application(), training_loop():
+        _iterate(1)
+    provider.reset()
+    assert "training_single_iteration" in trace.read_text()
+    assert "training_single_iteration" not in lines.read_text()
+
+
+def test_a_loop_goes_on_with_a_configuration_that_comes_late(
+    provider: TrainingTelemetryProvider,
+) -> None:
+    """What is said about training inside of a loop holds from the next iteration on."""
+    provider.configure(ApplicationConfig(application_name="late"))
+    with application(), training_loop() as span:
+        _iterate(1)
+        provider.set_training_telemetry_config(
+            TrainingTelemetryConfig(global_batch_size_or_fn=4, log_every_n_train_iterations=2)
+        )
+        _iterate(4)
+    assert _updates(span, "current_iteration", "num_train_samples") == [(1, 4), (3, 12), (4, 16)]
+
+
+def test_throughput_that_a_function_switches_on(provider: TrainingTelemetryProvider) -> None:
+    """The function is asked at each iteration, not only when the loop starts."""
+    is_on = [False]
+    provider.configure(
+        TrainingTelemetryConfig(
+            global_batch_size_or_fn=4,
+            flops_per_sample_or_fn=1000,
+            is_log_throughput_enabled_or_fn=lambda: is_on[0],
+            log_every_n_train_iterations=2,
+        )
+    )
+    with application(), training_loop() as span:
+        _iterate(2)
+        is_on[0] = True
+        _iterate(2)
+    assert _updates(span, "total_flops") == [(None,), (8000,)]
+
+
+def test_failed_iterations_that_are_not_recorded(provider: TrainingTelemetryProvider) -> None:
+    """An iteration that raised is no step forward, whether iterations are recorded or not."""
+    for is_recorded in (True, False):
+        provider.configure(TrainingTelemetryConfig(is_train_iterations_enabled_or_fn=is_recorded))
+        with application(), training_loop():
+            _iterate(2)
+            with pytest.raises(ValueError, match="NaN"), training_iteration():
+                raise ValueError("NaN")
+            with checkpoint_save(global_step=2) as save:
+                pass
+        assert save.events[0].attributes["productive_train_iterations"] == 2
+
+
+def test_threads_that_are_the_first_at_once(tmp_path: Path) -> None:
+    """All threads get the same job, also when several start at the same moment."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            with stepwell.init("race", dir=tmp_path):
+                assert len(_first_jobs(4)) == 1
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _first_jobs(count: int) -> set[int]:
+    together = threading.Barrier(count)
+    found: list[Any] = []
+
+    def first() -> None:
+        together.wait()
+        found.append(current_job())
+
+    threads = [threading.Thread(target=first) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == count
+    return set(map(id, found))
+
+
+class Hanging(Exporter):
+    """Takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def export(self, records: Any) -> None:
+        self.go_on.wait(30)
+
+
+def test_the_end_of_the_application_is_bounded(
+    provider: TrainingTelemetryProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exporter that hangs keeps the end of the application no longer than the end of a run."""
+    monkeypatch.setenv("STEPWELL_EXPORT_TIMEOUT", "0.3")
+    exporter = Hanging()
+    provider.configure(TrainingTelemetryConfig(), exporters=[exporter])
+    on_app_start()
+    begin = time.monotonic()
+    on_app_end()
+    took = time.monotonic() - begin
+    exporter.go_on.set()
+    assert took < 3
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_hook_that_complains_does_not_keep_a_run_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: str
+) -> None:
+    """What is wrong at the end of a run is raised in strict mode only, and then the run has ended."""
+    run = stepwell.init("strict", dir=tmp_path)
+    monkeypatch.setenv("STEPWELL_STRICT", strict)
+
+    def complain(status: str) -> None:
+        raise StepwellError(f"not {status}")
+
+    run.before_finish(complain)
+    with pytest.raises(StepwellError, match="not finished") if strict == "1" else nullcontext():
+        run.finish()
+    assert run.status == "finished"
+    assert active_run() is None
+    assert stepwell.open_run(run.path).processes().collect()["status"].to_list() == ["finished"]
+
+
+class Unreadable(Exception):
+    """An exception that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_functions_whose_exceptions_cannot_be_shown(provider: TrainingTelemetryProvider) -> None:
+    """However a function of the configuration fails, training goes on."""
+
+    def fail() -> Any:
+        raise Unreadable
+
+    before = errors.counts[errors.PROBLEMS]
+    provider.configure(
+        TrainingTelemetryConfig(
+            world_size_or_fn=fail,
+            global_batch_size_or_fn=fail,
+            is_save_checkpoint_enabled_or_fn=fail,
+        )
+    )
+    with application(), training_loop():
+        _iterate(2)
+        with checkpoint_save(global_step=2):
+            pass
+    errors.report("a test", Unreadable())
+    assert errors.counts[errors.PROBLEMS] > before
