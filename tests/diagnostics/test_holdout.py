@@ -106,7 +106,7 @@ def test_a_graph_that_waits_for_its_backward_pass() -> None:
 
 
 def test_autocast_is_as_around_the_call() -> None:
-    """And its cache is not used: weights cast without gradients would cut the graph of the next step."""
+    """And a step inside of the same autocast has its gradients afterwards."""
     model = nn.Linear(3, 2)
     x = torch.randn(4, 3)
     data = [(x, torch.tensor([0, 1, 0, 1]))]

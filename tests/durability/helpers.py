@@ -48,7 +48,8 @@ def environment(**variables: str) -> dict[str, str]:
     """The environment of a child: this package, no launcher, and what a test adds."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("STEPWELL_", "SLURM_"))}
     path = os.pathsep.join([SOURCE, REPOSITORY])
-    return {**kept, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **variables}
+    plain = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "STEPWELL_RUNTIME": "off"}
+    return {**kept, **plain, **variables}
 
 
 class Child:

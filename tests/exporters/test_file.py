@@ -370,7 +370,7 @@ run.finish()
 
 def test_forked_processes_leave_the_file_alone(tmp_path: Path) -> None:
     """A child exports nothing, and its end neither closes nor repeats what its parent does."""
-    execute(tmp_path, write_program(tmp_path, FORKING, WAIT), STEPWELL_RUNTIME="off")
+    execute(tmp_path, write_program(tmp_path, FORKING, WAIT))
     lines = lines_of(tmp_path / "t.json")
     found = [(x["name"], x["attributes"]["i"]) for x in lines if x["type"] in ("stop", "complete")]
     assert sorted(found) == sorted((n, i) for n in ("before", "after") for i in range(20))

@@ -52,6 +52,7 @@ def environ(folder: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(SOURCE),
         "TEST_RUNS": str(folder / "runs"),
         "STEPWELL_STRICT": "1",
+        "STEPWELL_RUNTIME": "off",
         "OMP_NUM_THREADS": "1",
         **more,
     }

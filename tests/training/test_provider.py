@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import stepwell
-from stepwell import StepwellError
+from stepwell import StepwellError, training
 from stepwell.exporters import ChromeExporter, Exporter, FileExporter
 from stepwell.journal import errors
 from stepwell.telemetry import Span
@@ -24,6 +25,7 @@ from stepwell.training import (
     TrainingTelemetryProvider,
     application,
     checkpoint_save,
+    context,
     on_app_end,
     on_app_start,
     training_iteration,
@@ -184,6 +186,18 @@ def test_a_hook_that_complains_does_not_keep_a_run_from_ending(
     assert run.status == "finished"
     assert active_run() is None
     assert stepwell.open_run(run.path).processes().collect()["status"].to_list() == ["finished"]
+
+
+def test_the_documentation_has_every_context_manager_and_callback() -> None:
+    """Whoever looks for a call finds it in the reference."""
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    made = {name for name in training.__all__ if hasattr(context, name)}
+    context_managers = {name for name in made if name.islower()}
+    callbacks = {name for name in training.__all__ if name.startswith("on_")}
+    assert len(context_managers) == 19
+    told = {*re.findall(r"^\| `(\w+)\(", text, re.MULTILINE), *re.findall(r"`(on_\w+)`", text)}
+    assert told >= context_managers | callbacks
+    assert told <= {*training.__all__}
 
 
 class Unreadable(Exception):

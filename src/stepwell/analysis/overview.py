@@ -82,6 +82,8 @@ class Overview:
 
 CURVE_POINTS = 16
 SYSTEM = "system/"
+SHOWN = ("/cpu_percent", "/memory_rss_bytes", "/utilization_percent")
+"""What of the machine's metrics is worth a line beside those of the training."""
 
 
 def overview(run: RecordedRun, most: int = 12) -> Overview:
@@ -196,7 +198,8 @@ def _metrics(table: pl.DataFrame) -> list[MetricLine]:
             )
         )
     # What the machine was busy with comes after what the training logged.
-    return sorted(lines, key=lambda line: (line.name.startswith(SYSTEM), line.name))
+    kept = [x for x in lines if not x.name.startswith(SYSTEM) or x.name.endswith(SHOWN)]
+    return sorted(kept, key=lambda line: (line.name.startswith(SYSTEM), line.name))
 
 
 def _curve(values: pl.Series) -> list[float]:

@@ -24,7 +24,7 @@ def no_trace(model: nn.Module, device: torch.device, dtype: str | None = None) -
     """In here the model is in evaluation mode, and may be called without consequences.
 
     Gradients are off. Autocast is as outside, or on with the ``dtype`` given; its cache of
-    weights is not used, since one made without gradients would cut training's own graph.
+    weights is left to training.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(same_random_numbers())

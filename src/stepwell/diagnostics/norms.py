@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 ROW = 1 << 12
 """Elements whose squares are added up in the tensor's own precision."""
+SHARE = 7 * ROW
+"""Elements for one call on the CPU: fewer than torch would share out among threads, since waking them for
+every call costs many times the work."""
 BLOCK = 1 << 20
 """Elements that are converted at a time where that needs a copy."""
 TINY, HUGE = 1e-13, 1e18
@@ -130,17 +133,23 @@ def norm_in_rows(row: Tensor) -> Tensor:
     if row.dtype in EXACT:
         parts = _norms_of_parts(row)
     else:
-        parts = torch.cat([_norms_of_parts(real(block)) for block in blocks(row, BLOCK)])
-    norm: Tensor = vector_norm(parts)
+        parts = [one for block in blocks(row, SHARE) for one in _norms_of_parts(real(block))]
+    norm: Tensor = vector_norm(torch.cat(parts).double())
     return norm
 
 
-def _norms_of_parts(row: Tensor) -> Tensor:
-    cut = row.numel() // ROW * ROW
-    parts: Tensor = vector_norm(row[:cut].view(-1, ROW), dim=1)
-    if cut < row.numel():
-        parts = torch.cat([parts, vector_norm(row[cut:]).view(1)])
-    return parts.double()
+def _norms_of_parts(row: Tensor) -> list[Tensor]:
+    """Norms of rows, a share of them at a time, and of what is left at the end."""
+    shares, rows = row.numel() // SHARE * SHARE, row.numel() // ROW * ROW
+    found = []
+    if shares:
+        pieces = row[:shares].view(-1, SHARE // ROW, ROW).unbind()
+        found = [vector_norm(piece, dim=1) for piece in pieces]
+    if shares < rows:
+        found.append(vector_norm(row[shares:rows].view(-1, ROW), dim=1))
+    if rows < row.numel():
+        found.append(vector_norm(row[rows:]).view(1))
+    return found
 
 
 def _careful_norm(row: Tensor) -> float:

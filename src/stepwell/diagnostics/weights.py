@@ -26,7 +26,7 @@ import torch
 from stepwell.diagnostics import weight_file
 from stepwell.diagnostics.blocks import blocks, flat, real
 from stepwell.diagnostics.groups import OVERALL
-from stepwell.diagnostics.norms import norm_in_rows, precision, root_sums
+from stepwell.diagnostics.norms import SHARE, norm_in_rows, precision, root_sums
 from stepwell.diagnostics.sharding import on_any_rank, over_ranks, shard
 from stepwell.journal.errors import StepwellError, say
 
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["disk", "memory", "sample"]
 
-BLOCK = 1 << 15
-"""Elements that are compared at a time on the CPU: one thread's share, which stays in its cache. With
-more, torch wakes its other threads for each block, and the waiting costs several times the work."""
+BLOCK = SHARE
+"""Elements that are compared at a time on the CPU."""
 DEVICE_BLOCK = 1 << 22
 """Elements that are compared at a time on an accelerator."""
 SAMPLED_FROM = 20_000
