@@ -99,5 +99,3 @@ def _training(**fields: bool) -> Iterator[None]:
             dropped = stepwell.open_run(run.path).processes().collect()["dropped"].sum()
             if dropped:
                 raise RuntimeError(f"the run lost {dropped} records")
-
-

@@ -197,8 +197,7 @@ def one_rank_with_a_broken_rule() -> None:
         norms.squares = right
         try:
             gradients.latest()
-        except RuntimeError as error:
-            assert "broken" in str(error)
+        except RuntimeError:
             return
         raise AssertionError("nothing was raised")
     assert math.isnan(fetch(gradients.latest() or {})["overall"])

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch import nn
 
 from stepwell.diagnostics.gradients import Gradients
@@ -391,7 +389,7 @@ def test_an_optimizer_of_another_model_is_said() -> None:
 
 def test_what_is_no_optimizer_is_said() -> None:
     class Own:
-        param_groups: list[object] = []
+        param_groups = ()
 
         def step(self) -> None: ...
 

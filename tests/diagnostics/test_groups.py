@@ -6,8 +6,7 @@ import logging
 import re
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from stepwell.diagnostics.groups import grouped
 from stepwell.journal.errors import StepwellError, counts

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from stepwell.diagnostics.norms import fetch, l2, l2_by_group
 from tests.diagnostics.models import KINDS, loss_of, made, norm64

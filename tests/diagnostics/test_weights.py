@@ -10,9 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch import nn
 
 from stepwell.diagnostics.groups import grouped

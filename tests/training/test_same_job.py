@@ -183,8 +183,8 @@ NAMES = {
     "optimizer_initialization": 1,
     "checkpoint_load": 1,
     "training_loop": 2,
-    # After 2 and 4 iterations, then the passes left over; after 6, then the last one.
-    "training_metrics_update": 5,
+    # After 2 and 4 iterations; after 6, then the last one.
+    "training_metrics_update": 4,
     "data_loading": 6,
     "training_single_iteration": 9,
     "model_forward": 6,

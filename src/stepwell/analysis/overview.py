@@ -210,7 +210,9 @@ def _curve(values: pl.Series) -> list[float]:
 
 
 def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
-    table = run.open_spans().sort("process", "thread", "depth").collect()
+    # What an attempt was inside of that another has gone on from is no news any more.
+    latest = pl.col("attempt") == processes["attempt"].max()
+    table = run.open_spans().filter(latest).sort("process", "thread", "depth").collect()
     lives = {row["process"]: row["status"] == "running" for row in processes.to_dicts()}
     heartbeats = dict(processes.group_by("rank").agg(pl.col("heartbeat_ns").max()).iter_rows())
     lines = []

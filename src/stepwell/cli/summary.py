@@ -79,13 +79,22 @@ def _open_line(line: OpenLine) -> str:
 
 def _print_spans(out: Console, overview: Overview) -> None:
     out.print()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("spans", no_wrap=True, max_width=32)
-    for heading in ("count", "total", "of run", "p50", "p95", "max"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in overview.spans:
-        table.add_row(*_span_cells(line, overview))
-    out.print(table)
+    rows = [_span_cells(line, overview) for line in overview.spans]
+    out.print(_table("spans", 32, ("count", "total", "of run", "p50", "p95", "max"), rows))
+
+
+def _table(
+    title: str, widest: int, headings: tuple[str, ...], rows: list[list[str | Text]]
+) -> Table:
+    """A table in which names are cut where there is no room, and numbers never."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(title, no_wrap=True, max_width=widest)
+    for number_of, heading in enumerate(headings, 1):
+        width = max([len(heading), *(len(row[number_of]) for row in rows)])
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
@@ -107,13 +116,8 @@ def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
 
 def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
     out.print()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("metrics", no_wrap=True, max_width=24)
-    for heading in ("first", "last", "lowest", "at", "highest", "at"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, max_width=16)
-    for line in lines:
-        table.add_row(
+    rows: list[list[str | Text]] = [
+        [
             plain(line.name),
             number(line.first),
             number(line.last),
@@ -122,8 +126,10 @@ def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
             number(line.high),
             f"{line.high_step}",
             curve(line.curve),
-        )
-    out.print(table)
+        ]
+        for line in lines
+    ]
+    out.print(_table("metrics", 24, ("first", "last", "lowest", "at", "highest", "at", ""), rows))
 
 
 def _plain(value: Any) -> Any:

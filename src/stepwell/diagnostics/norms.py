@@ -119,9 +119,9 @@ def _norms_in_rows(rows: list[Tensor]) -> Tensor:
     if short:
         norms = torch._foreach_norm([real(rows[place]) for place in short])
         found[short] = torch.stack([norm.double() for norm in norms])
-    for place, row in enumerate(rows):
-        if row.numel() > ROW:
-            found[place] = norm_in_rows(row)
+    long = [place for place, row in enumerate(rows) if row.numel() > ROW]
+    if long:
+        found[long] = torch.stack([norm_in_rows(rows[place]) for place in long])
     for place, norm in enumerate(found.tolist()):
         if not TINY < norm < HUGE and rows[place].numel():
             found[place] = _careful_norm(rows[place])

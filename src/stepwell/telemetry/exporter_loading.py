@@ -230,8 +230,13 @@ def _imported(path: str, where: str) -> Callable[..., Any]:
     module_name, _, class_name = path.replace(":", ".").rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise StepwellError(f"{where}: {module_name} cannot be imported: {error}") from None
+    except Exception as error:  # a module of somebody else's may fail in any way
+        what = (
+            text_of(error)
+            if isinstance(error, ImportError)
+            else f"{type(error).__name__}: {text_of(error)}"
+        )
+        raise StepwellError(f"{where}: {module_name} cannot be imported: {what}") from error
     found = getattr(module, class_name, None)
     if not callable(found):
         raise StepwellError(

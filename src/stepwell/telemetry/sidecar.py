@@ -24,6 +24,7 @@ from stepwell.journal.errors import StepwellError, say, warn_once
 from stepwell.journal.system import process_start
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.feeding import name_of
+from stepwell.telemetry.sidecar_notes import forward_command
 
 # It must find what this process finds, and nothing that merely lies in the working folder.
 BOOT = """
@@ -155,12 +156,11 @@ class Sidecar:
         for_how_long = f"; it goes on trying for {self._about['linger']:g} s in the background"
         say(
             "exporter %s has not delivered everything (%s)%s. Nothing is lost: "
-            "`stepwell forward %s --to %s` sends the run again.",
+            "`%s` sends the run again.",
             self.name,
             self.last_error or "it was not done yet",
             for_how_long if goes_on else "",
-            self.folder.parent,
-            self.name,
+            forward_command(self.folder, self.name, self.exporter),
         )
 
     # The process
@@ -194,12 +194,10 @@ class Sidecar:
         self._told = {**self._told, "problem": reason}
         warn_once(
             f"sidecar {self.folder} {self.name}",
-            "exporter %s cannot be started (%s): training goes on. `stepwell forward %s --to %s` "
-            "sends everything later.",
+            "exporter %s cannot be started (%s): training goes on. `%s` sends everything later.",
             self.name,
             reason,
-            self.folder.parent,
-            self.name,
+            forward_command(self.folder, self.name, self.exporter),
         )
 
     def _revive(self) -> bool:

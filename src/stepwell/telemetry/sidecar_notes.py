@@ -59,18 +59,22 @@ class Notes(logging.Handler):
         return True
 
 
+def forward_command(folder: Path, name: str, exporter: Any) -> str:
+    """What to type to send the run of a process folder again. Secrets stay out of it."""
+    shown: dict[str, str] = getattr(exporter, "shown_options", {})
+    options = [f"--option={key}={value}" for key, value in shown.items()]
+    return shlex.join(["stepwell", "forward", str(folder.parent), "--to", name, *options])
+
+
 def write_note(folder: Path, about: dict[str, Any], exporter: Any, state: dict[str, Any]) -> None:
     """Say what was not delivered, and how to do it later. Secrets stay out of it."""
-    shown: dict[str, str] = getattr(exporter, "shown_options", {})
-    options = [f"--option={name}={value}" for name, value in shown.items()]
-    command = ["stepwell", "forward", str(folder.parent), "--to", about["name"], *options]
     note = {
         "exporter": about["name"],
         "time": time.time_ns(),
         "sent": state["sent"],
         "waiting": state["waiting"],
         "problem": state["problem"],
-        "command": shlex.join(command),
+        "command": forward_command(folder, about["name"], exporter),
     }
     try:
         write_json(folder / f"{about['notes']}{UNDELIVERED}", note)

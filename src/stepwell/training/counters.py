@@ -183,11 +183,6 @@ class Progress:
         self.partial_samples = plus(self.partial_samples, samples)
         self.partial_tokens = plus(self.partial_tokens, tokens)
 
-    def count_partial(self, samples: int, tokens: int) -> None:
-        """Count passes that came to no optimizer step as an iteration of this size."""
-        self._add([self.partial_time], [(self.last_end, self.last_end, samples, tokens)])
-        self._clear_partial()
-
     def count_unrecorded(self, samples: int, tokens: int) -> None:
         """Count an iteration of which no time is known."""
         self._clear_partial()

@@ -311,9 +311,6 @@ class TrainingLoop:
         """Report the iterations that are over and that no update has told of yet."""
         progress = self.progress
         progress.count_waiting()
-        if progress.partial_passes and self.is_enabled:
-            # Gradients that were accumulated when the loop ended.
-            progress.count_partial(*self._sizes(None, None))
         if progress.since_update and self.is_enabled:
             self.update(end)
 
