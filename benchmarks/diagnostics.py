@@ -170,7 +170,7 @@ def _training(size: str, effort: Effort) -> Measured:
                     telemetry.on_batch_end(model, optimizer, batch, 0, "cpu", {"label": words})
 
             steps, collections = [], []
-            for i in range(min(effort.rounds, 5) + 1):
+            for i in range(min(effort.rounds, 2) + 1):
                 pass_by((i + 1) * EVERY - 1)
                 # The one before a collection has the norms taken inside of it.
                 with_norms = _cpu_ns(step)

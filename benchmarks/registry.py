@@ -13,9 +13,12 @@ from benchmarks import (
     spans,
     training,
 )
+from benchmarks.peers import annotations as annotation_peers
 from benchmarks.peers import scalars as scalar_peers
 from benchmarks.peers import spans as span_peers
 from benchmarks.row import Row
+
+DFTRACER = (("DFTRACER_ENABLE", "1"), ("DFTRACER_INC_METADATA", "1"))
 
 ROWS = (
     Row("reused", "reused span", spans.reused, 2.5),
@@ -45,6 +48,13 @@ ROWS = (
     Row("pump", "background CPU per span", background.pump_cpu, 0.6),
     Row("bytes", "sealed, per span of a tight loop", background.bytes_tight, 10.0, "B"),
     Row("bytes-matmul", "sealed, per span of a matmul loop", background.bytes_matmul, 10.0, "B"),
+    Row(
+        "bytes-dftracer",
+        "run folder : dftracer's packed trace",
+        annotation_peers.size,
+        1.2,
+        environment=DFTRACER,
+    ),
     Row("memory", "growth of resident memory", growth.memory, 20.0, "MB"),
     Row("drift", "cost at the end : at the start", growth.cost, 1.2),
     Row("import", "import stepwell, CPU", importing.cpu, 60.0, "ms"),
@@ -68,7 +78,39 @@ PEERS = (
         span_peers.dftracer,
         6.0,
         like="reused",
-        environment=(("DFTRACER_ENABLE", "1"),),
+        environment=DFTRACER,
+    ),
+    Row(
+        "dftracer-call",
+        "dftracer, a decorated call",
+        annotation_peers.decorated,
+        5.0,
+        like="ai-call",
+        environment=DFTRACER,
+    ),
+    Row(
+        "dftracer-args",
+        "dftracer, with args",
+        annotation_peers.arguments,
+        5.0,
+        like="ai-args",
+        environment=DFTRACER,
+    ),
+    Row(
+        "dftracer-update",
+        "dftracer, update and with",
+        annotation_peers.update,
+        5.0,
+        like="ai-update",
+        environment=DFTRACER,
+    ),
+    Row(
+        "dftracer-iter",
+        "dftracer, iter, an item",
+        annotation_peers.iterate,
+        5.0,
+        like="ai-iter",
+        environment=DFTRACER,
     ),
     Row(
         "opentelemetry",

@@ -91,7 +91,7 @@ def test_processor_time_of_children_counts_also_when_they_have_ended() -> None:
     child.communicate("\n")
     after = reading.read()
     assert after["system/processes"] == alone
-    assert before >= 0.39
+    assert before >= 0.38
     # Ending costs something too; what was counted is not lost.
     assert before - 0.02 <= reading.cpu_seconds <= before + 0.5
 

@@ -113,3 +113,5 @@ class ModelWatch:
         """Leave the optimizer alone."""
         self._is_armed = False
         self._gradients.close()
+        if self._baseline is not None:
+            self._baseline.close()

@@ -8,8 +8,8 @@ The weights of that collection are kept on disk, in memory, or as a sample of th
 - ``sample``: a copy of about one element in a hundred, evenly spread, of each tensor of more than
   20,000 elements, and all of the smaller ones. The squares of what is sampled are scaled up by the
   elements that each stands for. With m sampled elements whose changes are about normally distributed,
-  the norm is off by 1/sqrt(2 m) (one standard deviation: 0.2 % for a tensor of 12 M elements, 7 % for one
-  of 10,000 sampled down to 100); more where few elements make up most of the change, such as
+  the norm is off by 1/sqrt(2 m) (one standard deviation: 0.2 % for a tensor of 12 M elements, 5 % for one
+  of 20,000, the smallest that is sampled); more where few elements make up most of the change, such as
   rows of an embedding.
 """
 
@@ -69,6 +69,10 @@ class WeightBaseline:
         else:
             self._store = _Memory(sampled=mode == "sample")
 
+    def close(self) -> None:
+        """Remove what is kept beside the file for the next time."""
+        self._store.close()
+
     @torch.no_grad()
     def delta(self, groups: dict[str, Parameters]) -> dict[str, Tensor] | None:
         """L2 norms of the change since the last call, ``overall`` and by group; None at the first.
@@ -115,6 +119,9 @@ class _Store(Protocol):
     def renew(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
         """Squares of each one's change since the last call, None when unknown; keep them as they are now."""
 
+    def close(self) -> None:
+        """Let go of what is only for the next time."""
+
 
 class _Memory:
     """Copies, or samples of about one in a hundred."""
@@ -142,6 +149,9 @@ class _Memory:
             for row, kept, one in zip(rows, self._kept, tensors, strict=True)
         ]
         return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
+
+    def close(self) -> None:
+        pass
 
     def _part(self, tensor: Tensor) -> Tensor:
         row = flat(tensor)
@@ -197,6 +207,9 @@ class _Disk:
         finally:
             if old is not None:
                 os.close(old)
+
+    def close(self) -> None:
+        weight_file.spare(self._path).unlink(missing_ok=True)
 
     def _open_old(
         self, description: weight_file.Description

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from stepwell.journal import clock
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import PROCESS, ProcessDocument
-from stepwell.journal.errors import say
 from stepwell.journal.journal import Journal
 from stepwell.journal.metrics import context
 from stepwell.journal.pump import Pump
@@ -74,7 +73,3 @@ class Recorder:
         self.document.error = error
         self.pump.stop(timeout)
         self.journal.close_files()
-        lost = sum(self.journal.drops.values())
-        if lost and self.journal.failing is not None:
-            # The run folder cannot say so itself.
-            say("%d records were dropped, since %s could not be written", lost, self.folder)
