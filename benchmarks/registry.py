@@ -13,9 +13,9 @@ from benchmarks import (
     spans,
     training,
 )
-from benchmarks.peers import annotations as annotation_peers
 from benchmarks.peers import scalars as scalar_peers
 from benchmarks.peers import spans as span_peers
+from benchmarks.peers import trees as tree_peers
 from benchmarks.row import Row
 
 DFTRACER = (("DFTRACER_ENABLE", "1"), ("DFTRACER_INC_METADATA", "1"))
@@ -51,7 +51,7 @@ ROWS = (
     Row(
         "bytes-dftracer",
         "run folder : dftracer's packed trace",
-        annotation_peers.size,
+        tree_peers.size,
         1.2,
         environment=DFTRACER,
     ),
@@ -83,7 +83,7 @@ PEERS = (
     Row(
         "dftracer-call",
         "dftracer, a decorated call",
-        annotation_peers.decorated,
+        tree_peers.decorated,
         5.0,
         like="ai-call",
         environment=DFTRACER,
@@ -91,7 +91,7 @@ PEERS = (
     Row(
         "dftracer-args",
         "dftracer, with args",
-        annotation_peers.arguments,
+        tree_peers.arguments,
         5.0,
         like="ai-args",
         environment=DFTRACER,
@@ -99,7 +99,7 @@ PEERS = (
     Row(
         "dftracer-update",
         "dftracer, update and with",
-        annotation_peers.update,
+        tree_peers.update,
         5.0,
         like="ai-update",
         environment=DFTRACER,
@@ -107,7 +107,7 @@ PEERS = (
     Row(
         "dftracer-iter",
         "dftracer, iter, an item",
-        annotation_peers.iterate,
+        tree_peers.iterate,
         5.0,
         like="ai-iter",
         environment=DFTRACER,

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from stepwell import ai
 from stepwell.annotations.node import Node
 
@@ -96,6 +98,17 @@ def of_a_class(decorate: Decorate) -> Call:
     return lambda: check(Thing(1).value)
 
 
+def of_a_class_without_init(decorate: Decorate) -> Call:
+    """Made by ``__new__`` alone, as named tuples are."""
+
+    @decorate
+    class Thing(tuple[int, ...]):
+        def __new__(cls, a: int) -> Any:
+            return super().__new__(cls, (a, body()))
+
+    return lambda: check(Thing(1)[1])
+
+
 def partial(decorate: Decorate) -> Call:
     called = decorate(functools.partial(lambda a, b: body(), 1))
     return lambda: check(called(2))
@@ -170,6 +183,7 @@ KINDS: list[Callable[[Decorate], Call]] = [
     class_below,
     class_above,
     of_a_class,
+    of_a_class_without_init,
     partial,
     callable_object,
     property_getter,
@@ -234,6 +248,35 @@ def _iter(node: Node, force: dict[str, bool]) -> Call:
     return call
 
 
+def _start_and_stop_of_use(node: Node, force: dict[str, bool]) -> Call:
+    return _start_and_stop(node(args=dict(ARGS), **force), {})  # type: ignore[arg-type]
+
+
+def _iter_of_use(node: Node, force: dict[str, bool]) -> Call:
+    return _iter(node(args=dict(ARGS), **force), {})  # type: ignore[arg-type]
+
+
+def _iter_made_before(node: Node, force: dict[str, bool]) -> Call:
+    items = node.iter([1])
+
+    def call() -> None:
+        for _ in items:
+            check(body())
+
+    return call
+
+
+def _one_by_one(node: Node, force: dict[str, bool]) -> Call:
+    def call() -> None:
+        items: Any = node.iter(iter([1]))
+        assert next(items) == 1
+        check(body())
+        with pytest.raises(StopIteration):
+            next(items)
+
+    return call
+
+
 def _broken_off(node: Node, force: dict[str, bool]) -> Call:
     def call() -> None:
         for _ in node.iter(iter([1, 2])):
@@ -243,8 +286,9 @@ def _broken_off(node: Node, force: dict[str, bool]) -> Call:
     return call
 
 
-def _pair(count: int) -> tuple[tuple[str, Any], ...]:
-    return ((".iter", {"count": count}), (".block", {"count": count}))
+def _pair(count: int, args: dict[str, Any] | None = None) -> tuple[tuple[str, Any], ...]:
+    about = {**(args or {}), "count": count}
+    return ((".iter", about), (".block", about))
 
 
 BLOCKS: list[Use] = [
@@ -267,6 +311,10 @@ BLOCKS: list[Use] = [
     Use("start and stop", _start_and_stop),
     Use("iter", _iter, (*_pair(1), *_pair(2))),
     Use("iter and break", _broken_off, _pair(1)),
+    Use("iter made before", _iter_made_before, _pair(1)),
+    Use("iter one by one", _one_by_one, _pair(1)),
+    Use("node(args).iter", _iter_of_use, (*_pair(1, ARGS), *_pair(2, ARGS)), is_called=True),
+    Use("start and stop of node(args)", _start_and_stop_of_use, (("", ARGS),), is_called=True),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,16 @@ def test_contexts_loops_and_updates(recorded: Run) -> None:
     assert attributes(spans, "block") == [every]
     assert attributes(spans, "loop.iter") == [{**every, "count": 1}, {**every, "count": 2}]
     assert attributes(spans, "plain") == [None]
+
+
+def test_copies(recorded: Run) -> None:
+    """One that another process gets has the same category, name, arguments and switch, and is its own."""
+    original = dft_fn("data", "read", step=3)
+    copy = pickle.loads(pickle.dumps(original))
+    copy.update(size=7)
+    with original, copy, ai.data, pickle.loads(pickle.dumps(dft_fn("x", "off", enable=False))):
+        pass
+    spans = finished(recorded)
+    assert spans.select("name", "category").rows() == [("read", "data")] * 2 + [("data", "data")]
+    assert attributes(spans, "read") == [{"step": 3}, {"step": 3, "size": 7}]
+    assert attributes(spans, "data") == [None]

@@ -15,6 +15,7 @@ import stepwell
 from stepwell import Run, ai
 from stepwell.exporters import DFTracerExporter, EventRecord, Source, SpanRecord, export_dftracer
 from stepwell.exporters.dftracer_export import file_name
+from stepwell.journal.errors import StepwellError
 from stepwell.testing import FakeClock
 from tests.cli.test_commands import command, kill_a_run
 from tests.exporters.dftracer_tools import counted_events, validated_lines
@@ -182,6 +183,19 @@ def test_a_killed_run(tmp_path: Path) -> None:
     assert epoch["ts"] + epoch["dur"] >= step["ts"] + step["dur"]
     assert (step["args"]["level"], step["args"]["p_idx"]) == (3, epoch["id"])
     assert validated_lines(tmp_path) == len(lines_of(path))
+
+
+def test_a_window_with_nothing_in_it(recorded: Run, tmp_path: Path) -> None:
+    """It is refused, and a trace of that name stays as it was."""
+    with ai.data(step=3):
+        pass
+    recorded.finish()
+    [path] = export_dftracer(recorded.path, tmp_path / "t.pfw", steps=(3, 4)).files
+    before = path.read_bytes()
+    assert b'"step":3' in before
+    with pytest.raises(StepwellError, match="no spans in steps 7:8"):
+        export_dftracer(recorded.path, tmp_path / "t.pfw", steps=(7, 8))
+    assert path.read_bytes() == before
 
 
 def test_names_of_files() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
@@ -131,6 +132,23 @@ def test_every_row_knows_where_it_belongs(read: RecordedRun) -> None:
         for column in ("run", "attempt", "rank", "process"):
             assert frame[column].null_count() == 0
         assert set(frame["run"]) <= {read.id}
+
+
+def test_steps_that_spans_have_of_their_own(recorded: Run) -> None:
+    """Whole numbers fill the column, whatever stands beside them; anything else is the run's step."""
+    recorded.set_step(1)
+    huge = 10**40
+    beside = [{}, {"half": "\ud800"}, {"huge": huge}, {"nan": math.nan}, {"inner": {"step": 2}}]
+    for about in beside:
+        with recorded.span("own", **about, step=7):
+            pass
+    for step in (7.0, "7", 7.5, huge, -7, None, [7], math.inf, {"step": 7}):
+        with recorded.span("other", step=step):
+            pass
+    recorded.finish()
+    spans = stepwell.open_run(recorded.path).spans().collect().sort("id")
+    steps = spans.filter(pl.col("name") != "gc")["step"].to_list()
+    assert steps == [7] * len(beside) + [7, 7] + [1] * 7
 
 
 def test_times_are_nanoseconds_since_the_epoch(recorded: Run) -> None:

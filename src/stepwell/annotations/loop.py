@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stepwell.journal.span import enter_with, leave, withdraw
 from stepwell.journal.state import state
 
 if TYPE_CHECKING:
-    from stepwell.annotations.node import Node
+    from typing import TypeAlias
+
+    from stepwell.annotations.node import Node, UseInLoop
+
+    Part: TypeAlias = Node | UseInLoop | None
 
 T = TypeVar("T")
+
+
+def annotated(iterable: Iterable[T], around: Part, inside: Part) -> Iterable[T]:
+    """The iterable with getting an item recorded as ``around``, the loop's body as ``inside``."""
+    kind: type[AnnotatedIterable[T]] = AnnotatedIterable
+    sized = hasattr(iterable, "__len__")
+    if hasattr(iterable, "__next__"):
+        kind = SizedIterator if sized else AnnotatedIterator
+    elif sized:
+        kind = SizedIterable
+    return kind(iterable, around, inside)
 
 
 class AnnotatedIterable(Generic[T]):
     """An iterable whose items are recorded as they are asked for; it can be gone through again."""
 
-    def __init__(
-        self, node: Node, iterable: Iterable[T], around: Node | None, inside: Node | None
-    ) -> None:
-        self._node = node
+    def __init__(self, iterable: Iterable[T], around: Part, inside: Part) -> None:
         self._iterable = iterable
         self._around = around
         self._inside = inside
 
     def __iter__(self) -> Iterator[T]:
-        return _items(self._node, self._iterable, self._around, self._inside)
+        parts = (self._around, self._inside)
+        if state.enabled and any(part is not None and part._is_enabled for part in parts):
+            return _items(self._iterable, *parts)
+        # Nothing is added to a loop that is not recorded.
+        return iter(self._iterable)
 
     def __getattr__(self, name: str) -> Any:
         # Whatever else the iterable can do, such as `loader.dataset`.
@@ -41,10 +58,35 @@ class SizedIterable(AnnotatedIterable[T]):
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
 
+    def __getitem__(self, key: Any) -> Any:
+        return self._iterable[key]  # type: ignore[index]
 
-def _items(
-    node: Node, iterable: Iterable[T], around: Node | None, inside: Node | None
-) -> Generator[T, None, None]:
+    def __contains__(self, item: object) -> bool:
+        return item in self._iterable  # type: ignore[operator]
+
+
+class AnnotatedIterator(AnnotatedIterable[T]):
+    """The same for an iterator, whose items may also be asked for one by one."""
+
+    _begun: Iterator[T] | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        return super().__iter__() if self._begun is None else self._begun
+
+    def __next__(self) -> T:
+        if self._begun is None:
+            self._begun = super().__iter__()
+        return next(self._begun)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._iterable)
+
+
+class SizedIterator(AnnotatedIterator[T], SizedIterable[T]):
+    """The same for what is both."""
+
+
+def _items(iterable: Iterable[T], around: Part, inside: Part) -> Generator[T, None, None]:
     items = iter(iterable)
     count = 0
     while True:
@@ -77,5 +119,5 @@ def _items(
             yield item
 
 
-def _with_arguments(node: Node, count: bytes) -> bytes:
-    return node._encoded()[:-1] + b"," + count[1:]
+def _with_arguments(part: Node | UseInLoop, count: bytes) -> bytes:
+    return part._encoded()[:-1] + b"," + count[1:]

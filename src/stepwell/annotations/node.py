@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
-from stepwell.annotations.loop import AnnotatedIterable, SizedIterable
+from stepwell.annotations.loop import annotated
 from stepwell.journal.errors import StepwellError, quietly
 from stepwell.journal.metrics import set_context
 from stepwell.journal.span import AttributedSpan, IdleSpan, Span, enter_unrecorded, enter_with
@@ -71,7 +71,8 @@ class Node(Span):
     def _child(self, key: str, name: str) -> Node:
         found = self._children.get(key)
         if found is None:
-            found = self._children[key] = Node(name, self.category, self)
+            # Of two threads that come first, both get the same one.
+            found = self._children.setdefault(key, Node(name, self.category, self))
         return found
 
     @property
@@ -81,6 +82,8 @@ class Node(Span):
 
     def derive(self, name: str) -> Node:
         """A child of one's own, with its name behind this one's; always the same for the same name."""
+        if name == "init":
+            return self.init
         return self._child(f"derived {name_of(name)}", f"{self.name}.{name_of(name)}")
 
     def _subtree(self) -> Iterator[Node]:
@@ -103,7 +106,7 @@ class Node(Span):
             node._is_enabled = enabled
             node._settle()
 
-    def update(self, args: Mapping[str, Any] | None = None, **more: Any) -> Node:
+    def update(self, /, args: Mapping[str, Any] | None = None, **more: Any) -> Node:
         """Set arguments of all that is recorded from now on here and below; None takes one away.
 
         The latest call wins, be it of this node or of one above.
@@ -113,9 +116,10 @@ class Node(Span):
         parent = self._parent
         if args is None and parent is not None and not self._children and None not in more.values():
             # As often as once a step: the quick way.
-            self._own.update(more)
+            # Another thread may be reading the old ones.
+            own = self._own = {**self._own, **more}
             above = parent.attributes
-            self.attributes = {**above, **self._own} if above else self._own
+            self.attributes = {**above, **own} if above else own
             self._data = None
             if type(self) is Node:
                 self._settle()
@@ -236,12 +240,9 @@ class Node(Span):
         """Go through an iterable: the time for each item is ``<name>.iter``, that of the loop's body
         ``<name>.block``, both with a ``count`` from 1 on.
         """
-        if not self._is_enabled or not state.enabled or not (include_iter or include_block):
-            return iterable
         around = self.derive(iter_name or "iter") if include_iter else None
         inside = self.derive(block_name or "block") if include_block else None
-        sized = hasattr(iterable, "__len__")
-        return (SizedIterable if sized else AnnotatedIterable)(self, iterable, around, inside)
+        return annotated(iterable, around, inside)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.name, self.category)
@@ -274,13 +275,71 @@ class Use(AttributedSpan):
     def __enter__(self) -> Use:
         return self
 
-    def update(self, args: Mapping[str, Any] | None = None, **more: Any) -> Use:
+    def __call__(self, function: F) -> F:
+        # Whatever becomes of the dict that was given.
+        self.attributes = dict(self.attributes)
+        return super().__call__(function)
+
+    def start(self) -> None:
+        """Begin, where a ``with`` statement does not fit."""
+        if state.enabled:
+            self.__enter__()
+
+    def stop(self) -> None:
+        """End what the latest ``start`` in this thread or task began."""
+        if state.enabled:
+            self.__exit__(None, None, None)
+
+    def iter(
+        self,
+        iterable: Iterable[T],
+        include_block: bool = True,
+        include_iter: bool = True,
+        iter_name: str | None = None,
+        block_name: str | None = None,
+    ) -> Iterable[T]:
+        """Go through an iterable, as with the node."""
+        around = self._in_loop(iter_name or "iter") if include_iter else None
+        inside = self._in_loop(block_name or "block") if include_block else None
+        return annotated(iterable, around, inside)
+
+    def _in_loop(self, name: str) -> UseInLoop:
+        return UseInLoop(self._node.derive(name), dict(self.attributes), self._enable)
+
+    def update(self, /, args: Mapping[str, Any] | None = None, **more: Any) -> Use:
         """Set arguments of this use."""
         self.attributes = {**self.attributes, **_arguments(args), **more}
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored_use, (self._node, self.attributes, self._enable)
+
+
+class UseInLoop(Span):
+    """What a loop takes for a node: one with arguments or a switch of this loop alone."""
+
+    __slots__ = ("_enable", "_node", "_own")
+
+    def __init__(self, node: Node, own: dict[str, Any], enable: bool | None) -> None:
+        self._word = node._word
+        self._node = node
+        self._own = own
+        self._enable = enable
+
+    @property
+    def _is_enabled(self) -> bool:
+        return self._node._is_enabled if self._enable is None else self._enable
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those of the node and of this use."""
+        return {**self._node.attributes, **self._own}
+
+    def _encoded(self) -> bytes:
+        return encode(self.attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UseInLoop, (self._node, self._own, self._enable)
 
 
 def _enter_use(self: Use) -> Use:
@@ -302,7 +361,11 @@ def _enter_use(self: Use) -> Use:
 def _enter_with_arguments(self: NodeWithArguments) -> NodeWithArguments:
     data = self._data
     if data is None:
-        self._data = data = encode(self.attributes)
+        attributes = self.attributes
+        data = encode(attributes)
+        if self.attributes is attributes:
+            # Not told others meanwhile, by another thread.
+            self._data = data
     enter_with(self, data)
     return self
 

@@ -140,9 +140,20 @@ class dft_fn:
         inner = getattr(func, "__func__", func)
         return self._named(name or inner.__qualname__)(func)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        group = self._group
+        return _restored, (group.category, self._name, group.attributes, group._is_enabled)
+
     log_init = log
     log_static = log
 
     def iter(self, iterable: Iterable[T], name: str = "loop") -> Iterable[T]:
         """Go through an iterable: ``<name>.iter`` for getting an item, ``<name>.yield`` for the body."""
         return self._named(name).iter(iterable, block_name="yield")
+
+
+def _restored(cat: str, name: str, attributes: dict[str, Any], enable: bool) -> dft_fn:
+    """A copy, perhaps in another process."""
+    made = dft_fn(cat, name, enable=enable)
+    made._group.update(attributes)
+    return made

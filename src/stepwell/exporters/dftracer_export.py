@@ -52,9 +52,15 @@ def export_dftracer(
     for part in parts_of(found, places, steps, ranks):
         target = names[part.tables.process.name]
         writer = _Writer(part, dialect)
-        with written(target) as file:
-            for lines in writer.lines():
-                file.write("\n".join(lines) + "\n" if lines else "")
+        try:
+            with written(target) as file:
+                for lines in writer.lines():
+                    file.write("\n".join(lines) + "\n" if lines else "")
+                if steps is not None and not writer.count:
+                    # What stood there before stays.
+                    raise _Nothing
+        except _Nothing:
+            continue
         done = Written(
             [*done.files, target],
             done.spans + writer.spans,
@@ -89,6 +95,10 @@ def _names(path: Path, documents: list[dict[str, Any]]) -> dict[str, Path]:
     return names
 
 
+class _Nothing(Exception):
+    """A process that has nothing of the window."""
+
+
 class _Writer:
     """Makes the lines of one process, and counts what it makes them of."""
 
@@ -98,6 +108,11 @@ class _Writer:
         about = part.place.about
         self._make = DFTracerLines(dialect, about["pid"], about["host"])
         self._tids = part.native_threads()
+
+    @property
+    def count(self) -> int:
+        """Of how much lines were made so far."""
+        return self.spans + self.events + self.metrics
 
     def lines(self) -> Iterator[list[str]]:
         """All lines, in lists of some."""
@@ -118,7 +133,7 @@ class _Writer:
                     yield some
                     some = []
             yield some
-        yield self._make.tail(last, self.spans + self.events + self.metrics)
+        yield self._make.tail(last, self.count)
 
     def _span(self, row: Any, tid: int, last: int) -> str:
         id, parent, start, duration, status, name, category, step, epoch, text = row[:10]

@@ -28,8 +28,7 @@ def decorate(span: Named, function: F) -> F:
     or to being closed.
     """
     if isinstance(function, type):
-        # Of a class it is the making of an object that takes time; it stays the same class.
-        function.__init__ = functools.wraps(function.__init__)(_wrapper(span, function.__init__))  # type: ignore[misc]
+        _decorate_class(span, function)
         return function
     if isinstance(function, staticmethod | classmethod):
         return cast(F, type(function)(decorate(span, function.__func__)))
@@ -39,6 +38,21 @@ def decorate(span: Named, function: F) -> F:
             f'@run.span("{span.name}") above a def, or `with run.span("{span.name}"):`'
         )
     return cast(F, functools.wraps(function)(_wrapper(span, function)))
+
+
+def _decorate_class(span: Named, kind: type) -> None:
+    """Of a class it is the making of an object that takes time; it stays the same class."""
+    # Where only __new__ takes arguments, object.__init__ lets them pass unless somebody replaces it.
+    made_by_new = _inherits(kind, "__init__") and not _inherits(kind, "__new__")
+    method = "__new__" if made_by_new else "__init__"
+    original = getattr(kind, method)
+    made: Any = functools.wraps(original)(_wrapper(span, original))
+    setattr(kind, method, staticmethod(made) if made_by_new else made)
+
+
+def _inherits(kind: type, method: str) -> bool:
+    """Whether the class has this from ``object``."""
+    return getattr(kind, method) is getattr(object, method)
 
 
 def _wrapper(span: Named, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,8 @@ ROW_HEAD = struct.Struct("@QQ")
 """Clock and step word: the same for all values of one call."""
 ROW = struct.Struct("@16sdQ")
 ROW_BYTES = ROW.size
+WHOLE_ROW = struct.Struct("@QQdQ")
+"""The same row, its head as two words: one call where the head serves no other row."""
 METRIC_ROWS = 16384
 METRIC_BYTES = HEADER_BYTES + METRIC_ROWS * ROW_BYTES
 

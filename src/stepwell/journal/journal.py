@@ -41,6 +41,18 @@ MAX_MAPPED = 8
 """So many segments that wait to be sealed stay mapped."""
 
 
+_HEADS: dict[tuple[str, str], bytes] = {}
+"""The beginnings of event lines, up to their time."""
+MAX_HEADS = 1000
+
+
+def _head(kind: str, name: str) -> bytes:
+    made = encode({"kind": kind, "name": cut(name, 1000)})[:-1]
+    if len(_HEADS) < MAX_HEADS and len(made) < 200:
+        _HEADS[kind, name] = made
+    return made
+
+
 class Journal:
     """What records into one process folder. ``folder`` is where the live files are."""
 
@@ -286,9 +298,13 @@ class Journal:
         time: int = 0,
         **about: str | int,
     ) -> None:
-        head = {"kind": kind, "name": cut(name, 1000), "time": time or clock.now(), "span": span}
-        place = encode({**head, **lane.title, **about})[:-1]
-        line = place + b',"attributes":' + encode(attributes) + b"}\n"
+        place = lane.place or lane.encode_place()
+        if about:
+            place = place[:-1] + b"," + encode(about)[1:]
+        what = _HEADS.get((kind, name)) or _head(kind, name)
+        where = b"null" if span is None else b"%d" % span
+        when = b',"time":%d,"span":%b,' % (time or clock.now(), where)
+        line = what + when + place[1:-1] + b',"attributes":' + encode(attributes) + b"}\n"
         if self.closed:
             self.count_drop("events")
             return

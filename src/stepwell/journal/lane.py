@@ -26,7 +26,7 @@ from stepwell.journal.format import (
     SLOT_MASK,
     SPAN_SLOTS,
 )
-from stepwell.journal.values import cut
+from stepwell.journal.values import cut, encode
 
 if TYPE_CHECKING:
     from stepwell.journal.frames import Frame
@@ -60,6 +60,7 @@ class Lane:
         "number",
         "origins",
         "orphans",
+        "place",
         "row_limit",
         "row_next",
         "rows",
@@ -79,6 +80,7 @@ class Lane:
         # Short enough for a header page, however its characters are escaped.
         name = cut(thread.name, 200)
         self.title = {"lane": number, "thread": name, "native": threading.get_native_id()}
+        self.place = b""
         # For what other threads do here, which is to close a span, and for rolling over.
         self.lock = threading.RLock()
         # Spans: slots of the current segment, and what is open.
@@ -105,6 +107,11 @@ class Lane:
         self.rows: Any = None
         self.row_next = 0
         self.row_limit = 0
+
+    def encode_place(self) -> bytes:
+        """The title as it stands in event lines."""
+        self.place = encode(self.title)
+        return self.place
 
     # Spans
 

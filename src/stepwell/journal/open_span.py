@@ -19,12 +19,11 @@ from stepwell.journal.format import (
     MAX_STEP,
     NAME_MASK,
     NAME_SHIFT,
-    ROW,
     ROW_BYTES,
-    ROW_HEAD,
     SLOT_MASK,
     STEP_BIAS,
     STEP_SHIFT,
+    WHOLE_ROW,
 )
 from stepwell.journal.frames import Frame
 from stepwell.journal.journal import Journal
@@ -33,8 +32,7 @@ from stepwell.journal.metrics import context, set_context
 from stepwell.journal.names import names
 from stepwell.journal.state import current_lane, local
 
-_pack = ROW.pack_into
-_head = ROW_HEAD.pack
+_pack = WHOLE_ROW.pack_into
 ATTRIBUTES = "attributes"
 """Kind of the event line that adds attributes to a span when its own place is out of reach."""
 UNRECORDED = Frame()
@@ -129,7 +127,7 @@ class OpenSpan:
         place = step + 1 << STEP_SHIFT
         if context.epoch is not None:
             place |= context.epoch + 1
-        _pack(lane.rows, row, _head(now, place), 0.0, CONTEXT_NAME)
+        _pack(lane.rows, row, now, place, 0.0, CONTEXT_NAME)
 
     def _begin_slowly(
         self, word: int, attributes: bytes = b"", start: int = 0, parent: int = 0, under: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -263,9 +264,23 @@ def _own_context(columns: dict[str, Any], attributes: pl.Series) -> dict[str, pl
     for name in ("step", "epoch"):
         if name in columns and attributes.str.contains(f'"{name}":', literal=True).any():
             own = attributes.str.json_path_match(f"$.{name}").cast(pl.Int64, strict=False)
+            mentioned = attributes.str.contains(f'"{name}":', literal=True).fill_null(False)
+            for row in (own.is_null() & mentioned).arg_true().to_list():
+                own[row] = _whole(attributes[row], name)
             own = own.set(own.fill_null(-1) < 0, None)
             found[name] = own.fill_null(pl.Series(columns[name]))
     return found
+
+
+@lru_cache(1024)
+def _whole(text: str, name: str) -> int | None:
+    """A whole number where Polars finds none: 7.0, and beside halves of characters or huge numbers."""
+    try:
+        value = json.loads(text)[name]
+        found = int(value) if type(value) in (int, float) and value == int(value) else None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return found if found is not None and 0 <= found < 1 << 63 else None
 
 
 def _texts(offsets: NDArray[Any], segment: Segment | None) -> pl.Series:

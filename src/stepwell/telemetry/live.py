@@ -138,7 +138,7 @@ class Span(OpenSpan):
         journal = self._journal
         if journal is not None and self.id:
             journal.write_event(
-                "event", event.name, event.attributes.to_json(), span=self.id, time=event.clock
+                "event", event.name, event.attributes._values, span=self.id, time=event.clock
             )
 
     def record_error(self, error: BaseException) -> None:

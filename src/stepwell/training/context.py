@@ -85,10 +85,11 @@ class Iteration:
 
 def _enter(self: Iteration) -> Span:
     job = current.job
-    if job is None or job.loop is None:
+    loop = None if job is None else job.loop
+    if loop is None:
         return calls.start_iteration()
     try:
-        return job.loop.begin()
+        return loop.begin()
     except Exception as error:
         report("training_iteration", error)
         return NO_SPAN
@@ -101,14 +102,15 @@ def _exit(
     trace: TracebackType | None,
 ) -> None:
     job = current.job
-    if job is None or job.loop is None or job.loop.inside is None:
+    loop = None if job is None else job.loop
+    if loop is None or loop.inside is None:
         calls.end_iteration(self._samples, self._tokens, self._optimizer_step, error)
         return
     try:
         if error is None and self is _plain_iteration:
-            job.loop.end_usual()
+            loop.end_usual()
         else:
-            job.loop.end(self._samples, self._tokens, self._optimizer_step, error)
+            loop.end(self._samples, self._tokens, self._optimizer_step, error)
     except Exception as problem:
         report("training_iteration", problem)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import sub
 from typing import Any
 
 SECOND = 1e9
@@ -127,13 +128,15 @@ class Progress:
         # Time in forward, backward and data loading, by the attribute that it becomes.
         self.phases: dict[str, int] = {}
         self.waiting: list[Iteration] = []
+        self.window: deque[int] = deque(maxlen=MAX_WINDOW)
+        self.window_gaps: deque[int] = deque(maxlen=MAX_WINDOW)
         self.close_window(every)
 
     def close_window(self, every: int) -> None:
         """What follows belongs to the next update, which is due at the next multiple of ``every``."""
         self.expect_update(every)
-        self.window: deque[int] = deque(maxlen=MAX_WINDOW)
-        self.window_gaps: deque[int] = deque(maxlen=MAX_WINDOW)
+        self.window.clear()
+        self.window_gaps.clear()
         self.last_update = (self.completed, self.samples, self.tokens, self.flops, self.total)
 
     def expect_update(self, every: int) -> None:
@@ -163,17 +166,20 @@ class Progress:
         if waiting:
             # In this order, so that an interrupt in between counts none of them twice.
             self.waiting = []
-            self._pass(waiting)
-            times = [end - start for start, end, _, _ in waiting]
+            starts, ends, samples, tokens = zip(*waiting, strict=True)
+            self._pass(starts, ends)
+            times = list(map(sub, ends, starts))
             if self.partial_passes:
                 times[0] += self.partial_time
                 self._clear_partial()
-            self._add(times, waiting)
+            if not self.first_end:
+                self.first_end = ends[0]
+            self._add(times, samples, sum(tokens))
 
     def accumulate(self, start: int, end: int, samples: int | None, tokens: int | None) -> None:
         """A pass has ended without an optimizer step."""
         self.count_waiting()
-        self._pass([(start, end, 0, 0)])
+        self._pass((start,), (end,))
         self.partial_time += end - start
         self.hold(samples, tokens)
 
@@ -196,37 +202,42 @@ class Progress:
         self.partial_time = 0
         self.partial_samples = self.partial_tokens = None
 
-    def _add(self, times: list[int], iterations: list[Iteration]) -> None:
+    def _add(self, times: list[int], samples: tuple[int, ...], tokens: int) -> None:
         shortest, longest = min(times), max(times)
         if not self.completed or shortest < self.shortest:
             self.shortest = shortest
         if longest > self.longest:
             self.longest = longest
-        if not self.first_end:
-            self.first_end = iterations[0][1]
         self.completed += len(times)
         self.total += sum(times)
         self.window.extend(times)
-        samples = [size for _, _, size, _ in iterations]
-        self.samples += sum(samples)
-        self.tokens += sum([size for _, _, _, size in iterations])
+        all_samples = sum(samples)
+        self.samples += all_samples
+        self.tokens += tokens
         if self.flops_per_sample:
             work = self.flops_per_sample
-            self.flops += sum(samples) * work
-            rates = [size * work / (took or 1) for size, took in zip(samples, times, strict=True)]
+            self.flops += all_samples * work
+            if samples.count(samples[0]) == len(samples):
+                # All of one size, as most are: the shortest was the fastest.
+                rates = [samples[0] * work / (took or 1) for took in (shortest, longest)]
+            else:
+                rates = [
+                    size * work / (took or 1) for size, took in zip(samples, times, strict=True)
+                ]
             self.best_rate = max(self.best_rate, *rates)
             self.worst_rate = min(self.worst_rate, *rates)
 
-    def _pass(self, passes: list[Iteration]) -> None:
+    def _pass(self, starts: tuple[int, ...], ends: tuple[int, ...]) -> None:
         """Note the time between passes."""
-        starts = [start for start, _, _, _ in passes]
-        ends = [self.last_end, *[end for _, end, _, _ in passes]]
-        self.last_end = ends.pop()
-        if not ends[0]:
+        before = (self.last_end, *ends[:-1])
+        self.last_end = ends[-1]
+        if not before[0]:
             # Before the first one of a loop there is none.
-            del starts[0], ends[0]
-        # One that was given an earlier start than the last one's end has no pause before it.
-        gaps = [start - end if start > end else 0 for start, end in zip(starts, ends, strict=True)]
+            starts, before = starts[1:], before[1:]
+        gaps = list(map(sub, starts, before))
+        if gaps and min(gaps) < 0:
+            # One that was given an earlier start than the last one's end has no pause before it.
+            gaps = [max(0, gap) for gap in gaps]
         self.gap_total += sum(gaps)
         self.gap_count += len(gaps)
         self.window_gaps.extend(gaps)
@@ -244,18 +255,21 @@ class Progress:
 
     def attributes(self, world_size: int) -> dict[str, Any]:
         """All numbers of an update but those that need the wall clock."""
-        return {
+        found = {
             "train_iterations_start": self.start,
-            "train_samples_start": self.start_samples,
             "current_iteration": max(0, self.overall - 1),
             "num_iterations": self.completed,
-            "num_train_samples": self.samples or None,
             "interval": self.since_update,
             **self._times(),
             **self._rates(world_size),
             **self._window_times(),
             **self._window_rates(world_size),
         }
+        if self.start_samples is not None:
+            found["train_samples_start"] = self.start_samples
+        if self.samples:
+            found["num_train_samples"] = self.samples
+        return found
 
     def _times(self) -> dict[str, float]:
         count = self.completed
@@ -280,7 +294,8 @@ class Progress:
         if self.tokens:
             found["train_tokens"] = self.tokens
         if self.flops_per_sample:
-            found["completed_floating_point_operations_overall"] = self.flops_overall
+            if self.flops_overall is not None:
+                found["completed_floating_point_operations_overall"] = self.flops_overall
             found["total_flops"] = self.flops
         if not seconds:
             return found

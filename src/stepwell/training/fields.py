@@ -106,11 +106,19 @@ class TypedAttributes(Attributes):
     def trusted(cls: type[A], values: Mapping[str, Any]) -> A:
         """The attributes out of values that are known to be right; what is None or not finite is absent."""
         new = object.__new__(cls)
+        # Of what is not finite, the difference to itself is not zero.
         new._values = {
             name: value
             for name, value in values.items()
-            if value is not None and (type(value) is not float or math.isfinite(value))
+            if value is not None and (type(value) is not float or value - value == 0)
         }
+        return new
+
+    @classmethod
+    def adopt(cls: type[A], values: dict[str, Any]) -> A:
+        """The attributes out of a dict that is theirs from now on, of which nothing is None or not finite."""
+        new = object.__new__(cls)
+        new._values = values
         return new
 
     def add(self, name: str, value: Any) -> Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter_ns as _now
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from stepwell.training.job import TrainingJob
 
 ITERATION = WORDS[Name.TRAINING_SINGLE_ITERATION]
+UPDATE = EventName.TRAINING_METRICS_UPDATE.value
 MAX_WAITING = 1000
 """So many iterations wait at most to be counted, all at once."""
 LOSSES = ("loss", "train_loss", "train/loss")
@@ -279,15 +281,15 @@ class TrainingLoop:
         try:
             progress = self.progress
             attributes = progress.attributes(self._job.world_size)
-            self._loss = self._latest_loss()
-            attributes["latest_loss"] = self._loss
+            self._loss = loss = self._latest_loss()
+            if loss is not None and math.isfinite(loss):
+                attributes["latest_loss"] = loss
             first, last = clock.to_wall(progress.first_end), clock.to_wall(progress.last_end)
             attributes["first_logged_train_iterations_finish_timestamp_sec"] = first / 1e9
             attributes["last_logged_train_iterations_finish_timestamp_sec"] = last / 1e9
             attributes["is_final"] = bool(end)
-            kept = TrainingMetricsUpdateAttributes.trusted(attributes)
-            name = EventName.TRAINING_METRICS_UPDATE.value
-            self.span.add_event(Event(name, kept, end or clock.now()))
+            kept = TrainingMetricsUpdateAttributes.adopt(attributes)
+            self.span.add_event(Event(UPDATE, kept, end or clock.now()))
             progress.close_window(self._every)
         except Exception as error:
             report("training update", error)
