@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import stepwell
@@ -116,3 +118,31 @@ def test_an_imported_run_can_be_exported_again(tmp_path: Path) -> None:
     second, _ = imported(tmp_path, tmp_path / "2.json")
     columns = ("category", "start_ns", "duration_ns", "status", "step", "epoch", "attributes")
     assert tree(second, *columns) == tree(first, *columns)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.pfw"])
+def test_an_attribute_that_looks_like_a_status(tmp_path: Path, name: str) -> None:
+    """It comes back as what it was, and how the span ended does too."""
+    from stepwell.exporters import export_chrome, export_dftracer
+
+    run = stepwell.init("original", dir=tmp_path / "original")
+    for status in ("error", "open", "fine"):
+        with stepwell.span("well", status=status):
+            pass
+    with pytest.raises(ValueError, match="no"), stepwell.span("failing", status="fine"):
+        raise ValueError("no")
+    stepwell.event("told", status="error")
+    run.finish()
+    export = export_chrome if name == "trace.json" else export_dftracer
+    [file] = export(run.path, tmp_path / name).files
+    after, _ = imported(tmp_path, file)
+    spans = after.spans().filter(pl.col("name").is_in(["well", "failing"])).sort("id").collect()
+    found = [(row["status"], json.loads(row["attributes"])) for row in spans.to_dicts()]
+    assert found == [
+        ("ok", {"status": "error"}),
+        ("ok", {"status": "open"}),
+        ("ok", {"status": "fine"}),
+        ("error", {"status": "fine"}),
+    ]
+    [event] = [e for e in events_of(after) if e["name"] == "told"]
+    assert event["attributes"]["status"] == "error"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stepwell.exporters.trace_json import members, micros, parsed, quoted
+from stepwell.exporters.trace_json import members, micros, parsed, quoted, with_status
 from stepwell.telemetry.exporter import SpanRecord
 from stepwell.vocabulary import word_of
 
@@ -100,15 +100,15 @@ class ChromeEvents:
 
 
 def span_args(
-    attributes: dict[str, Any], step: int | None, epoch: int | None, status: str = "ok"
+    attributes: dict[str, Any], step: int | None, epoch: int | None, status: str | None = None
 ) -> str:
-    """Attributes with step, epoch and, where it is not plainly ok, how the span ended."""
+    """Attributes with step, epoch and, where there is more to tell than that all was well, the status."""
     args = dict(attributes)
     for key, value in (("step", step), ("epoch", epoch)):
         if value is not None:
             args.setdefault(key, value)
-    if status != "ok":
-        args["status"] = status
+    if status is not None:
+        args = with_status(args, status)
     return members(args) if args else ""
 
 

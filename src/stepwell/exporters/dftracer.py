@@ -9,6 +9,7 @@ from pathlib import Path
 from stepwell.exporters.dftracer_export import SUFFIXES, file_name
 from stepwell.exporters.dftracer_export import export_dftracer as export_dftracer
 from stepwell.exporters.dftracer_lines import DFTracerLines, check_dialect
+from stepwell.exporters.trace_json import with_status
 from stepwell.exporters.trace_live import LiveTrace
 from stepwell.telemetry.exporter import EventRecord, Record, Source, SpanRecord
 
@@ -79,9 +80,7 @@ class DFTracerExporter(LiveTrace):
     def _span(self, span: SpanRecord, level: int, tid: int) -> str:
         end = span.start_ns if span.end_ns is None else span.end_ns
         self._last = max(self._last, end)
-        attributes = span.attributes
-        if span.status != "ok":
-            attributes = {**attributes, "status": span.status}
+        attributes = with_status(span.attributes, span.status)
         return self._make.span(
             span.id,
             span.parent,

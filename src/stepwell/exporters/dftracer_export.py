@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.exporters.dftracer_lines import DFTracerLines, check_dialect
 from stepwell.exporters.trace_files import written
-from stepwell.exporters.trace_json import parsed
+from stepwell.exporters.trace_json import parsed, with_status
 from stepwell.exporters.trace_run import (
     Part,
     Written,
@@ -141,8 +141,7 @@ class _Writer:
         for key, value in (("epoch", epoch), ("step", step)):
             if value is not None:
                 attributes.setdefault(key, value)
-        if status != "ok":
-            attributes["status"] = status
+        attributes = with_status(attributes, status)
         base = self._part.tables.base
         end = max(last, start) if duration is None else start + duration
         return self._make.span(

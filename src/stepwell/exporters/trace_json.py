@@ -74,6 +74,18 @@ def _whole(digits: str) -> int | str:
     return number if -MAX_WHOLE <= number < MAX_WHOLE else digits
 
 
+NOT_WELL = ("error", "unfinished", "open")
+"""How a span may have ended but for well."""
+
+
+def with_status(attributes: dict[str, Any], status: str) -> dict[str, Any]:
+    """Attributes with how the span ended unless it was well; one of the user's of that name makes way."""
+    if status == "ok" and attributes.get("status") not in NOT_WELL:
+        return attributes
+    told = {"args.status" if key == "status" else key: v for key, v in attributes.items()}
+    return told if status == "ok" else {**told, "status": status}
+
+
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     """``1000:1010`` as the steps from 1000 up to, not including, 1010; ``1000`` is that step alone."""
     if text is None or not text.strip():

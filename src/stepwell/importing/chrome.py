@@ -40,6 +40,9 @@ OWN_TOOL = "stepwell"
 STATUSES = {"error": FAILED, "unfinished": UNFINISHED, "open": 0}
 """How traces that were exported from a run say that a span did not end well."""
 
+USERS_STATUS = "args.status"
+"""What such a trace calls an attribute that would be taken for that."""
+
 Record = dict[str, Any]
 _OWN_NAME = re.compile(r"rank (\d{1,9})( worker(?: (\d{1,9}))?)?(?: \(attempt (\d{1,9})\))?")
 _OWN_LABEL = re.compile(r"(.*) pid (\d{1,9})", re.DOTALL)
@@ -174,7 +177,9 @@ class ChromeReader:
         if isinstance(status, str) and status in STATUSES:
             del args["status"]
             nesting["flags"] = nesting.get("flags", 0) | STATUSES[status]
-            return NO_END if status == "open" else end
+            end = NO_END if status == "open" else end
+        if USERS_STATUS in args:
+            args["status"] = args.pop(USERS_STATUS)
         return end
 
     def _begin(self, record: Record) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Hashable
 from typing import Any
 
-from stepwell.importing.chrome import OWN_TOOL, ChromeReader, Record
+from stepwell.importing.chrome import OWN_TOOL, USERS_STATUS, ChromeReader, Record
 from stepwell.importing.rows import CLOSED_IN_ORDER, UNRESOLVED, Lane, Process, Rows
 from stepwell.importing.sources import Source
 from stepwell.importing.values import encode_attributes, exact, nanoseconds, text
@@ -99,7 +99,7 @@ class DftracerReader(ChromeReader):
         args.pop("p_idx", None)
         self._level = args.pop("level", None)
         if self.is_own:
-            for key in [key for key in args if key.startswith("args.")]:
+            for key in [k for k in args if k.startswith("args.") and k != USERS_STATUS]:
                 args[key[len("args.") :]] = args.pop(key)
         return args
 
