@@ -113,5 +113,3 @@ class ModelWatch:
         """Leave the optimizer alone."""
         self._is_armed = False
         self._gradients.close()
-        if self._baseline is not None:
-            self._baseline.close()

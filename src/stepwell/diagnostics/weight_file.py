@@ -140,37 +140,15 @@ def _layout_in(descriptor: int, description: Description) -> Layout:
 
 @contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes ``path`` when all went well and is gone when not.
-
-    The file that was at ``path`` stays beside it, to be written over the next time: to write where there
-    is a file already costs a third less.
-    """
+    """A path to write to, which becomes ``path`` when all went well and is gone when not."""
     _remove_abandoned(path)
-    beside = spare(path)
-    before = beside.with_suffix(".before")
+    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         yield beside
-        _keep(path, before)
         beside.replace(path)
-        if before.exists():
-            before.replace(beside)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-
-
-def spare(path: Path) -> Path:
-    """Where the next file is written."""
-    return path.with_name(f".{path.name}.{os.getpid()}{PART}")
-
-
-def _keep(path: Path, beside: Path) -> None:
-    """Give a file a second name, where that is possible."""
-    try:
-        beside.unlink(missing_ok=True)
-        os.link(path, beside)
-    except OSError:
-        pass
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -69,10 +69,6 @@ class WeightBaseline:
         else:
             self._store = _Memory(sampled=mode == "sample")
 
-    def close(self) -> None:
-        """Remove what is kept beside the file for the next time."""
-        self._store.close()
-
     @torch.no_grad()
     def delta(self, groups: dict[str, Parameters]) -> dict[str, Tensor] | None:
         """L2 norms of the change since the last call, ``overall`` and by group; None at the first.
@@ -119,9 +115,6 @@ class _Store(Protocol):
     def renew(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
         """Squares of each one's change since the last call, None when unknown; keep them as they are now."""
 
-    def close(self) -> None:
-        """Let go of what is only for the next time."""
-
 
 class _Memory:
     """Copies, or samples of about one in a hundred."""
@@ -149,9 +142,6 @@ class _Memory:
             for row, kept, one in zip(rows, self._kept, tensors, strict=True)
         ]
         return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
-
-    def close(self) -> None:
-        pass
 
     def _part(self, tensor: Tensor) -> Tensor:
         row = flat(tensor)
@@ -207,9 +197,6 @@ class _Disk:
         finally:
             if old is not None:
                 os.close(old)
-
-    def close(self) -> None:
-        weight_file.spare(self._path).unlink(missing_ok=True)
 
     def _open_old(
         self, description: weight_file.Description
