@@ -340,15 +340,6 @@ def test_huge_counts_are_kept_exactly() -> None:
     assert update(total_flops=3 * 10**25).total_flops == 3 * 10**25
 
 
-def test_trusted_values_are_not_looked_at() -> None:
-    """The quick way for values that the library itself computed; what is not there stays out."""
-    made = TrainingMetricsUpdateAttributes.trusted(
-        {"num_iterations": 5, "latest_loss": math.nan, "avg_tflops": None, "is_final": False}
-    )
-    assert type(made) is TrainingMetricsUpdateAttributes
-    assert made == {"num_iterations": 5, "is_final": False}
-
-
 def test_own_attributes_can_be_added() -> None:
     """`add` takes any other name, and holds the declared ones to their kind."""
     made = loop(train_iterations_start=0)

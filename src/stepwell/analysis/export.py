@@ -43,11 +43,6 @@ def _each(
     return files
 
 
-def read_exported(target: Path, table: str) -> pl.LazyFrame:
-    """An exported table again, with the columns that its folders name."""
-    return pl.scan_parquet(target / table / "**/*.parquet", hive_partitioning=True)
-
-
 EXPORTS: dict[str, Callable[[RecordedRun, Path], list[Path]]] = {
     "parquet": to_parquet,
     "csv": to_csv,

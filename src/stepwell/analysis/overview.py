@@ -145,7 +145,7 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
     seconds = pl.col("duration_ns") / 1e9
     table = (
         run.spans()
-        .select("name", worker, "depth", "start_ns", "duration_ns", "status")
+        .select("name", "category", worker, "depth", "start_ns", "duration_ns", "status")
         .group_by("name", "worker")
         .agg(
             pl.col("depth").min(),
@@ -157,9 +157,11 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
             (pl.col("status") == "error").sum().alias("errors"),
             (pl.col("status") == "open").sum().alias("open"),
             pl.col("start_ns").min().alias("began"),
+            # Pauses of Python itself come after what the training did.
+            (pl.col("category") == "runtime").all().alias("pause"),
         )
-        .sort("worker", "began", "name")
-        .drop("began")
+        .sort("pause", "worker", "began", "name")
+        .drop("began", "pause")
         .collect()
     )
     return [SpanLine(**row) for row in table.with_columns(_seconds().fill_null(0.0)).to_dicts()]

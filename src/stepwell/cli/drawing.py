@@ -49,11 +49,14 @@ def size(count: int) -> str:
     raise AssertionError
 
 
-def curve(values: list[float]) -> str:
-    """A sparkline."""
+def curve(values: list[float], widest: int = 8) -> str:
+    """A sparkline, of means where there are more values than characters."""
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""
+    size = -(-len(finite) // widest)
+    parts = [finite[i : i + size] for i in range(0, len(finite), size)]
+    finite = [sum(part) / len(part) for part in parts]
     low, high = min(finite), max(finite)
     if high == low:
         return BARS[0] * len(finite)

@@ -129,7 +129,7 @@ def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
         ]
         for line in lines
     ]
-    out.print(_table("metrics", 24, ("first", "last", "lowest", "at", "highest", "at", ""), rows))
+    out.print(_table("metrics", 20, ("first", "last", "lowest", "at", "highest", "at", ""), rows))
 
 
 def _plain(value: Any) -> Any:

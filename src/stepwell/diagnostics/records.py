@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from stepwell.journal import careful
 
 NONFINITE = "nonfinite"
 BLOCK = 1 << 16
-
-Fetch = Callable[[dict[str, Any]], dict[str, float]]
 
 
 def scalars_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:

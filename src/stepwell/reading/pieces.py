@@ -29,8 +29,6 @@ COLUMNS = (
     "epoch",
     "attributes",
 )
-SpanRow = tuple[int, int | None, int, int | None, str, str, str, int | None, int | None, str | None]
-"""The values of COLUMNS; with depths there is one more, the depth."""
 
 
 class SpanPieces:

@@ -6,7 +6,6 @@ From the declaration come validation, a typed property and the reference in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from stepwell.journal.errors import StepwellError
@@ -100,18 +99,6 @@ class TypedAttributes(Attributes):
         problems += _missing(cls._REQUIRED, values, kept)
         if problems:
             refuse(problems, cls.__name__)
-        return new
-
-    @classmethod
-    def trusted(cls: type[A], values: Mapping[str, Any]) -> A:
-        """The attributes out of values that are known to be right; what is None or not finite is absent."""
-        new = object.__new__(cls)
-        # Of what is not finite, the difference to itself is not zero.
-        new._values = {
-            name: value
-            for name, value in values.items()
-            if value is not None and (type(value) is not float or value - value == 0)
-        }
         return new
 
     @classmethod
