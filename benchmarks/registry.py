@@ -40,7 +40,7 @@ ROWS = (
     Row("ai-update", "ai….update(3 values) and with", annotations.update, 5.5),
     Row("ai-iter", "ai….iter, an item (two spans)", annotations.iterate, 6.0),
     Row("off-ai", "disabled: with ai.compute.forward", annotations.bare_off, 0.6),
-    Row("off-ai-iter", "disabled: ai….iter, an item", annotations.iterate_off, 0.0),
+    Row("off-ai-iter", "disabled: ai….iter, an item", annotations.iterate_off, 0.01),
     Row("off-reused", "disabled: reused span", disabled.reused, 0.6),
     Row("off-named", 'disabled: span("name")', disabled.named, 0.6),
     Row("off-attributes", 'disabled: span("name", a=…, b=…)', disabled.attributes, 1.0),

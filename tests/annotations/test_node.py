@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 from stepwell import Run, ai
@@ -74,12 +75,25 @@ def test_an_update_while_another_thread_enters(recorded: Run, monkeypatch: Any) 
     def encode_slowly(attributes: Any) -> bytes:
         data = encode(attributes)
         if attributes == {"step": 1}:
-            ai.data.item.update(step=2)
+            node.update(step=2)
         return data
 
+    node = ai.data.item.derive("iter")
     monkeypatch.setattr(module, "encode", encode_slowly)
-    ai.data.item.update(step=1)
-    for _ in range(2):
-        with ai.data.item:
-            pass
-    assert attributes(finished(recorded), "item") == [{"step": 1}, {"step": 2}]
+    node.update(step=1)
+    for _ in ai.data.item.iter(range(2), include_block=False):
+        pass
+    expected = [{"step": 1, "count": 1}, {"step": 2, "count": 2}]
+    assert attributes(finished(recorded), "item.iter") == expected
+
+
+def test_a_value_that_compares_in_its_own_way(recorded: Run) -> None:
+    """Arrays compare element by element: whether one is None is not a question to ask with ==."""
+    numbers = numpy.array([1, 2])
+    ai.data.item.update(numbers=numbers)
+    ai.data.item.update(args={"others": numbers})
+    with ai.data.item:
+        pass
+    ai.data.item.update(numbers=None, others=None)
+    (found,) = attributes(finished(recorded), "item")
+    assert set(found) == {"numbers", "others"}

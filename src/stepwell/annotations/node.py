@@ -16,7 +16,14 @@ from typing import Any, TypeVar, overload
 from stepwell.annotations.loop import annotated
 from stepwell.journal.errors import StepwellError, quietly
 from stepwell.journal.metrics import set_context
-from stepwell.journal.span import AttributedSpan, IdleSpan, Span, enter_unrecorded, enter_with
+from stepwell.journal.span import (
+    AttributedSpan,
+    IdleSpan,
+    Span,
+    enter_unrecorded,
+    enter_with,
+    enter_with_attributes,
+)
 from stepwell.journal.state import current_journal, state
 from stepwell.journal.values import encode
 from stepwell.telemetry.events import name_of
@@ -114,16 +121,20 @@ class Node(Span):
         ``step`` and ``epoch`` fill these columns; set on the root, they hold for the whole run.
         """
         parent = self._parent
-        if args is None and parent is not None and not self._children and None not in more.values():
-            # As often as once a step: the quick way.
-            # Another thread may be reading the old ones.
-            own = self._own = {**self._own, **more}
-            above = parent.attributes
-            self.attributes = {**above, **own} if above else own
-            self._data = None
-            if type(self) is Node:
-                self._settle()
-            return self
+        if args is None and parent is not None and not self._children:
+            # As often as once a step: the quick way, unless some value is None.
+            for value in more.values():
+                if value is None:
+                    break
+            else:
+                # Another thread may be reading the old ones.
+                own = self._own = self._own | more
+                above = parent.attributes
+                self.attributes = above | own if above else own
+                self._data = None
+                if self.__class__ is Node:
+                    self._settle()
+                return self
         changes = {**_arguments(args), **more}
         if parent is None:
             context = [changes.pop(name, None) for name in COLUMNS]
@@ -146,7 +157,7 @@ class Node(Span):
         if not changes:
             return
         self._own.update(changes)
-        if None in changes.values():
+        if any(value is None for value in changes.values()):
             self._own = {name: value for name, value in self._own.items() if value is not None}
         self._inherit({} if self._parent is None else self._parent.attributes, changes)
 
@@ -164,7 +175,11 @@ class Node(Span):
         """The arguments as they are recorded."""
         data = self._data
         if data is None:
-            self._data = data = encode(self.attributes) if self.attributes else b""
+            attributes = self.attributes
+            data = encode(attributes) if attributes else b""
+            if self.attributes is attributes:
+                # Not told others meanwhile, by another thread.
+                self._data = data
         return data
 
     # Uses
@@ -195,10 +210,14 @@ class Node(Span):
         """Decorate a function, or give a use of this node with arguments or a switch of its own."""
         if function is not None and args is None and enable is None and not more:
             return super().__call__(function)
-        use: Use = Use()
+        if enable is None:
+            use: Use = Use()
+        else:
+            switched: SwitchedUse = SwitchedUse()
+            switched._enable = _switch_of(enable)
+            use = switched
         use._word = self._word
         use._node = self
-        use._enable = enable if enable is None else _switch_of(enable)
         if args is None:
             use.attributes = more
         elif type(args) is dict and not more:
@@ -265,12 +284,12 @@ class DisabledNode(Node):
 
 
 class Use(AttributedSpan):
-    """One use of a node, with arguments or a switch of its own. They belong to it alone."""
+    """One use of a node, with arguments of its own. They belong to it alone."""
 
-    __slots__ = ("_enable", "_node")
+    __slots__ = ("_node",)
 
     _node: Node
-    _enable: bool | None
+    _enable: bool | None = None
 
     def __enter__(self) -> Use:
         return self
@@ -315,6 +334,14 @@ class Use(AttributedSpan):
         return _restored_use, (self._node, self.attributes, self._enable)
 
 
+class SwitchedUse(Use):
+    """One with a switch of its own."""
+
+    __slots__ = ("_enable",)
+
+    _enable: bool | None
+
+
 class UseInLoop(Span):
     """What a loop takes for a node: one with arguments or a switch of this loop alone."""
 
@@ -344,6 +371,10 @@ class UseInLoop(Span):
 
 def _enter_use(self: Use) -> Use:
     node = self._node
+    if node.__class__ is Node and self.__class__ is Use and self.attributes:
+        # What most of them are.
+        enter_with_attributes(self)
+        return self
     enable = self._enable
     if node._is_enabled if enable is None else enable:
         own = self.attributes
@@ -358,18 +389,6 @@ def _enter_use(self: Use) -> Use:
     return self
 
 
-def _enter_with_arguments(self: NodeWithArguments) -> NodeWithArguments:
-    data = self._data
-    if data is None:
-        attributes = self.attributes
-        data = encode(attributes)
-        if self.attributes is attributes:
-            # Not told others meanwhile, by another thread.
-            self._data = data
-    enter_with(self, data)
-    return self
-
-
 def _arguments(args: Mapping[str, Any] | None) -> dict[str, Any]:
     if args is None:
         return {}
@@ -378,8 +397,8 @@ def _arguments(args: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(args)
 
 
-def _switch_of(enable: Any) -> bool | None:
-    if enable is None or isinstance(enable, bool):
+def _switch_of(enable: Any) -> bool:
+    if isinstance(enable, bool):
         return enable
     raise StepwellError(f"enable is {enable!r}: write True or False, or leave it out")
 
@@ -398,7 +417,7 @@ def _restored_use(node: Node, attributes: dict[str, Any], enable: bool | None) -
 def _switch(recording: bool) -> None:
     """Swap what entering does, as for plain spans; while nothing records it does nothing."""
     with_arguments: Any = NodeWithArguments
-    with_arguments.__enter__ = _enter_with_arguments if recording else _idle_enter
+    with_arguments.__enter__ = enter_with_attributes if recording else _idle_enter
     use: Any = Use
     use.__enter__ = _enter_use if recording else _idle_enter
 

@@ -19,7 +19,7 @@ from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIF
 from stepwell.journal.lane import DROPPED, Lane
 from stepwell.journal.names import SPAN, names
 from stepwell.journal.state import current_lane, local, state
-from stepwell.journal.values import MAX_TEXT, encode, encode_quickly
+from stepwell.journal.values import MAX_TEXT, NULL, RARE, encode, encode_quickly
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -166,15 +166,35 @@ def _enter(self: Span) -> Span:
     return self
 
 
-def _enter_with_attributes(self: AttributedSpan) -> AttributedSpan:
+def _enter_with_attributes(self: Any) -> Any:
     try:
+        lane: Lane = local.lane
         data = _encode(self.attributes)
-        # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
-        if len(data) > MAX_TEXT or b"null" in data:
-            data = encode(self.attributes)
     except Exception:
-        data = encode(self.attributes)
-    enter_with(self, data)
+        # The first span of this thread, or a value that only the careful way can keep.
+        enter_with(self, encode(self.attributes))
+        return self
+    size = len(data)
+    # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
+    is_odd = size > MAX_TEXT or (RARE in data and data.find(NULL) >= 0)
+    if is_odd or _running_loop() is not None:
+        enter_with(self, encode(self.attributes))
+        return self
+    # No call from here to where slot and offset are ours: a signal handler may record in between.
+    slot = lane.next
+    offset = lane.blob_next
+    after = offset + size
+    if slot >= lane.limit or after >= lane.blob_limit:
+        _enter_slowly(self, data)
+        return self
+    lane.next = slot + 1
+    lane.blob_next = (after + 8) & -8
+    lane.blob_map[offset:after] = data
+    stack = lane.stack
+    word = self._word
+    lane.metas[slot] = word | stack[-1] & SLOT_MASK | offset << ATTRIBUTE_SHIFT - 3
+    stack.append(word | slot)
+    lane.starts[slot] = _now()
     return self
 
 
@@ -343,6 +363,8 @@ _nothing: Any = "".format
 
 leave = _exit
 """Leave a span that was entered while something recorded."""
+enter_with_attributes = _enter_with_attributes
+"""Enter a span with its attributes. To be called only while something records."""
 
 _on = (_enter, _enter_with_attributes, _exit)
 _off = (Span.__enter__, AttributedSpan.__enter__, _nothing)
