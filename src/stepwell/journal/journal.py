@@ -24,6 +24,7 @@ from stepwell.journal.lane import Lane
 from stepwell.journal.names import names
 from stepwell.journal.scalars import DeviceScalars
 from stepwell.journal.segment import Segment, file_name
+from stepwell.journal.state import current_lane
 from stepwell.journal.values import cut, encode, on_host, text_of
 
 if TYPE_CHECKING:
@@ -283,8 +284,6 @@ class Journal:
         self._write_line("event", ERROR_EVENT, about, lane, span)
 
     def _own_lane(self) -> Lane:
-        from stepwell.journal.state import current_lane
-
         lane = current_lane()
         return lane if lane is not None and lane.journal is self else self.open_lane()
 

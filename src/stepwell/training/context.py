@@ -21,7 +21,7 @@ from stepwell.training import calls
 from stepwell.training.checkpoints import PathLike
 from stepwell.training.current import current
 from stepwell.training.standard_spans import WORDS
-from stepwell.training.training_loop import Count
+from stepwell.training.training_loop import Count, TrainingLoop
 from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -58,7 +58,11 @@ class StandardSpan:
 
 
 class Iteration:
-    """A training iteration to enter. Its methods are swapped for empty ones while nothing records."""
+    """A training iteration to enter.
+
+    Entering does nothing while nothing records. Inside of a training loop it is a method of that loop,
+    without anything in between: this happens a million times.
+    """
 
     __slots__ = ("_optimizer_step", "_samples", "_tokens")
 
@@ -70,7 +74,7 @@ class Iteration:
         self._optimizer_step = optimizer_step
 
     def __enter__(self) -> Span:
-        return NO_SPAN
+        return calls.start_iteration()
 
     def __exit__(
         self,
@@ -78,55 +82,41 @@ class Iteration:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        pass
+        calls.end_iteration(self._samples, self._tokens, self._optimizer_step, error)
 
     __call__ = StandardSpan.__call__
 
 
-def _enter(self: Iteration) -> Span:
-    job = current.job
-    loop = None if job is None else job.loop
-    if loop is None:
-        return calls.start_iteration()
-    try:
-        return loop.begin()
-    except Exception as error:
-        report("training_iteration", error)
-        return NO_SPAN
+class UsualIteration(Iteration):
+    """One of the usual size."""
+
+    __slots__ = ()
 
 
-def _exit(
-    self: Iteration,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-) -> None:
-    job = current.job
-    loop = None if job is None else job.loop
-    if loop is None or loop.inside is None:
-        calls.end_iteration(self._samples, self._tokens, self._optimizer_step, error)
-        return
-    try:
-        if error is None and self is _plain_iteration:
-            loop.end_usual()
-        else:
-            loop.end(self._samples, self._tokens, self._optimizer_step, error)
-    except Exception as problem:
-        report("training_iteration", problem)
+def _idle_enter(self: Iteration) -> Span:
+    return NO_SPAN
 
 
 # While nothing records, leaving is a call that C answers with something false.
 _nothing: Any = "".format
-_idle = Iteration.__enter__
+_enter = Iteration.__enter__
+_exit = Iteration.__exit__
 
 
-def _switch(enabled: bool) -> None:
-    Iteration.__enter__ = _enter if enabled else _idle  # type: ignore[method-assign]
-    Iteration.__exit__ = _exit if enabled else _nothing  # type: ignore[method-assign]
+def _switch(enabled: bool, loop: TrainingLoop | None) -> None:
+    # What is no function is called without the object that was entered: a method of the loop.
+    enter: Any = _enter if enabled else _idle_enter
+    leave: Any = _exit if enabled else _nothing
+    leave_usual = leave
+    if enabled and loop is not None:
+        enter, leave_usual = loop.enter, loop.leave
+    Iteration.__enter__ = enter  # type: ignore[method-assign]
+    Iteration.__exit__ = leave  # type: ignore[method-assign]
+    UsualIteration.__exit__ = leave_usual  # type: ignore[method-assign]
 
 
 current.add_switch(_switch)
-_plain_iteration = Iteration(None, None, True)
+_usual_iteration = UsualIteration(None, None, True)
 
 
 class SimpleSpan(StandardSpan):
@@ -253,7 +243,7 @@ def training_iteration(
         optimizer_step: False when it only accumulates gradients: the iteration goes on with the next.
     """
     if samples is None and tokens is None and optimizer_step:
-        return _plain_iteration
+        return _usual_iteration
     return Iteration(samples, tokens, optimizer_step)
 
 

@@ -255,50 +255,48 @@ class Progress:
 
     def attributes(self, world_size: int) -> dict[str, Any]:
         """All numbers of an update but those that need the wall clock."""
-        found = {
+        found: dict[str, Any] = {
             "train_iterations_start": self.start,
             "current_iteration": max(0, self.overall - 1),
             "num_iterations": self.completed,
             "interval": self.since_update,
-            **self._times(),
-            **self._rates(world_size),
-            **self._window_times(),
-            **self._window_rates(world_size),
         }
-        if self.start_samples is not None:
-            found["train_samples_start"] = self.start_samples
-        if self.samples:
-            found["num_train_samples"] = self.samples
+        # Each adds to the one dict: this is done in the midst of training.
+        self._add_times(found)
+        self._add_amounts(found)
+        if self.total:
+            self._add_rates(found, self.total / SECOND, world_size)
+        self._add_window_times(found)
+        if self._window_total:
+            self._add_window_rates(found, self._window_total / SECOND, world_size)
         return found
 
-    def _times(self) -> dict[str, float]:
+    def _add_times(self, found: dict[str, Any]) -> None:
         count = self.completed
-        found = {
-            "avg_iteration_time_sec": self.total / count / SECOND,
-            "min_iteration_time_sec": self.shortest / SECOND,
-            "max_iteration_time_sec": self.longest / SECOND,
-            "total_iteration_time_sec": self.total / SECOND,
-        }
+        found["avg_iteration_time_sec"] = self.total / count / SECOND
+        found["min_iteration_time_sec"] = self.shortest / SECOND
+        found["max_iteration_time_sec"] = self.longest / SECOND
+        found["total_iteration_time_sec"] = self.total / SECOND
         if self.gap_count:
             found["avg_between_iterations_time_sec"] = self.gap_total / self.gap_count / SECOND
         for name, total in self.phases.items():
             found[name] = total / count / SECOND
-        return found
 
-    def _rates(self, world_size: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        seconds = self.total / SECOND
+    def _add_amounts(self, found: dict[str, Any]) -> None:
+        if self.start_samples is not None:
+            found["train_samples_start"] = self.start_samples
         if self.samples:
+            found["num_train_samples"] = self.samples
             mean = self.samples / self.completed
             found["avg_batch_size"] = int(mean) if mean.is_integer() else mean
         if self.tokens:
             found["train_tokens"] = self.tokens
         if self.flops_per_sample:
-            if self.flops_overall is not None:
+            if self.start_flops is not None:
                 found["completed_floating_point_operations_overall"] = self.flops_overall
             found["total_flops"] = self.flops
-        if not seconds:
-            return found
+
+    def _add_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
         if self.samples:
             found["avg_samples_per_second"] = self.samples / seconds
         if self.tokens:
@@ -309,35 +307,25 @@ class Progress:
             found["train_throughput_per_gpu"] = self.flops / seconds / 1e12 / world_size
             found["train_throughput_per_gpu_max"] = self.best_rate / 1e3 / world_size
             found["train_throughput_per_gpu_min"] = self.worst_rate / 1e3 / world_size
-        return found
 
-    def _window_times(self) -> dict[str, Any]:
+    def _add_window_times(self, found: dict[str, Any]) -> None:
         ordered = sorted(self.window)
-        count = self.since_update
-        found: dict[str, Any] = {"window_iterations": count}
+        found["window_iterations"] = count = self.since_update
         if ordered:
-            found |= {
-                "window_avg_iteration_time_sec": self._window_total / count / SECOND,
-                "window_p50_iteration_time_sec": percentile(ordered, 0.5) / SECOND,
-                "window_p95_iteration_time_sec": percentile(ordered, 0.95) / SECOND,
-                "window_max_iteration_time_sec": ordered[-1] / SECOND,
-            }
+            found["window_avg_iteration_time_sec"] = self._window_total / count / SECOND
+            found["window_p50_iteration_time_sec"] = percentile(ordered, 0.5) / SECOND
+            found["window_p95_iteration_time_sec"] = percentile(ordered, 0.95) / SECOND
+            found["window_max_iteration_time_sec"] = ordered[-1] / SECOND
         gaps = self.window_gaps
         if gaps:
             found["window_avg_between_iterations_time_sec"] = sum(gaps) / len(gaps) / SECOND
             found["window_max_between_iterations_time_sec"] = max(gaps) / SECOND
-        return found
 
-    def _window_rates(self, world_size: int) -> dict[str, float]:
-        seconds = self._window_total / SECOND
+    def _add_window_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
         _, samples, tokens, flops, _ = self.last_update
-        found: dict[str, float] = {}
-        if not seconds:
-            return found
         if self.samples > samples:
             found["window_samples_per_second"] = (self.samples - samples) / seconds
         if self.tokens > tokens:
             found["window_tokens_per_second"] = (self.tokens - tokens) / seconds
         if self.flops > flops:
             found["window_throughput_per_gpu"] = (self.flops - flops) / seconds / 1e12 / world_size
-        return found

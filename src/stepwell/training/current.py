@@ -13,8 +13,10 @@ from stepwell.telemetry.run import active_run
 from stepwell.training.job import PHASES, TrainingJob
 from stepwell.training.merging import ResolvedConfig
 from stepwell.training.standard_spans import WORDS
+from stepwell.training.training_loop import TrainingLoop
 
-Switch = Callable[[bool], None]
+Switch = Callable[[bool, TrainingLoop | None], None]
+"""Called with whether training is recorded, and with the training loop that is under way."""
 
 
 class Current:
@@ -31,9 +33,9 @@ class Current:
         self._switches: list[Switch] = []
 
     def add_switch(self, switch: Switch) -> None:
-        """Have this called, now and later, with whether training is recorded."""
+        """Have this called now and whenever something of it changes."""
         self._switches.append(switch)
-        switch(state.enabled and not self.is_off)
+        switch(state.enabled and not self.is_off, None)
 
     def switch_off(self, is_off: bool) -> None:
         """Whether this rank leaves training out."""
@@ -44,15 +46,23 @@ class Current:
     def _switch(self, enabled: bool) -> None:
         # Another run, or none: what was known about the last one is of no use.
         self.job = None
+        self._tell(enabled, None)
+
+    def _tell(self, enabled: bool, loop: TrainingLoop | None) -> None:
         for switch in self._switches:
-            switch(enabled and not self.is_off)
+            switch(enabled and not self.is_off, loop)
+
+    def note_loop(self, loop: TrainingLoop | None) -> None:
+        """A training loop begins, or has ended."""
+        self._tell(state.enabled, loop)
 
     def after_fork(self) -> None:
         """A child records spans of its own, but it is not in the loops of its parent."""
         # Another thread of the parent may have held it.
         self.lock = threading.RLock()
         if self.job is not None:
-            self.job = TrainingJob(self.config, None)
+            self.job = TrainingJob(self.config, None, self.note_loop)
+            self.note_loop(None)
 
 
 current = Current()
@@ -82,7 +92,7 @@ def current_job() -> TrainingJob | None:
 
 def _new_job() -> TrainingJob:
     run = active_run()
-    job = TrainingJob(current.config, run)
+    job = TrainingJob(current.config, run, current.note_loop)
     if run is not None:
         run.before_finish(job.close)
     return job

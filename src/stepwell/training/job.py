@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from stepwell.journal import clock
@@ -55,7 +56,12 @@ class Part(Protocol):
 class TrainingJob:
     """The telemetry of one training job in this process."""
 
-    def __init__(self, config: ResolvedConfig, run: Run | None) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        run: Run | None,
+        on_loop: Callable[[TrainingLoop | None], None],
+    ) -> None:
         self.config = config
         self.run = run
         self.lock = threading.RLock()
@@ -63,6 +69,8 @@ class TrainingJob:
         # Blocks of code that are the application again, inside of it or in another thread.
         self._inside_again = 0
         self.loop: TrainingLoop | None = None
+        # Called with the training loop when it begins, with None when it has ended.
+        self._on_loop = on_loop
         self.container: Span | None = None
         self.last: Progress | None = None
         self.training_started = 0
@@ -290,6 +298,7 @@ class TrainingJob:
         done = attributes.completed_floating_point_operations_overall
         progress.start_flops = progress.start_flops if done is None else done
         self.loop = TrainingLoop(self, span, progress)
+        self._on_loop(self.loop)
         self.note_container()
         self.last = progress
         self.training_started = self.training_started or span.start
@@ -314,6 +323,7 @@ class TrainingJob:
         self.training_time += loop.progress.total
         self.training_count += loop.progress.completed
         self.loop = None
+        self._on_loop(None)
         stop_span(loop.span, end, error)
         self.note_container()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import perf_counter_ns as _now
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import clock
@@ -100,14 +101,39 @@ class TrainingLoop:
 
     def begin(self, msec: float | None = None) -> Span:
         """Start an iteration."""
-        if msec or self.inside is not None or not self.is_enabled:
-            return self._begin_slowly(msec)
-        span: Span = Span()
-        span._attributes = span._events = None
-        span._parent = self.span
-        span._begin_step(ITERATION, self.span.id, self._step)
-        self.inside = self._objects[span.id] = span
-        return span
+        return self._begin_slowly(msec) if msec else self.enter()
+
+    def enter(self) -> Span:
+        """Start an iteration now. What ``with training_iteration()`` calls first."""
+        try:
+            if self.inside is not None or not self.is_enabled:
+                return self._begin_slowly(None)
+            span: Span = Span()
+            span._attributes = span._events = None
+            span._parent = self.span
+            span._begin_step(ITERATION, self.span.id, self._step)
+            self.inside = self._objects[span.id] = span
+            return span
+        except Exception as error:
+            report("training_iteration", error)
+            return NO_SPAN
+
+    def leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End an iteration of the usual size. What ``with training_iteration()`` calls last."""
+        try:
+            if error is None and self.inside is not None:
+                self.end_usual()
+            else:
+                self._job.end_iteration(error=error)
+        except StepwellError as problem:
+            misuse("end_iteration", str(problem))
+        except Exception as problem:
+            report("training_iteration", problem)
 
     def end_usual(self) -> None:
         """End the iteration that is under way, one more of the usual size. The quick way."""
