@@ -170,6 +170,22 @@ def test_finish_on_full_disk(disk: Path, tmp_path: Path) -> None:
     assert values(only_run(disk), "loss") == [float(i) for i in range(2000)]
 
 
+def test_full_to_the_end(disk: Path, tmp_path: Path) -> None:
+    """A disk that stays full does not keep the run from saying how it ended and what it lost."""
+    with Child(tmp_path) as child:
+        child.do(TRAIN + f"run = init('end', dir={str(disk)!r})\ntrain(0, 500)")
+        fill(disk)
+        child.do("train(1000, 3000)")
+        # Whatever sealing gives back is taken too.
+        fill(disk)
+        child.do("train(4000, 3000); run.finish(timeout=1)")
+        assert child.end() == 0
+    run = only_run(disk)
+    assert run.status == "finished"
+    # At least 63,000 spans of the second part, and none of the first.
+    assert main_process(run)["dropped"] > 60_000
+
+
 def test_full_disk_killed(disk: Path, tmp_path: Path) -> None:
     """Killed while the disk is full: everything from before is there, and the drops are shown."""
     with Child(tmp_path) as child:

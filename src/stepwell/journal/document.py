@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,8 @@ from stepwell.journal.files import read_file
 
 PROCESS = "process.json"
 MAX_ANCHORS = 64
+PAGE = 4096
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -71,16 +74,36 @@ class ProcessDocument:
     def write(self) -> None:
         """Write the file: a heartbeat."""
         self.anchor()
-        write_json(
-            self.path,
-            {
-                **self.about,
-                "status": self.status,
-                "error": self.error,
-                "heartbeat": clock.wall(),
-                "interval": self.interval,
-                "anchors": self._anchors,
-                "drops": self.drops,
-                "problems": self.problems,
-            },
-        )
+        content = {
+            **self.about,
+            "status": self.status,
+            "error": self.error,
+            "heartbeat": clock.wall(),
+            "interval": self.interval,
+            "anchors": self._anchors,
+            "drops": self.drops,
+            "problems": self.problems,
+        }
+        try:
+            write_json(self.path, content)
+        except OSError as error:
+            if error.errno not in FULL or not _overwrite(self.path, content):
+                raise
+
+
+def _overwrite(path: Path, value: Any) -> bool:
+    """Write a JSON file where it is, which needs no space on a full disk; whether it fits there.
+
+    A file's last page is its own, however little of it is used.
+    """
+    data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        fd = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False
+    try:
+        size = os.fstat(fd).st_size
+        data = data.ljust(size - 1) + b"\n"
+        return len(data) <= -(-size // PAGE) * PAGE and os.write(fd, data) == len(data)
+    finally:
+        os.close(fd)
