@@ -83,13 +83,15 @@ def test_short_threads_of_a_child_leave_no_lanes(recorded: Run) -> None:
     if not pid:
         import threading
 
+        # Whoever runs this test may have any number of files open.
+        before = len(os.listdir("/proc/self/fd"))
         for _ in range(100):
             thread = threading.Thread(target=stepwell.span("short").__enter__)
             thread.start()
             thread.join()
-        os.write(writing, f"{len(os.listdir('/proc/self/fd'))}".encode())
+        os.write(writing, f"{len(os.listdir('/proc/self/fd')) - before}".encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    assert int(os.read(reading, 100)) < 60
+    assert int(os.read(reading, 100)) < 40
     recorded.finish()
     assert stepwell.open_run(recorded.path).spans().collect().height == 100
