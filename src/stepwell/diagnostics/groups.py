@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.journal.errors import StepwellError, warn_once
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def grouped(
     ``r"^layer4\."`` is more exact); a shared parameter is found under any of its names. A parameter is in
     every group whose pattern finds it, and in ``overall`` alone when none does.
     """
+    note_flat_shards(model)
     aliases = names_of(model)
     everything = [(names[0], parameter) for parameter, names in aliases]
     found: dict[str, Parameters] = {OVERALL: everything}
@@ -78,10 +80,9 @@ def names_of(model: Module) -> list[tuple[Parameter, list[str]]]:
 
 def _wraps(parent: Module, child: str) -> bool:
     """Whether ``parent`` only wraps its child of this name, as data parallelism and compilers do."""
-    if child in WRAPPERS:
-        return True
-    alone = sum(1 for _ in parent.children()) == 1 and next(parent.parameters(False), None) is None
-    return child == "module" and alone
+    if child != "module":
+        return child in WRAPPERS
+    return sum(1 for _ in parent.children()) == 1 and next(parent.parameters(False), None) is None
 
 
 def _join(path: str, name: str) -> str:

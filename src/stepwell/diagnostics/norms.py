@@ -15,6 +15,7 @@ import torch
 from torch.linalg import vector_norm
 
 from stepwell.diagnostics.blocks import EXACT, blocks, flat, real
+from stepwell.diagnostics.one_thread import one_thread
 from stepwell.diagnostics.sharding import Shard, over_ranks, shard
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 
 ROW = 1 << 12
 """Elements whose squares are added up in the tensor's own precision."""
-SHARE = 7 * ROW
-"""Elements for one call on the CPU: fewer than torch would share out among threads, since waking them for
-every call costs many times the work."""
+SHARE = 8 * ROW
+"""Elements for one call on the CPU: the most that torch never shares out among threads."""
 BLOCK = 1 << 20
 """Elements that are converted at a time where that needs a copy."""
 TINY, HUGE = 1e-13, 1e18
@@ -75,6 +75,11 @@ def _place(
 
 def root_sums(squared: Tensor, members: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """The root of the sum over each group's members."""
+    if squared.device.type == "cpu":
+        numbers = squared.tolist()
+        sums = [math.fsum(map(numbers.__getitem__, chosen)) for chosen in members.values()]
+        roots = torch.tensor(sums, dtype=squared.dtype).sqrt_()
+        return dict(zip(members, roots.unbind(), strict=True))
     ones = squared.unbind()
     nothing = squared.new_zeros(())
     return {
@@ -92,8 +97,8 @@ def squares(tensors: Sequence[Tensor | None]) -> Tensor:
     home = next(iter(by_device), torch.device("cpu"))
     found = torch.zeros(len(tensors), dtype=precision(home), device=home)
     for device, places in by_device.items():
-        rows = [flat(tensor) for place in places if (tensor := tensors[place]) is not None]
-        norms = _norms_in_rows(rows) if device.type == "cpu" else _norms_on_device(rows, device)
+        own = [tensor for place in places if (tensor := tensors[place]) is not None]
+        norms = _norms_on_cpu(own) if device.type == "cpu" else _norms_on_device(own, device)
         norms = norms.to(home, non_blocking=True).square_()
         if len(places) == len(tensors):
             return norms
@@ -106,49 +111,68 @@ def precision(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _norms_on_device(rows: list[Tensor], device: torch.device) -> Tensor:
+def _norms_on_device(tensors: list[Tensor], device: torch.device) -> Tensor:
     """An accelerator adds up in trees, and can do so in float64 while it reads float32."""
-    rows = [row if row.is_floating_point() else row.double() for row in rows]
+    flats = [flat(tensor) for tensor in tensors]
+    rows = [row if row.is_floating_point() else row.double() for row in flats]
     return torch.stack(torch._foreach_norm(rows, 2, precision(device)))
 
 
-def _norms_in_rows(rows: list[Tensor]) -> Tensor:
-    """On the CPU: short tensors in one call, long ones in rows."""
-    found = torch.zeros(len(rows), dtype=torch.float64)
-    short = [place for place, row in enumerate(rows) if 0 < row.numel() <= ROW]
-    if short:
-        norms = torch._foreach_norm([real(rows[place]) for place in short])
-        found[short] = torch.stack([norm.double() for norm in norms])
-    long = [place for place, row in enumerate(rows) if row.numel() > ROW]
-    if long:
-        found[long] = torch.stack([norm_in_rows(rows[place]) for place in long])
-    for place, norm in enumerate(found.tolist()):
-        if not TINY < norm < HUGE and rows[place].numel():
-            found[place] = _careful_norm(rows[place])
-    return found
+def _norms_on_cpu(tensors: list[Tensor]) -> Tensor:
+    """In short rows, in float64."""
+    # Without the bookkeeping for autograd each of many calls costs less.
+    with torch.inference_mode(), one_thread():
+        rows = [flat(tensor) for tensor in tensors]
+        parts = [part for row in rows for part in norms_of_parts(row)]
+        norms = torch.cat(parts).tolist() if parts else []
+    found, begin = [], 0
+    for row in rows:
+        end = begin - row.numel() // -ROW
+        norm = math.hypot(*norms[begin:end])
+        usable = TINY < norm < HUGE or begin == end
+        found.append(norm if usable else _careful_norm(row))
+        begin = end
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def norm_in_rows(row: Tensor) -> Tensor:
     """The norm of one row of numbers on the CPU, in float64."""
-    if row.dtype in EXACT:
-        parts = _norms_of_parts(row)
-    else:
-        parts = [one for block in blocks(row, SHARE) for one in _norms_of_parts(real(block))]
-    norm: Tensor = vector_norm(torch.cat(parts).double())
+    norm: Tensor = vector_norm(torch.cat(norms_of_parts(row)).double())
     return norm
 
 
-def _norms_of_parts(row: Tensor) -> list[Tensor]:
-    """Norms of rows, a share of them at a time, and of what is left at the end."""
-    shares, rows = row.numel() // SHARE * SHARE, row.numel() // ROW * ROW
+def norms_of_change(now: Tensor, before: Tensor) -> list[Tensor]:
+    """The norm of every ``ROW`` elements of the difference of two rows; ``before`` is used up."""
+    if now.dtype in EXACT and torch.get_num_threads() == 1:
+        return norms_of_parts(before.sub_(now))
+    news, olds = list(blocks(now, SHARE)), list(blocks(before, SHARE))
+    if now.dtype in EXACT:
+        torch._foreach_sub_(olds, news)
+        return norms_of_parts(before)
+    pairs = zip(news, olds, strict=True)
+    return [one for new, old in pairs for one in norms_of_parts(real(new) - real(old))]
+
+
+def norms_of_parts(row: Tensor) -> list[Tensor]:
+    """The norm of every ``ROW`` elements, and of what is left at the end."""
+    if row.dtype in EXACT:
+        return _norms_of_exact(row)
+    return [one for block in blocks(row, SHARE) for one in _norms_of_exact(real(block))]
+
+
+def _norms_of_exact(row: Tensor) -> list[Tensor]:
+    size = row.numel()
+    rows = size // ROW * ROW
+    # A thread that is alone can do all rows in one call.
+    shares = size // SHARE * SHARE if torch.get_num_threads() > 1 else 0
     found = []
     if shares:
         pieces = row[:shares].view(-1, SHARE // ROW, ROW).unbind()
-        found = [vector_norm(piece, dim=1) for piece in pieces]
+        found = [vector_norm(piece, 2, 1) for piece in pieces]
     if shares < rows:
-        found.append(vector_norm(row[shares:rows].view(-1, ROW), dim=1))
-    if rows < row.numel():
-        found.append(vector_norm(row[rows:]).view(1))
+        found.append(vector_norm(row[shares:rows].view(-1, ROW), 2, 1))
+    if rows < size:
+        found.append(vector_norm(row[rows:] if rows else row, 2, 0, True))
     return found
 
 

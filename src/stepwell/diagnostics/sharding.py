@@ -1,9 +1,9 @@
 """Tensors that are spread over processes: each one's own part, and sums over all parts.
 
-A ``DTensor`` (FSDP2, tensor parallelism) holds a part of the whole on every rank. The square of a norm is
-the sum of the squares of the parts, so one small all-reduce for each process group makes the norm of the
-whole known on every rank. Nothing is communicated when nothing is sharded: under plain data
-parallelism the gradients are the same everywhere once backward is over.
+A ``DTensor`` (FSDP2, tensor parallelism) or a parameter under FSDP1 holds a part of the whole on every rank.
+The square of a norm is the sum of the squares of the parts, so one small all-reduce for each process group
+makes the norm of the whole known on every rank. Nothing is communicated when nothing is sharded: under
+plain data parallelism the gradients are the same everywhere once backward is over.
 
 Every rank has to get here at the same batches, and whatever fails on one of them must not leave the others
 waiting: a rank that has nothing to give takes part all the same.
@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepwell.diagnostics.flat_shards import flat_shard
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+"""What is told at once to be no ``DTensor``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,12 @@ class Shard:
 
 
 def shard(tensor: Tensor | None, like: Tensor | None = None) -> Shard:
-    """This process's part; ``like`` tells how a tensor that is None would be spread."""
+    """This process's part; ``like`` tells how a tensor that is None, or a gradient, is spread."""
     spread: Any = like if tensor is None else tensor
     # Only a DTensor has placements; importing its class would load torch.distributed for nothing.
-    if spread is None or not hasattr(spread, "placements"):
-        return Shard(None if tensor is None else tensor.detach())
+    if type(spread) in PLAIN or not hasattr(spread, "placements"):
+        flat = flat_shard(tensor if like is None else like)
+        return Shard(tensor) if flat is None else Shard(tensor, *flat)
     if tensor is not None:
         spread = _without_partial(spread)
     mesh = spread.device_mesh

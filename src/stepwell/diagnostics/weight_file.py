@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from stepwell.diagnostics.blocks import blocks, flat, is_dense, real
-from stepwell.diagnostics.norms import norm_in_rows
+from stepwell.diagnostics.blocks import blocks, flat, is_dense
+from stepwell.diagnostics.norms import norms_of_change
+from stepwell.diagnostics.one_thread import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 MARK = "stepwell"
 """Key of the identity in the checkpoint's metadata."""
+WIDEST = 8
+"""Bytes of the largest real number."""
 PART = ".part"
 ABANDONED_S = 600.0
 """A file begun so long ago by a process that is gone will not be finished."""
@@ -173,11 +176,13 @@ class Stream:
         self._old = old
         self._new = new
         self._block = block
-        self._buffer = torch.empty(block * 16, dtype=torch.uint8)
+        self._buffer = torch.empty(block * WIDEST, dtype=torch.uint8)
 
+    @torch.inference_mode()
+    @one_thread()
     def pass_on(self, tensor: Tensor, old_offset: int, offset: int) -> float:
         """Write it, and give the sum of squares of its change (0 without an old file)."""
-        total = 0.0
+        norms: list[Tensor] = []
         for block in blocks(flat(tensor), self._block):
             host = block if block.device.type == "cpu" else block.cpu()
             content = _bytes_of(host)
@@ -185,16 +190,11 @@ class Stream:
                 before = self._buffer[: len(content)]
                 if os.preadv(self._old, [_bytes_of(before)], old_offset) < len(content):
                     raise Unusable("it is too short")
-                total += change(host, before.view(host.dtype))
+                norms += norms_of_change(host, before.view(host.dtype))
             _write(self._new, content, offset)
             offset += len(content)
             old_offset += len(content)
-        return total
-
-
-def change(now: Tensor, before: Tensor) -> float:
-    """The sum of squares of the difference of two rows on the CPU."""
-    return float(norm_in_rows(real(now) - real(before))) ** 2
+        return math.fsum(one * one for one in torch.cat(norms).tolist()) if norms else 0.0
 
 
 def _bytes_of(row: Tensor) -> memoryview:

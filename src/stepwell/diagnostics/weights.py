@@ -39,6 +39,8 @@ Mode = Literal["disk", "memory", "sample"]
 
 BLOCK = SHARE
 """Elements that are compared at a time on the CPU."""
+FILE_BLOCK = 4 * SHARE
+"""Elements that are read and written at a time: few calls, and what was read is still in a cache."""
 DEVICE_BLOCK = 1 << 22
 """Elements that are compared at a time on an accelerator."""
 SAMPLED_FROM = 20_000
@@ -235,7 +237,7 @@ class _Disk:
             new = os.open(beside, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
                 weight_file.write_frame(new, layout)
-                stream = weight_file.Stream(old, new, BLOCK)
+                stream = weight_file.Stream(old, new, FILE_BLOCK)
                 before = old_layout or layout
                 squares = [
                     stream.pass_on(tensor, old_offset, offset)

@@ -1,0 +1,50 @@
+"""Work in the calling thread alone, which nobody else notices."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepwell.diagnostics import norms, one_thread  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def test_the_number_of_threads_is_as_before_afterwards() -> None:
+    """Also after an error, and when one is inside another."""
+    before = torch.get_num_threads()
+    with one_thread.one_thread(), one_thread.one_thread():
+        pass
+    with pytest.raises(ValueError, match="broken"), one_thread.one_thread():
+        raise ValueError("broken")
+    assert torch.get_num_threads() == before
+
+
+def test_another_thread_keeps_its_own() -> None:
+    """Whether it was there before or starts within."""
+    with ThreadPoolExecutor(1) as pool:
+        before = pool.submit(torch.get_num_threads).result()
+        with one_thread.one_thread():
+            assert pool.submit(torch.get_num_threads).result() == before
+    with ThreadPoolExecutor(1) as pool, one_thread.one_thread():
+        assert pool.submit(torch.get_num_threads).result() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("alone", [True, False])
+def test_norms_are_right_where_it_cannot_be_had(
+    alone: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constant is the worst case: all roundings go in the same direction."""
+    if not alone:
+        monkeypatch.setattr(one_thread, "_setter", lambda: None)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    size = 3_000_001
+    tensor = torch.full((size,), 0.3, dtype=dtype)
+    right = float(tensor[0].double()) * size**0.5
+    assert float(norms.l2([tensor])) == pytest.approx(right, rel=1e-5)
+    moved = torch.cat(norms.norms_of_change(tensor, torch.zeros_like(tensor))).double()
+    assert float(torch.linalg.vector_norm(moved)) == pytest.approx(right, rel=1e-5)
