@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "reading": ("journal",),
     "analysis": ("reading", "vocabulary"),
     "dashboard": ("analysis",),
-    "cli": ("analysis", "exporters", "telemetry", "importing", TOP),
+    "cli": ("analysis", "exporters", "loggers", "telemetry", "importing", TOP),
     "testing": ("telemetry", "reading", TOP),
     "__main__": ("cli",),
     "ai": ("annotations",),
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     TOP: ("reading", "annotations"),
     "exporters": ("reading",),
+    "loggers": ("reading", "diagnostics"),
 }
 """More for some of them, but only inside functions or for type checkers."""
 

@@ -270,3 +270,17 @@ def test_an_object_with_export_alone_will_do() -> None:
     feed.close()
     assert exporter.got == events(1, 2)
     assert (feed.name, feed.failures) == ("Plain", 0)
+
+
+def test_failing_for_days_is_no_failure_of_the_feed() -> None:
+    """Thousands of failures in a row are counted like the first ones."""
+
+    class Dead:
+        def export(self, records: Sequence[Record]) -> None:
+            raise ConnectionError("gone")
+
+    feed = Feed(Dead(), Script(events(1)), SOURCE)
+    for _ in range(3000):
+        feed._not_before = 0.0
+        assert not feed.step()
+    assert (feed.failures, feed.quarantined) == (3000, True)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
+from stepwell import Run
+from stepwell.telemetry import sidecar_process
+from stepwell.telemetry.export_filter import ExportFilter
+from stepwell.telemetry.exporter import Exporter
+from stepwell.telemetry.sidecar_notes import Notes
 from tests.durability.helpers import environment
 
 MODULE = """
@@ -134,7 +144,6 @@ def test_a_class_of_the_script_itself_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a/b", "..", "x" * 100])
 def test_the_name_of_an_exporter_makes_no_path(name: str, tmp_path: Path) -> None:
     """Whatever it is called, its notes are in the process folder."""
-    from stepwell.telemetry.export_filter import ExportFilter
     from stepwell.telemetry.sidecar import Sidecar
 
     class Named:
@@ -147,3 +156,42 @@ def test_the_name_of_an_exporter_makes_no_path(name: str, tmp_path: Path) -> Non
     assert first != second
     assert (tmp_path / first).parent == tmp_path
     assert len(first) < 60
+
+
+class Ticks(Exporter):
+    """What it has to do now and then fails while it is told to."""
+
+    out_of_process = True
+    times: ClassVar[list[float]] = []
+    failing: ClassVar[bool] = True
+
+    def tick(self) -> None:
+        Ticks.times.append(sidecar_process.time.monotonic())
+        if Ticks.failing:
+            raise ConnectionError("nobody there")
+
+
+def test_what_fails_now_and_then_is_tried_less_and_less_often(
+    recorded: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 1 s, 2 s, 4 s, up to half a minute; then every half second again."""
+    now = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
+    monkeypatch.setattr(sidecar_process, "time", clock)
+    monkeypatch.setattr(Ticks, "times", [])
+    (folder,) = recorded.path.glob("rank-*")
+    about = {"folder": str(folder), "linger": 1, "class": f"{__name__}.Ticks", "options": {}}
+    about |= {"filter": ExportFilter().to_json(), "name": "ticks", "notes": "export-ticks"}
+    notes = Notes(folder, "export-ticks")
+    logging.getLogger("stepwell").removeHandler(notes)
+    following = sidecar_process.Follow(about, notes)
+    for _ in range(260):
+        following._tick()
+        now += 0.5
+    assert [time - 1000 for time in Ticks.times] == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+    monkeypatch.setattr(Ticks, "failing", False)
+    now += 30
+    for _ in range(4):
+        following._tick()
+        now += 0.5
+    assert [b - a for a, b in pairwise(Ticks.times[-4:])] == [0.5, 0.5, 0.5]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell import Run
+from stepwell.journal.follow_spans import MAX_SEGMENTS
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.journal.segment_files import SegmentFiles
 from stepwell.journal.segment_rows import LiveRows
@@ -326,3 +327,20 @@ def test_frames_of_others(recorded: Run) -> None:
     late = Following(recorded.path)
     late.to_end()
     assert [r.type for r in late.records] == ["start", "stop"]
+
+
+def test_as_much_that_is_new_as_was_read_is_no_end(recorded: Run) -> None:
+    """An empty look means that all was given, also when segments come as fast as they are read."""
+    following = Following(recorded.path, keep=lambda name: name != "small")
+    with recorded.span("first"):
+        pass
+    small_spans(recorded, 13 * SPAN_SLOTS)
+    assert recorded.flush()
+    assert [r.name for r in following.poll()] == ["first", "first"]
+    waiting = len(following.follower._files.sealed)
+    assert waiting > MAX_SEGMENTS
+    small_spans(recorded, MAX_SEGMENTS * SPAN_SLOTS)
+    with recorded.span("last"):
+        pass
+    assert recorded.flush()
+    assert [r.name for r in following.poll()] == ["last", "last"]

@@ -12,13 +12,35 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stepwell.journal.errors import StepwellError
+from stepwell.loggers.forwarding import ForwardedLog, forward_log, is_backend
 from stepwell.reading import RecordedRun
 from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
 from stepwell.telemetry.forwarding import Forwarded, forward
 
 
 def forward_run(run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter) -> None:
-    """Send a run, with a progress bar, and say what was sent."""
+    """Send a run's spans to an exporter, or its log to a backend, and say what was sent."""
+    if is_backend(run.path, to):
+        if filter.to_json() != ExportFilter().to_json():
+            raise StepwellError(f"--all, --only and --skip choose spans, and {to} gets none")
+        _say_log(run, to, forward_log(run.path, to, options))
+    else:
+        _forward_spans(run, to, options, filter)
+
+
+def _say_log(run: RecordedRun, to: str, done: list[ForwardedLog]) -> None:
+    for item in done:
+        more = "; it still runs, send the run again later for the rest" if item.running else ""
+        print(f"{item.process}: {item.records} records{more}")
+    total = sum(item.records for item in done)
+    what = f"{total} records" if total else "nothing that had not been delivered before"
+    print(f"{run.id}: {what} sent to {to}")
+
+
+def _forward_spans(
+    run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter
+) -> None:
+    """With a progress bar."""
     # What it says of its own retries is summed up in one line at the end.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     console = Console(stderr=True)

@@ -26,6 +26,7 @@ DirOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--dir", help="Where run folders are; else STEPWELL_DIR, else ./runs."),
 ]
+FORWARD_TO = "otlp, file; of what was logged mlflow, wandb, tensorboard, prov, console; or package.module.Class"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -109,12 +110,12 @@ def export(
 @app.command()
 def forward(
     run: RunArgument = None,
-    to: Annotated[str, typer.Option("--to", help="otlp, file, or package.module.Class")] = "otlp",
+    to: Annotated[str, typer.Option("--to", help=FORWARD_TO)] = "otlp",
     option: Annotated[
         list[str],
         typer.Option(
             "--option",
-            help="An option of the exporter, such as endpoint=http://localhost:4318; repeatable. "
+            help="An option of the receiver, such as endpoint=http://localhost:4318; repeatable. "
             "Secrets are better set in OTEL_EXPORTER_OTLP_HEADERS, where `ps` does not show them.",
         ),
     ] = [],  # noqa: B006
@@ -129,7 +130,7 @@ def forward(
     ] = [],  # noqa: B006
     dir: DirOption = None,
 ) -> None:
-    """Send a recorded run to an exporter: for the first time, or again."""
+    """Send a recorded run to an exporter, or to a logger's backend what that has not got yet."""
     from stepwell.cli.forwarding import forward_run, parse_filter, parse_options
     from stepwell.reading.find import find_run
 

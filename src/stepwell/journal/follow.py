@@ -8,22 +8,17 @@ before its events, also when they are of different threads.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal import clock
-from stepwell.journal.document import PROCESS, clock_offset, read_json
+from stepwell.journal.follow_document import ALWAYS, MAX_TIME, FollowedDocument
 from stepwell.journal.follow_events import FollowedEvents
-from stepwell.journal.follow_spans import ALWAYS, FollowedSpans
+from stepwell.journal.follow_spans import FollowedSpans
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.kept_names import KeptNames
-from stepwell.journal.liveness import status_of
 from stepwell.journal.records import EventRecord, SpanRecord
-from stepwell.journal.segment_files import MAX_TIME, SegmentFiles
-from stepwell.journal.spool import live_folder
-from stepwell.journal.system import boot_id
+from stepwell.journal.segment_files import SegmentFiles
 
 
 def everything(name: str) -> bool:
@@ -38,22 +33,22 @@ class Follower:
     that is kept, and of the events inside of it only errors are given out, on that ancestor.
 
     Attributes:
-        about: process.json as last read; empty before it was written.
         over: whether the process has ended, and all that it recorded was given out.
     """
 
     def __init__(self, folder: Path, keep: Callable[[str], bool] = everything) -> None:
         self.folder = folder
-        self.about: dict[str, Any] = {}
         self.over = False
-        self._document: tuple[int, int] | None = None
-        self._offset: int | None = None
+        self._document = FollowedDocument(folder)
         self._files = SegmentFiles(folder)
         self._names = KeptNames(keep)
         self._spans = FollowedSpans(self._files, self._names)
         self._events = FollowedEvents(self._spans)
-        self._boot = boot_id()
-        self._read_document()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """process.json as last read; empty before it was written."""
+        return self._document.about
 
     @property
     def lost(self) -> int:
@@ -66,22 +61,23 @@ class Follower:
         A span is given out twice, as a start and as a stop, which has all that is known of it.
         """
         while True:
-            before = self._events.offset, len(self._files.sealed)
+            before = self._events.offset, self._files.progress
             records, is_all = self._look()
             # What cannot be read just now is left to the next time.
-            if records or is_all or before == (self._events.offset, len(self._files.sealed)):
+            if records or is_all or before == (self._events.offset, self._files.progress):
                 return records
 
     def _look(self) -> tuple[list[SpanRecord | EventRecord], bool]:
         """What is new, and whether that is all: there may be more than fits into one look."""
-        self._read_document()
-        ended = bool(self.about) and _status(self.about) != "running"
-        if self._offset is None and not ended:
+        document = self._document
+        document.read()
+        ended = document.status != "running"
+        if document.offset is None and not ended:
             return [], True
-        offset = self._offset or 0
+        offset = document.offset or 0
         now, horizon = self._horizon(ended)
-        folders = dict.fromkeys((live_folder(self.folder, self.about), self.folder))
-        self._files.live_folder = next(iter(folders))
+        folders = document.folders()
+        self._files.live_folder = folders[0]
         self._files.look()
         self._spans.read_live(note_latest=horizon != now or ended)
         self._names.read(folder / NAMES for folder in folders)
@@ -98,10 +94,8 @@ class Follower:
 
     def _horizon(self, ended: bool) -> tuple[int, int]:
         """The present on the clock of the process, and up to when to give out records."""
-        if ended:
-            return ALWAYS, ALWAYS
-        if self.about.get("boot") == self._boot:
-            now = clock.now()
+        now = self._document.now(ended)
+        if ended or now != ALWAYS:
             return now, now
         # The clock of another machine: what the last look saw was recorded before this one.
         return ALWAYS, max(self._spans.latest, self._events.latest)
@@ -111,40 +105,3 @@ class Follower:
         heartbeat = self.about.get("heartbeat")
         known = heartbeat - offset if isinstance(heartbeat, int) else 0
         return max(min(known, MAX_TIME), self._spans.latest, self._events.latest)
-
-    def _read_document(self) -> None:
-        try:
-            status = os.stat(self.folder / PROCESS)
-        except OSError:
-            return
-        version = status.st_ino, status.st_mtime_ns
-        if version == self._document:
-            return
-        about = read_json(self.folder / PROCESS)
-        if about is None:
-            return
-        self._document = version
-        self.about = about
-        if self._offset is None:
-            # Once for all: with another one later, a span's duration would not be what it was.
-            self._offset = clock_offset(_anchors(about))
-
-
-def _status(about: dict[str, Any]) -> str:
-    try:
-        return status_of(about)
-    except (TypeError, ValueError, OverflowError):
-        return "killed"
-
-
-def _anchors(about: dict[str, Any]) -> list[list[int]]:
-    anchors = about.get("anchors")
-    return [
-        pair
-        for pair in (anchors if isinstance(anchors, list) else ())
-        if isinstance(pair, list) and len(pair) == 2 and all(map(_is_time, pair))
-    ]
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= 2 * MAX_TIME

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal.follow_document import MAX_TIME
 from stepwell.journal.follow_spans import FollowedSpans
 from stepwell.journal.followed import EVENT, Given
 from stepwell.journal.journal import ERROR_EVENT
 from stepwell.journal.open_span import ATTRIBUTES
 from stepwell.journal.records import EventRecord
-from stepwell.journal.segment_files import MAX_TIME
 from stepwell.journal.tail import Tail, parse_object
 
 KINDS = ("event", "value", "artifact", ATTRIBUTES)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.journal.ancestry import Ancestry
+from stepwell.journal.follow_document import ALWAYS
 from stepwell.journal.followed import Followed, Given, start_of, stop_of
 from stepwell.journal.format import (
     ABANDONED,
@@ -23,9 +24,6 @@ from stepwell.journal.kept_names import MARK, KeptNames, Name
 from stepwell.journal.segment_files import SealedSegment, SegmentFiles
 from stepwell.journal.segment_rows import LiveRows, Row, SealedRows
 from stepwell.journal.tail import parse_object
-
-ALWAYS = 1 << 63
-"""A horizon behind every time."""
 
 MAX_SEGMENTS = 6
 MAX_SPANS = 8192

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
 ERROR_EVENT = "error"
+LOGGER = "logger"
+"""Kind of the line that says that a logger begins or ends; no event of the run."""
+ITEM = "item"
+"""Kind of the line with something that was logged and is no number; no event of the run either."""
 REMEMBERED_ERRORS = 16
 INNERMOST = -1
 """In the place of a span's identity: the innermost open one of the calling thread or task."""

@@ -39,6 +39,8 @@ _head = ROW_HEAD.pack
 _words: dict[Any, int] = {}
 _counts: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
 """How often each metric, by its name's id, was logged while no step was ever set."""
+_heard: dict[str, list[int]] = {}
+"""Further ids of a metric's name, by which it is told who was meant to hear of a value."""
 MAX_COUNT = STEP_BIAS - 1
 MAX_AT_ONCE = METRIC_ROWS // 2
 MAX_NESTED = 32
@@ -158,19 +160,18 @@ def set_context(step: int | None, epoch: int | None) -> None:
 
 def latest(name: str, lanes: list[Lane]) -> float | None:
     """The latest value of a metric among those that have not left memory yet."""
-    word = _words.get(name)
-    if word is None:
-        return None
+    words = [*_heard.get(name, ()), *([_words[name]] if name in _words else [])]
     found: list[tuple[int, float]] = []
     for lane in lanes:
         if lane.rows is None:
             continue
-        # What the pump writes for another lane says which.
-        for mark in (word, *(word | other.number + 1 << OWNER_SHIFT for other in lanes)):
-            row = _last_row(lane, mark.to_bytes(8, "little"))
-            if row:
-                head, value, _ = ROW.unpack_from(lane.rows, row)
-                found.append((ROW_HEAD.unpack(head)[0], value))
+        for word in words:
+            # What the pump writes for another lane says which.
+            for mark in (word, *(word | other.number + 1 << OWNER_SHIFT for other in lanes)):
+                row = _last_row(lane, mark.to_bytes(8, "little"))
+                if row:
+                    head, value, _ = ROW.unpack_from(lane.rows, row)
+                    found.append((ROW_HEAD.unpack(head)[0], value))
     return max(found)[1] if found else None
 
 
@@ -199,6 +200,17 @@ def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, ow
 def word_of(name: str) -> int:
     """The id of a metric's name."""
     return _words.get(name) or _intern(name)
+
+
+def word_heard_by(name: str, audience: str) -> int:
+    """The id of a metric's name that says for whom a value is; the metric is the same one."""
+    word = names.intern(METRIC, name, audience)
+    if word == names.ids[OVERFLOW[METRIC]]:
+        return _intern(name)
+    known = _heard.setdefault(name, [])
+    if word not in known:
+        known.append(word)
+    return word
 
 
 def step_word_of(word: int) -> int:

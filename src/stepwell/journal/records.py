@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +36,55 @@ class EventRecord:
     thread: str
     time_ns: int
     attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRecord:
+    """A number that was logged, for the loggers with the numbers in ``audience``; empty: for none."""
+
+    name: str
+    audience: tuple[int, ...]
+    step: int | None
+    epoch: int | None
+    value: float
+    time_ns: int
+    thread: str
+    type: str = "metric"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRecord:
+    """Anything else that was logged: a parameter, a figure, a file, … (``kind``).
+
+    A small one is its ``value``. Else ``content`` is the sha256 of a file of the run's artifacts of
+    so many bytes (``size``), which is to be called ``file`` and of the type ``media``.
+    """
+
+    kind: str
+    name: str
+    audience: tuple[int, ...]
+    step: int | None
+    epoch: int | None
+    value: Any
+    content: str | None
+    file: str | None
+    media: str | None
+    size: int | None
+    time_ns: int
+    thread: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    type: str = "item"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRecord:
+    """The last record of a log: it is finished, failed or killed."""
+
+    status: str
+    time_ns: int
+    thread: str = ""
+    type: str = "status"
+
+
+LogRecord: TypeAlias = MetricRecord | ItemRecord
+"""What backends are given."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from stepwell.journal.archive import Frame, read_frames
 from stepwell.journal.files import open_file
+from stepwell.journal.follow_document import MAX_TIME
 from stepwell.journal.format import HEADER_BYTES, SIZES, parse_header
 from stepwell.journal.segment_rows import (
     LiveRows,
@@ -27,7 +28,6 @@ from stepwell.journal.segment_rows import (
 )
 
 MAX_SEQ = (1 << 31) - 1
-MAX_TIME = (1 << 61) - 1
 MAX_UNPACKED = {"spans": SIZES["spans"], "attributes": 4 * SIZES["attributes"]}
 KEPT_UNPACKED = 8
 KEPT_PLACES = 4096
@@ -79,13 +79,13 @@ class SegmentFiles:
 
     def look(self) -> None:
         """Find out what there is now."""
-        found = _numbered(self.live_folder, _LIVE)
+        found = numbered_files(self.live_folder, _LIVE)
         self.live = {seq: path for seq, path in found.items() if seq not in self._done}
         self.look_at_archives()
 
     def look_at_archives(self) -> None:
         """Find what has been sealed since the last time."""
-        files = _numbered(self.folder, _ARCHIVE)
+        files = numbered_files(self.folder, _ARCHIVE)
         for number in sorted(files):
             if number < self._file:
                 continue
@@ -123,6 +123,11 @@ class SegmentFiles:
                 seq, str(header.get("thread")), slots, first, last or self._last, place
             )
             self.sealed.setdefault(seq, segment)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many segments are done with, and how many wait: another value whenever either changes."""
+        return len(self._done), len(self.sealed)
 
     def was_read(self, seq: int) -> bool | None:
         """Whether a segment that is done with was read or lost; None: it is not done with."""
@@ -213,7 +218,8 @@ class SegmentFiles:
         return found
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+def numbered_files(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    """The files in a folder whose names match, by the number that the pattern finds in them."""
     try:
         names = os.listdir(folder)
     except OSError:

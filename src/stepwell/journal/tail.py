@@ -24,6 +24,10 @@ class Tail:
 
     def read(self, paths: Iterable[Path]) -> list[bytes]:
         """The next complete lines; ``more`` says whether it is worth calling again at once."""
+        return [line for _, line in self.read_places(paths)]
+
+    def read_places(self, paths: Iterable[Path]) -> list[tuple[int, bytes]]:
+        """The same, each line behind the offset at which it begins."""
         for path in paths:
             data = self._piece(path)
             if data:
@@ -45,15 +49,18 @@ class Tail:
         self.more = len(data) == CHUNK
         return data if self.more and not end else data[:end]
 
-    def _lines(self, data: bytes) -> list[bytes]:
+    def _lines(self, data: bytes) -> list[tuple[int, bytes]]:
+        places, at = [], self.offset
+        for line in data.split(b"\n"):
+            places.append((at, line))
+            at += len(line) + 1
         self.offset += len(data)
-        lines = data.split(b"\n")
         # What stands behind the last newline: nothing, but for a line that is longer than a piece.
-        rest = lines.pop()
+        _, rest = places.pop()
         if self._inside:
-            lines = lines[1:]
+            places = places[1:]
         self._inside = bool(rest)
-        return [line for line in lines if line]
+        return [place for place in places if place[1]]
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
 from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, OWNER_SHIFT, STEP_BIAS
+from stepwell.journal.journal import ITEM, LOGGER
 from stepwell.journal.open_span import ATTRIBUTES as LATE
 from stepwell.reading.context import ContextLog
 from stepwell.reading.process import Name, Process
@@ -165,9 +166,9 @@ class ProcessTables:
         self, wanted: set[str], artifacts: bool = False, window: Window = ALWAYS
     ) -> Iterator[pl.DataFrame]:
         """Rows of EVENTS, or of ARTIFACTS."""
-        events = [e for e in self.process.events() if e.get("kind") != LATE]
-        events = [e for e in events if window[0] <= e["time"] < window[1]]
-        found = [e for e in events if (e.get("kind") == "artifact") is artifacts]
+        events = [e for e in self.process.events() if window[0] <= e["time"] < window[1]]
+        found = [e for e in map(_kept, events) if e is not None]
+        found = [e for e in found if (e.get("kind") == "artifact") is artifacts]
         if not found:
             return
         clock = np.array([e["time"] for e in found], np.int64)
@@ -311,6 +312,29 @@ def _json(attributes: dict[str, Any]) -> str | None:
         return json.dumps(attributes) if attributes else None
     except RecursionError:
         return None
+
+
+def _kept(event: dict[str, Any]) -> dict[str, Any] | None:
+    """An event as it is shown: what was logged with a file is an artifact, the rest is elsewhere."""
+    kind, about = event.get("kind"), event["attributes"]
+    if kind in (LATE, LOGGER):
+        return None
+    if kind != ITEM:
+        return event
+    if not isinstance(about.get("content"), str):
+        return None
+    size = about.get("size")
+    size = size if isinstance(size, int) else None
+    rest = {key: value for key, value in about.items() if key not in ("content", "size")}
+    inside = f"/{about.get('file')}" if about.get("folder") else ""
+    return {
+        **event,
+        "kind": "artifact",
+        "name": event["name"] + inside,
+        "sha256": about["content"],
+        "size": size,
+        "attributes": rest,
+    }
 
 
 def _sha256(text: str) -> str | None:

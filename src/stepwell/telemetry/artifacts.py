@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +27,28 @@ def store(run_folder: Path, content: bytes | Path) -> tuple[str, int]:
             while block := source.read(BLOCK):
                 digest.update(block)
                 size += target.write(block)
+        os.chmod(name, 0o644)
+        os.replace(name, artifact_path(run_folder, digest.hexdigest()))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    return digest.hexdigest(), size
+
+
+def store_written(run_folder: Path, write: Callable[[IO[bytes]], object]) -> tuple[str, int]:
+    """Have a file written and keep it; returns (sha256, size). It is on disk once, and never in memory."""
+    folder = run_folder / ARTIFACTS
+    folder.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=folder, prefix=".incoming-")
+    try:
+        with os.fdopen(fd, "wb") as target:
+            write(target)
+        digest = hashlib.sha256()
+        with open(name, "rb") as source:
+            while block := source.read(BLOCK):
+                digest.update(block)
+            size = source.tell()
         os.chmod(name, 0o644)
         os.replace(name, artifact_path(run_folder, digest.hexdigest()))
     except BaseException:

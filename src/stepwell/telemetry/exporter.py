@@ -82,6 +82,9 @@ class Exporter:
     out_of_process: ClassVar[bool] = False
     """Whether it runs in a process of its own, made anew there from what ``description`` says."""
 
+    reads: ClassVar[str] = "spans"
+    """What it is fed with. Those that read the ``log`` are ``stepwell.loggers.backend.Backend``."""
+
     every_span: ClassVar[bool] = False
     """Whether it gets the short spans of every iteration too, where no filter says otherwise."""
 
@@ -115,8 +118,13 @@ def check_exporter(exporter: Any) -> None:
         raise StepwellError(
             f"{exporter.__name__} is a class: write {exporter.__name__}(…) to make an exporter of it"
         )
-    if not callable(getattr(exporter, "export", None)):
+    if not callable(getattr(exporter, "export", None)) and not reads_log(exporter):
         raise StepwellError(
             f"{exporter!r} is no exporter: it needs a method export(records), such as a subclass of "
             "stepwell.telemetry.exporter.Exporter has"
         )
+
+
+def reads_log(exporter: Any) -> bool:
+    """Whether this, an exporter or its class, is a backend: fed with the log in place of spans."""
+    return getattr(exporter, "reads", None) == "log"

@@ -204,8 +204,8 @@ def make_exporter(name: str, options: Mapping[str, Any] | None = None) -> Any:
     return _make(find_class(name, f"exporter {name}"), dict(options or {}), f"exporter {name}")
 
 
-def find_class(name: str, where: str) -> Callable[..., Any]:
-    """The class that a short name or a dotted path stands for."""
+def find_class(name: str, where: str, also: Iterable[str] = ()) -> Callable[..., Any]:
+    """The class that a short name or a dotted path stands for; ``also`` are names that others know."""
     if name in BUILT_IN:
         return _imported(BUILT_IN[name], where)
     registered = _registered()
@@ -213,7 +213,7 @@ def find_class(name: str, where: str) -> Callable[..., Any]:
         return _imported(registered[name], where)
     if "." in name or ":" in name:
         return _imported(name, where)
-    known = sorted({*BUILT_IN, *registered})
+    known = sorted({*BUILT_IN, *registered, *also})
     raise StepwellError(
         f"{where}: there is no exporter {name!r}{_nearest(name, known)}. There are "
         f"{', '.join(known)}, and package.module.Class for one of your own"

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 from stepwell.journal.careful import plain_mapping
 from stepwell.journal.errors import report, say, warn_once
-from stepwell.journal.follow import Follower
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.exporter import Source, check_exporter, source_of
-from stepwell.telemetry.feeding import THREAD, Feed
+from stepwell.telemetry.feeding import THREAD, Feed, feed_of
 
 POLL = 0.2
 """How often each exporter looks for new records, in seconds."""
@@ -71,6 +70,7 @@ class ExportThread:
         self._went_well = True
         self._deadline = 0.0
         self._closing = False
+        self._has_ended = False
 
     @property
     def name(self) -> str:
@@ -122,6 +122,8 @@ class ExportThread:
     def wait(self, asked: int, timeout: float) -> bool:
         """Whether what was asked for has been done in time."""
         thread = self._thread
+        if self._has_ended:
+            return self._went_well
         if thread is None or thread is threading.current_thread() or not thread.is_alive():
             return False
         with self._answered:
@@ -161,6 +163,7 @@ class ExportThread:
                     pass
             if closing:
                 self.feed.close()
+                self._has_ended = True
                 return
 
     def _answer(self, asked: int) -> None:
@@ -220,7 +223,7 @@ class Exports:
             from stepwell.telemetry.sidecar import Sidecar
 
             return Sidecar(exporter, self.folder, filter)
-        return ExportThread(Feed(exporter, Follower(self.folder, filter.keeps), self.source))
+        return ExportThread(feed_of(exporter, self.folder, filter, self.source))
 
     def drain(self, timeout: float) -> bool:
         """Have all handed over that was recorded until now; whether it was in time."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from stepwell.journal import clock
 from stepwell.journal.errors import say
+from stepwell.journal.follow import Follower
+from stepwell.journal.records import SpanRecord
 from stepwell.journal.values import cut, text_of
-from stepwell.telemetry.exporter import EventRecord, Record, Source
+from stepwell.telemetry.export_filter import ExportFilter
+from stepwell.telemetry.exporter import Source, reads_log, source_of
 
 MAX_BATCH = 2000
 """So many records an exporter is given at once."""
@@ -29,9 +33,9 @@ THREAD = "stepwell-export"
 
 
 class Records(Protocol):
-    """Where a feed gets records: a ``Follower``."""
+    """Where a feed gets records: a ``Follower``, or one of the log."""
 
-    def poll(self) -> list[Record]:
+    def poll(self) -> Sequence[Any]:
         """What is new since the last call."""
         ...
 
@@ -65,7 +69,7 @@ class Feed:
         self._not_before = 0.0
         self._is_open = False
         self._said = False
-        self._waiting: list[Record] = []
+        self._waiting: list[Any] = []
         self._looked = 0.0
         self._saw_nothing = False
         self._seen_ns = 0
@@ -161,7 +165,7 @@ class Feed:
         self._worked()
         return bool(batch)
 
-    def _look(self) -> list[Record]:
+    def _look(self) -> list[Any]:
         """What is new."""
         looked = time.monotonic()
         records = self.records.poll()
@@ -184,8 +188,9 @@ class Feed:
         self.failures += 1
         self._in_a_row += 1
         self.last_error = f"{type(error).__name__}: {cut(' '.join(text_of(error).split()), 500)}"
-        delay = FIRST_DELAY * 2 ** (self._in_a_row - 1)
-        self._not_before = time.monotonic() + (QUARANTINE_DELAY if self.quarantined else delay)
+        is_early = not self.quarantined
+        delay = FIRST_DELAY * 2 ** (self._in_a_row - 1) if is_early else QUARANTINE_DELAY
+        self._not_before = time.monotonic() + delay
         if self.quarantined and not self._said:
             self._said = True
             say(
@@ -205,11 +210,26 @@ class Feed:
         self._not_before = 0.0
 
 
-def time_of(record: Record) -> int:
+def feed_of(
+    exporter: Any,
+    folder: Path,
+    filter: ExportFilter,
+    source: Source | None = None,
+    name: str | None = None,
+) -> Feed:
+    """What feeds this exporter with the records of the process in ``folder``, as it wants them."""
+    if reads_log(exporter):
+        own: Feed = exporter.feed(folder, source)
+        return own
+    follower = Follower(folder, filter.keeps)
+    return Feed(exporter, follower, source or source_of(folder, follower.about), name)
+
+
+def time_of(record: Any) -> int:
     """When what a record tells of happened, in nanoseconds since the epoch."""
-    if isinstance(record, EventRecord):
-        return record.time_ns
-    return record.start_ns if record.end_ns is None else record.end_ns
+    if isinstance(record, SpanRecord):
+        return record.start_ns if record.end_ns is None else record.end_ns
+    return int(record.time_ns)
 
 
 def name_of(exporter: Any) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 
 from stepwell.journal.document import PROCESS
 from stepwell.journal.errors import StepwellError
-from stepwell.journal.follow import Follower
 from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.exporter import Record, SpanRecord, source_of
+from stepwell.telemetry.exporter import Record, SpanRecord
 from stepwell.telemetry.exporter_loading import make_exporter
-from stepwell.telemetry.feeding import Feed
+from stepwell.telemetry.feeding import Feed, feed_of
 from stepwell.telemetry.sidecar_notes import remove_notes_of
 
 TRIES = 4
@@ -57,7 +56,7 @@ def forward(
     A receiver that does not take it raises ``NotTaken``. One that knows a span by its id, as OTLP
     receivers do, may get the same run as often as you like.
     """
-    folders = _process_folders(Path(run).expanduser())
+    folders = recorded_processes(Path(run).expanduser())
     keep = ExportFilter() if filter is None else filter
     # One for each process: each keeps track of what is open in its own.
     return [
@@ -66,7 +65,8 @@ def forward(
     ]
 
 
-def _process_folders(run: Path) -> list[Path]:
+def recorded_processes(run: Path) -> list[Path]:
+    """The folders of a run's processes, in the order of ranks and attempts; not those of workers."""
     try:
         found = sorted(p for p in run.iterdir() if p.is_dir() and not p.is_symlink())
     except OSError as error:
@@ -77,6 +77,42 @@ def _process_folders(run: Path) -> list[Path]:
     return folders
 
 
+def send_all(feed: Feed, sent: Callable[[], str]) -> None:
+    """Hand over everything there is for now; ``sent`` tells in words how far it is, should it fail."""
+    failed = 0
+    while not feed.over:
+        if feed.step():
+            failed = 0
+        elif feed.over or not feed.pause():
+            break  # It still runs; this is all there is for now.
+        else:
+            failed += 1
+            if failed >= TRIES:
+                _not_taken(feed, sent())
+            time.sleep(max(PAUSE, feed.pause()))
+
+
+def _not_taken(feed: Feed, sent: str) -> None:
+    feed.close()
+    raise NotTaken(
+        f"{feed.name}: {feed.last_error}. Of {feed.source.process}, {sent} had been sent; send the "
+        "run again when the receiver works"
+    )
+
+
+def end_sending(feed: Feed, sent: Callable[[], str]) -> None:
+    """Have passed on what is held back, and let go of the exporter."""
+    before = feed.failures
+    try:
+        getattr(feed.exporter, "tick", _ignore)()
+    except Exception as error:
+        raise NotTaken(str(error)) from None
+    finally:
+        feed.close()
+    if feed.failures > before:
+        _not_taken(feed, sent())
+
+
 class _Sending:
     """One process, on its way to one exporter."""
 
@@ -84,51 +120,21 @@ class _Sending:
         self, folder: Path, exporter: Any, filter: ExportFilter, progress: Callable[[int], None]
     ) -> None:
         self.folder = folder
-        self.exporter = exporter
         self.progress = progress
         self.spans = 0
         self.events = 0
-        self.follower = Follower(folder, filter.keeps)
-        source = source_of(folder, self.follower.about)
-        self.feed = Feed(_Counted(exporter, self._count), self.follower, source)
+        self.feed = feed_of(_Counted(exporter, self._count), folder, filter)
 
     def all(self) -> Forwarded:
         """Send everything there is."""
-        failed = 0
-        while not self.feed.over:
-            before = self.feed.failures
-            if self.feed.step():
-                failed = 0
-            elif self.feed.failures > before:
-                failed += 1
-                if failed >= TRIES:
-                    self._not_taken()
-                time.sleep(max(PAUSE, self.feed.pause()))
-            elif not self.feed.over:
-                break  # It still runs; this is all there is for now.
-        self._end()
+        send_all(self.feed, self._sent)
+        end_sending(self.feed, self._sent)
+        remove_notes_of(self.folder, self.feed.name)
         running = not self.feed.over
         return Forwarded(self.feed.source.process, self.spans, self.events, running)
 
-    def _end(self) -> None:
-        before = self.feed.failures
-        try:
-            getattr(self.exporter, "tick", _ignore)()
-        except Exception as error:
-            raise NotTaken(str(error)) from None
-        finally:
-            self.feed.close()
-        if self.feed.failures > before:
-            self._not_taken()
-        remove_notes_of(self.folder, self.feed.name)
-
-    def _not_taken(self) -> None:
-        self.feed.close()
-        process = self.feed.source.process
-        raise NotTaken(
-            f"{self.feed.name}: {self.feed.last_error}. Of {process}, {self.spans} spans had been "
-            "sent; send the run again when the receiver works"
-        )
+    def _sent(self) -> str:
+        return f"{self.spans} spans"
 
     def _count(self, records: list[Record]) -> None:
         spans = sum(isinstance(r, SpanRecord) and r.type != "start" for r in records)

@@ -91,6 +91,16 @@ def working_folder() -> str:
         return "/"
 
 
+def user_name() -> str | None:
+    """Return who runs this process, None where the system has no name for that."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError, OSError):
+        return os.environ.get("LOGNAME") or os.environ.get("USER") or os.environ.get("USERNAME")
+
+
 def describe_host() -> dict[str, Any]:
     """Return hostname, operating system, kernel, machine, processors, memory and boot id."""
     import platform

@@ -39,6 +39,7 @@ class RunDocument:
         with forks.held_off():
             identity.warm_up()
             self.attempt["host"] = identity.describe_host()
+            self.attempt["user"] = identity.user_name()
         self.attempt["python"] = identity.describe_python()
         self.attempt["code"] = identity.describe_code(Path(self.attempt["cwd"]))
         self.write()

@@ -40,8 +40,9 @@ NO_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVIC
 NOT_FOR_IT = ("STEPWELL_EXPORTERS", "STEPWELL_STRICT", "PYTHONWARNINGS")
 LINGER = 60.0
 MOST_STARTS = 4
-DELIVERED, BROKEN, UNDELIVERED, UNABLE = 0, 1, 3, 4
-"""How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin."""
+DELIVERED, BROKEN, UNDELIVERED, UNABLE, STOPPED = 0, 1, 3, 4, 5
+"""How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin; somebody ended it
+while there may be more to come."""
 GRACE = 0.5
 """What has been delivered takes so long to be told, where no time is left to wait for more."""
 
@@ -65,6 +66,7 @@ class Sidecar:
         self._asked = 0
         self._told: dict[str, Any] = {}
         self._closed = False
+        self._delivered = False
 
     def _describe(self, filter: ExportFilter) -> dict[str, Any]:
         made_of = self.exporter.description()
@@ -135,7 +137,7 @@ class Sidecar:
                 return bool(answer.get("delivered"))
             if time.monotonic() >= deadline:
                 break
-        return False
+        return self._delivered
 
     def close(self, timeout: float) -> None:
         """The run has ended: let it send the rest and end; past ``timeout`` it goes on by itself."""
@@ -143,7 +145,7 @@ class Sidecar:
             return
         self._closed = True
         if not self._revive():
-            return  # That was said.
+            return  # It is done, or it was said why not.
         process = self._process
         assert process is not None
         self._tell("close")
@@ -207,13 +209,14 @@ class Sidecar:
             return True
         if process is not None:
             self._wait_for("nothing more", True, time.monotonic() + 1.0)
+            self._delivered = process.returncode == DELIVERED
             reason = f"it ended with code {process.returncode} {_last_words(process)}".strip()
             _release(process)
             self._process = None
             if process.returncode == UNABLE or self._starts >= MOST_STARTS:
                 self._starts = MOST_STARTS
                 self._cannot(self.last_error or reason)
-        if self._starts < MOST_STARTS:
+        if self._starts < MOST_STARTS and not self._delivered:
             # It begins anew; its receiver gets the same ids again.
             self._spawn()
         return self._process is not None

@@ -17,15 +17,14 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepwell.journal.document import read_json
-from stepwell.journal.follow import Follower
+from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.system import is_alive
 from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.exporter import source_of
+from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.exporter_loading import make_exporter
-from stepwell.telemetry.feeding import Feed
+from stepwell.telemetry.feeding import QUARANTINE_DELAY, feed_of
 from stepwell.telemetry.run_document import RUN
-from stepwell.telemetry.sidecar import BROKEN, DELIVERED, UNABLE, UNDELIVERED
+from stepwell.telemetry.sidecar import BROKEN, DELIVERED, STOPPED, UNABLE, UNDELIVERED
 from stepwell.telemetry.sidecar_notes import Notes, remove_note, write_note
 
 POLL = 0.5
@@ -74,21 +73,25 @@ class Follow:
         self.folder = Path(about["folder"])
         self.linger = float(about["linger"])
         self.closing = False
+        self.stopped = False
         self.commands: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self.failures = 0
         self.failing = False
         self.labelled_at = 0
         self.tick_due = 0.0
+        self.tick_pause = POLL
         self.exporter = make_exporter(about["class"], about["options"])
         self._wait_for_run_document()
-        self.follower = Follower(self.folder, ExportFilter.from_json(about["filter"]).keeps)
-        source = source_of(self.folder, self.follower.about)
-        self.feed = Feed(self.exporter, self.follower, source, about["name"])
+        filter = ExportFilter.from_json(about["filter"])
+        self.feed = feed_of(self.exporter, self.folder, filter, self._source(), about["name"])
 
     def _wait_for_run_document(self) -> None:
         deadline = time.monotonic() + RUN_DOCUMENT_WAIT
         while read_json(self.folder.parent / RUN) is None and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def _source(self) -> Source:
+        return source_of(self.folder, read_json(self.folder / PROCESS) or {})
 
     # The loop
 
@@ -118,7 +121,11 @@ class Follow:
             self._relabel()
             getattr(self.exporter, "tick", _nothing)()
         except Exception as error:
+            self.tick_pause = min(2 * self.tick_pause, QUARANTINE_DELAY)
+            self.tick_due = time.monotonic() + self.tick_pause
             self.notes.write(f"not delivered: {error}", "tick")
+        else:
+            self.tick_pause = POLL
 
     def _relabel(self) -> None:
         """The name and the labels of a run may come after it has begun."""
@@ -126,7 +133,7 @@ class Follow:
         if changed == self.labelled_at:
             return
         self.labelled_at = changed
-        source = source_of(self.folder, self.follower.about)
+        source = self._source()
         if source != self.feed.source:
             self.feed.source = source
             getattr(self.exporter, "relabel", _nothing)(source)
@@ -171,7 +178,7 @@ class Follow:
             _answer({**self._state(), "drain": int(words[1]), "delivered": delivered})
 
     def _terminated(self, *_: object) -> None:
-        self.closing = True
+        self.closing = self.stopped = True
         self.linger = min(self.linger, TERM_LINGER)
 
     # The end
@@ -190,7 +197,7 @@ class Follow:
         self._look_at_failures()
         remove_note(self.folder, self.about["notes"])
         _answer({**self._state(), "ended": True, "delivered": True})
-        return DELIVERED
+        return STOPPED if self.stopped and not self.feed.over else DELIVERED
 
     def _is_done(self, deadline: float) -> bool:
         # A process that was killed is over when its open spans were given out as unfinished.

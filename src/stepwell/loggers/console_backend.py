@@ -1,0 +1,75 @@
+"""The console backend: what is logged, in short lines, and its files in a folder for people to look into."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stepwell.journal.values import cut
+from stepwell.loggers.backend import Backend, ItemRecord, LogRecord, Source
+from stepwell.loggers.backend_files import path_of
+from stepwell.loggers.kept_files import keep_file
+
+DEFAULT_SAVEDIR = os.path.join("mllogs", "simple-logger")
+MAX_VALUE = 200
+
+
+class ConsoleBackend(Backend):
+    """Tells what is logged through Python's logging, as ``stepwell.console``, or on standard error.
+
+    Standard error is for those who have not set up logging for such messages. Files are kept in
+    ``<savedir>/<run id>``, those of a further rank in a folder of its own inside of it.
+    """
+
+    name: ClassVar[str] = "console"
+    out_of_process: ClassVar[bool] = False
+
+    def open(self, source: Source, state: dict[str, Any]) -> None:
+        """Find the folder, which is made when there is a file for it."""
+        if "folder" not in state:
+            savedir = Path(str(self.options.get("savedir") or DEFAULT_SAVEDIR)).expanduser()
+            place = [source.run] if self.is_first else [source.run, f"rank-{self.rank:05d}"]
+            state["folder"] = str(savedir.absolute().joinpath(*place))
+        self._folder = Path(state["folder"])
+        self._prefix = "" if self.is_first else f"rank {self.rank}: "
+
+    def deliver(self, records: list[LogRecord], again: bool) -> None:
+        """Keep the files, then print: what is printed cannot be taken back."""
+        lines = [self._line(record) for record in records]
+        _print(f"{self._prefix}{line}" for line in lines)
+
+    def _line(self, record: LogRecord) -> str:
+        places = {"step": record.step, "epoch": record.epoch}
+        about = [f"{name} {place}" for name, place in places.items() if place is not None]
+        if not isinstance(record, ItemRecord):
+            return _with(f"{record.name} = {record.value:.6g}", about)
+        about.insert(0, record.kind)
+        if record.content is None:
+            return _with(f"{record.name} = {_shown(record.value)}", about)
+        content = self.content_path(record.content)
+        path = keep_file(content, record.content, self._folder, path_of(record))
+        return _with(f"{record.name}: {path}", about)
+
+
+def _with(text: str, about: list[str]) -> str:
+    return f"{text} ({', '.join(about)})" if about else text
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return cut(" ".join(text.split()), MAX_VALUE)
+
+
+def _print(lines: Iterable[str]) -> None:
+    logger = logging.getLogger("stepwell.console")
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        for line in lines:
+            logger.info("%s", line)
+    elif sys.stderr is not None:
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()

@@ -1,0 +1,164 @@
+"""What data was used, in words and digests. The data itself is not copied: it may be larger than the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepwell.journal.careful import plain
+from stepwell.journal.values import cut, text_of
+from stepwell.loggers.items import Item
+
+LARGEST_DIGESTED = 256 << 20
+"""Bytes of a file, or of an array in memory, that are read through for a digest."""
+MOST_FILES = 100_000
+MOST_COLUMNS = 200
+BLOCK = 1 << 20
+
+
+def dataset(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]:
+    """A dataset, a data loader, a table, an array, a file, a folder, or a dict of such."""
+    yield Item(identifier, value=described(item))
+
+
+def described(item: Any, depth: int = 0) -> dict[str, Any]:
+    """What can be said about data without copying it."""
+    if isinstance(item, str):
+        return _place(item)
+    if isinstance(item, os.PathLike):
+        return _path(Path(item))
+    about: dict[str, Any] = {"type": f"{type(item).__module__}.{type(item).__qualname__}"}
+    if isinstance(item, Mapping) and depth < 2:
+        about["parts"] = {
+            text_of(name): described(value, depth + 1) for name, value in list(item.items())[:100]
+        }
+        return about
+    for describe in (_mlflow, _loader, _table, _array, _hugging_face, _length):
+        try:
+            about |= describe(item)
+        except Exception as error:  # an object that only looks like one of these
+            about["not_described"] = f"{type(error).__name__}: {cut(text_of(error), 200)}"
+    return about
+
+
+def _place(text: str) -> dict[str, Any]:
+    """A path; else a name or an address of data that is elsewhere."""
+    if "://" in text or not os.path.exists(text):
+        from stepwell.telemetry.identity import mask
+
+        return {"type": "reference", "source": mask(cut(text, 2000))}
+    return _path(Path(text))
+
+
+def _path(path: Path) -> dict[str, Any]:
+    about: dict[str, Any] = {"path": str(path.absolute())}
+    if path.is_file():
+        size = path.stat().st_size
+        about |= {"type": "file", "size": size}
+        if size <= LARGEST_DIGESTED:
+            about["sha256"] = _digest_of_file(path)
+    elif path.is_dir():
+        about |= {"type": "folder", **_folder(path)}
+    else:
+        about["type"] = "missing"
+    return about
+
+
+def _digest_of_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    """Number and sizes of the files; the digest is of these, not of what is in the files."""
+    lines: list[str] = []
+    total = 0
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted(files):
+            file = Path(folder, name)
+            size = file.stat().st_size if file.is_file() else 0
+            total += size
+            lines.append(f"{file.relative_to(path).as_posix()} {size}")
+        if len(lines) > MOST_FILES:
+            return {"files_at_least": len(lines)}
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "replace")).hexdigest()
+    return {"files": len(lines), "size": total, "sha256_of_names_and_sizes": digest}
+
+
+def _mlflow(item: Any) -> dict[str, Any]:
+    """MLflow's own datasets say all there is to say."""
+    if not (hasattr(item, "to_dict") and hasattr(item, "digest") and hasattr(item, "source")):
+        return {}
+    return {"mlflow": {key: text_of(value) for key, value in item.to_dict().items()}}
+
+
+def _loader(item: Any) -> dict[str, Any]:
+    if not (hasattr(item, "dataset") and hasattr(item, "batch_size")):
+        return {}
+    names = ("batch_size", "num_workers", "drop_last", "pin_memory")
+    about = {name: plain(getattr(item, name)) for name in names if hasattr(item, name)}
+    sampler = getattr(item, "sampler", None)
+    if sampler is not None:
+        about["sampler"] = type(sampler).__qualname__
+    return {**about, "dataset": described(item.dataset, 1)}
+
+
+def _table(item: Any) -> dict[str, Any]:
+    if not (hasattr(item, "columns") and hasattr(item, "shape")):
+        return {}
+    kinds = item.dtypes
+    kinds = [text_of(kind) for kind in (kinds.values if hasattr(kinds, "values") else kinds)]
+    names = [text_of(name) for name in item.columns]
+    columns = dict(list(zip(names, kinds, strict=False))[:MOST_COLUMNS])
+    return {"shape": [int(size) for size in item.shape], "columns": columns}
+
+
+def _array(item: Any) -> dict[str, Any]:
+    if not (hasattr(item, "dtype") and hasattr(item, "shape")) or hasattr(item, "columns"):
+        return {}
+    about: dict[str, Any] = {
+        "shape": [int(size) for size in item.shape],
+        "dtype": text_of(item.dtype),
+    }
+    data = item.detach().cpu().contiguous() if hasattr(item, "detach") else item
+    if getattr(data, "nbytes", LARGEST_DIGESTED + 1) <= LARGEST_DIGESTED:
+        import numpy as np
+
+        if hasattr(data, "detach"):
+            import torch
+
+            data = data.reshape(-1).view(torch.uint8)
+        flat = np.ascontiguousarray(np.asarray(data))
+        if flat.dtype.kind in "buifc":
+            about["sha256"] = hashlib.sha256(flat.data.cast("B")).hexdigest()
+    return about
+
+
+def _hugging_face(item: Any) -> dict[str, Any]:
+    if not (hasattr(item, "features") and hasattr(item, "_fingerprint")):
+        return {}
+    return {
+        "fingerprint": text_of(item._fingerprint),
+        "features": cut(text_of(item.features), 2000),
+        "split": text_of(getattr(item, "split", None)),
+    }
+
+
+def _length(item: Any) -> dict[str, Any]:
+    about: dict[str, Any] = {}
+    if hasattr(item, "__len__"):
+        about["length"] = len(item)
+    for name in ("root", "transform", "target_transform", "split", "train"):
+        value = getattr(item, name, None)
+        if value is not None and not callable(getattr(type(item), name, None)):
+            about[name] = (
+                plain(value) if name in ("root", "train", "split") else cut(text_of(value), 500)
+            )
+    return about

@@ -1,0 +1,239 @@
+"""The provenance of a run as a W3C PROV document, from its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from stepwell.loggers.prov.activities import Activities
+from stepwell.loggers.prov.digests import digest_of, value_of
+from stepwell.loggers.prov.facts import Ended, Facts, Series
+from stepwell.loggers.prov.gathering import facts_of
+from stepwell.loggers.prov.products import Products
+from stepwell.loggers.prov.statements import (
+    Name,
+    Statements,
+    Uri,
+    local_name,
+    namespace_of,
+)
+from stepwell.telemetry.version import VERSION
+
+USER_NAMESPACE = "www.example.org"
+PARAMETERS = "parameters"
+
+
+def document_of(
+    run_folder: str | os.PathLike[str],
+    *,
+    user_namespace: str = USER_NAMESPACE,
+    experiment: str | None = None,
+    ended: Ended | None = None,
+) -> dict[str, Any]:
+    """The PROV-JSON document of the run in this folder, while it runs or afterwards.
+
+    Args:
+        run_folder: the run folder.
+        user_namespace: where the names of this run's things are; made absolute if it is not.
+        experiment: a part of that namespace; else the name of the run.
+        ended: how and when processes ended that seem to run, by their names, for one who knows better.
+    """
+    facts = facts_of(Path(run_folder).expanduser(), ended)
+    return Document(facts, user_namespace, experiment or facts.name).to_json()
+
+
+class Document:
+    """Puts the document of a run together."""
+
+    def __init__(self, facts: Facts, user_namespace: str, experiment: str) -> None:
+        self.facts = facts
+        own = local_name([experiment] if experiment == facts.id else [experiment, facts.id])
+        base = namespace_of(user_namespace)
+        self.statements = Statements({"run": f"{base}{own}/"})
+        self.activities = Activities(facts, self.statements, experiment)
+        self._agents()
+        self._sources()
+        self._parameters()
+        self.products = Products(facts, self.statements, self.activities, self.user)
+        for series in facts.series:
+            self._series(series)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        return self.statements.to_json()
+
+    # Who
+
+    def _agents(self) -> None:
+        """The user, the program that trains on behalf of the user, and what records it."""
+        say = self.statements
+        attempts = self.facts.attempts.values()
+        user = next((str(a["user"]) for a in attempts if a.get("user")), _owner(self.facts.folder))
+        self.user = say.agent(
+            f"run:{local_name(['agent', 'user', user])}",
+            prov_type=Name("prov:Person"),
+            prov_label=user,
+            foaf_name=user,
+        )
+        commands = (a["argv"] for a in attempts if a.get("argv"))
+        command = next((argv for argv in commands if isinstance(argv, list)), [])
+        script = os.path.basename(str(command[0])) if command else "program"
+        self.program = say.agent(
+            f"run:{local_name(['agent', 'program', script or 'python'])}",
+            prov_type=Name("prov:SoftwareAgent"),
+            prov_label=script or "python",
+        )
+        recorder = say.agent(
+            "run:agent/stepwell",
+            prov_type=Name("prov:SoftwareAgent"),
+            prov_label=f"stepwell {VERSION}",
+            stepwell_version=VERSION,
+        )
+        say.relate("actedOnBehalfOf", self.program, self.user)
+        say.relate("wasAssociatedWith", self.activities.run, recorder, prov_role="recorder")
+        for activity in self.activities.all():
+            say.relate("wasAssociatedWith", activity, self.user, prov_role="user")
+
+    # What attempts began with
+
+    def _sources(self) -> None:
+        """The code and the environment of each attempt; the same ones are one entity."""
+        for number, about in self.facts.attempts.items():
+            attempt = self.activities.attempts[number]
+            code = self._code(about)
+            self._associate(attempt, code)
+            environment = self._environment(about)
+            for source in filter(None, (code, environment)):
+                self.statements.relate("used", attempt, source)
+
+    def _associate(self, attempt: str, plan: str | None) -> None:
+        """The program did what an attempt and its phases consist of, after the plan that the code is."""
+        for activity in [attempt, *self.activities.inside(attempt)]:
+            self.statements.relate(
+                "wasAssociatedWith", activity, self.program, plan=plan, prov_role="program"
+            )
+
+    def _code(self, about: dict[str, Any]) -> str | None:
+        code = about.get("code")
+        if not isinstance(code, dict) or not code:
+            return None
+        sha256 = digest_of(code)
+        commit = str(code.get("commit") or "")
+        branch = code.get("branch")
+        changed = ", changed" if code.get("dirty") else ""
+        remote = code.get("remote")
+        return self.statements.entity(
+            f"run:{local_name(['code', commit[:12] or sha256[:12]])}{'-changed' if changed else ''}",
+            prov_type=[Name("prov:Plan"), Name("stepwell:Code")],
+            prov_label=f"code {commit[:10] or branch}{changed}",
+            prov_location=Uri(remote) if remote and "://" in str(remote) else remote,
+            stepwell_commit=commit or None,
+            stepwell_branch=branch,
+            stepwell_dirty=code.get("dirty") if isinstance(code.get("dirty"), bool) else None,
+            stepwell_sha256=sha256,
+        )
+
+    def _environment(self, about: dict[str, Any]) -> str | None:
+        python, host = _dict(about.get("python")), _dict(about.get("host"))
+        system: dict[str, Any] = {
+            key: host[key] for key in ("os", "kernel", "machine") if key in host
+        }
+        if not python and not system:
+            return None
+        content: dict[str, Any] = {**python, **system}
+        sha256 = digest_of(content)
+        packages = _dict(python.get("packages"))
+        version = python.get("version")
+        return self.statements.entity(
+            f"run:environment/{sha256[:12]}",
+            prov_type=Name("stepwell:Environment"),
+            prov_label=f"Python {version}, {system.get('os', '')}".strip(", "),
+            stepwell_python=version,
+            stepwell_implementation=python.get("implementation"),
+            stepwell_package=[f"{name}=={packages[name]}" for name in sorted(packages)],
+            **{f"stepwell_{key}": value for key, value in system.items()},
+            stepwell_sha256=sha256,
+        )
+
+    def _parameters(self) -> None:
+        """A collection for each set of parameters; attempts with the same ones share it."""
+        logged: dict[int, dict[str, Any]] = {}
+        for item in self.facts.items:
+            if item.kind == "param":
+                logged.setdefault(item.attempt, {})[item.name] = item.value
+        for number, about in self.facts.attempts.items():
+            config = about.get("config")
+            config = config if isinstance(config, dict) else self.facts.config
+            values = {**_flat(config), **logged.get(number, {})}
+            if values:
+                collection = self._collection(values)
+                self.statements.relate("used", self.activities.attempts[number], collection)
+                training = self.activities.named(number, "training_loop")
+                if training is not None:
+                    self.statements.relate("used", training, collection)
+
+    def _collection(self, values: dict[str, Any]) -> str:
+        say = self.statements
+        sha256 = digest_of(values)
+        collection = say.entity(
+            f"run:{PARAMETERS}/{sha256[:12]}",
+            prov_type=[Name("prov:Collection"), Name("stepwell:Parameters")],
+            prov_label=f"{len(values)} parameters",
+            stepwell_count=len(values),
+            stepwell_sha256=sha256,
+        )
+        for name, value in values.items():
+            parameter = say.entity(
+                f"run:{local_name(['parameter', name, digest_of(value)[:8]])}",
+                prov_type=Name("stepwell:Parameter"),
+                prov_label=name,
+                prov_value=value_of(value),
+            )
+            say.relate("hadMember", collection, parameter)
+        return collection
+
+    # Numbers
+
+    def _series(self, series: Series) -> None:
+        say = self.statements
+        entity = say.entity(
+            f"run:{local_name(['metric', f'attempt-{series.attempt}', series.name])}",
+            prov_type=Name("stepwell:Metric"),
+            prov_label=series.name,
+            prov_value=series.last,
+            stepwell_kind=None if series.kind == "metric" else series.kind,
+            stepwell_count=series.count,
+            stepwell_least=series.least,
+            stepwell_most=series.most,
+            stepwell_first_step=series.first_step,
+            stepwell_last_step=series.last_step,
+            stepwell_ranks=len(series.ranks) if len(series.ranks) > 1 else None,
+            stepwell_rank=series.ranks[0] if self.facts.ranks > 1 == len(series.ranks) else None,
+            stepwell_sha256=series.sha256,
+        )
+        activity = self.activities.around(series.attempt, series.start, series.end)
+        self.activities.generate(entity, activity, series.end)
+        say.relate("wasAttributedTo", entity, self.user)
+
+
+def _flat(config: dict[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value and above.count(".") < 32:
+            found |= _flat(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _owner(folder: Path) -> str:
+    """Who owns the folder of a run that does not say who started it."""
+    try:
+        return folder.owner()
+    except (OSError, KeyError, NotImplementedError):
+        return "unknown"

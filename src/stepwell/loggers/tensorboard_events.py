@@ -1,0 +1,113 @@
+"""Logged items as TensorBoard's events: what it can show as such, and a text about the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepwell.loggers.backend import ItemRecord
+from stepwell.loggers.image_size import image_size
+from stepwell.loggers.kept_files import keep_file
+from stepwell.loggers.tfevents import image, scalar, text
+
+MEASURES = ("system", "carbon", "flops_pb", "flops_pe", "execution_time")
+"""Kinds that are numbers, or dicts of numbers."""
+MAX_IMAGE = 64 << 20
+MAX_TEXT = 1 << 20
+MAX_TAGS = 10_000
+"""Of so many it is remembered what they hold."""
+
+
+class ItemEvents:
+    """Turns items into events. ``tags``: what each tag holds, so that none holds two kinds of things."""
+
+    def __init__(
+        self, content_path: Callable[[str], Path], files: Path, tags: dict[str, str]
+    ) -> None:
+        self._content_path = content_path
+        self._files = files
+        self._tags = tags
+        self._scalars: set[str] = set()
+
+    def scalar_tag(self, name: str) -> str:
+        """The tag of a metric."""
+        if name in self._tags:
+            return f"{name}/scalar"
+        if len(self._scalars) < MAX_TAGS:
+            self._scalars.add(name)
+        return name
+
+    def of(self, item: ItemRecord) -> list[bytes]:
+        """The events of an item that is no parameter."""
+        step, time_ns = item.step or 0, item.time_ns
+        numbers = list(_numbers(item)) if item.kind in MEASURES else []
+        if numbers:
+            return [scalar(self.scalar_tag(n), value, step, time_ns) for n, value in numbers]
+        kept = self._keep(item)
+        if kept is not None and (item.media or "").startswith("image/") and item.size is not None:
+            content = kept.read_bytes() if item.size <= MAX_IMAGE else b""
+            size = image_size(content)
+            if size is not None:
+                return [image(self._tag(item.name, "images"), content, step, time_ns, size)]
+        return [text(self._tag(item.name, "text"), self._words(item, kept), step, time_ns)]
+
+    def _tag(self, name: str, plugin: str) -> str:
+        """A tag that holds nothing else: of two kinds in one, TensorBoard shows the first alone."""
+        held = self._tags.get(name)
+        if held == plugin:
+            return name
+        if held is not None or name in self._scalars:
+            return f"{name}/{plugin}"
+        if len(self._tags) < MAX_TAGS:
+            self._tags[name] = plugin
+        return name
+
+    def _keep(self, item: ItemRecord) -> Path | None:
+        """Keep the file of an item that has one; a text or an image is in the event file as well."""
+        if item.content is None:
+            return None
+        content = self._content_path(item.content)
+        file = item.file or item.content[:12]
+        named = not item.attributes.get("folder") and item.name in (file, os.path.splitext(file)[0])
+        path = file if named else f"{item.name}/{file}"
+        return keep_file(content, item.content, self._files, path)
+
+    def _words(self, item: ItemRecord, kept: Path | None) -> str:
+        """An item in Markdown."""
+        if item.kind == "text" and isinstance(item.value, str):
+            return item.value
+        if kept is not None and item.kind in ("text", "dict") and (item.size or 0) <= MAX_TEXT:
+            words = kept.read_text("utf-8", "replace")
+            return words if item.kind == "text" else f"```json\n{words}\n```"
+        if kept is None:
+            return f"```json\n{json.dumps(item.value, indent=2, ensure_ascii=False)}\n```"
+        return _table(item, kept.relative_to(self._files.parent))
+
+
+def _numbers(item: ItemRecord) -> Iterator[tuple[str, float]]:
+    """The numbers of a measurement, with their names."""
+    values = item.value if isinstance(item.value, dict) else {"": item.value}
+    for key, value in values.items():
+        if isinstance(value, int | float):
+            yield f"{item.name}/{key}" if key else item.name, float(value)
+
+
+def _table(item: ItemRecord, kept: Path) -> str:
+    rows: dict[str, Any] = {
+        "kind": item.kind,
+        "file": kept.as_posix(),
+        "size": f"{item.size} bytes",
+        "sha256": item.content,
+        "type": item.media,
+        "epoch": item.epoch,
+        **item.attributes,
+    }
+    lines = [f"| {_cell(key)} | {_cell(rows[key])} |" for key in rows if rows[key] is not None]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")

@@ -1,0 +1,158 @@
+"""TensorBoard's event files, written with nothing but the standard library.
+
+A file is a sequence of frames, each with its length and two checksums; in each frame is an event, encoded as
+TensorBoard's protocol buffers are. Nothing here knows of runs or loggers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.loggers.crc32c import crc32c
+
+MAX_FLOAT32 = 3.4028235677973366e38
+"""From here on a number rounds to infinity as a 32-bit float."""
+HPARAMS_START = "_hparams_/session_start_info"
+HPARAMS_END = "_hparams_/session_end_info"
+STATUS = {"finished": 1, "failed": 2, "killed": 2}
+"""TensorBoard's numbers for how a session ended."""
+
+_FLOAT, _STRING = 1, 7
+"""TensorBoard's numbers for types of tensor elements."""
+_TENSOR_CLASS = 2
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+# Frames
+
+
+def frame(event: bytes) -> bytes:
+    """An event as it stands in a file."""
+    length = struct.pack("<Q", len(event))
+    return b"".join([length, _masked(length), event, _masked(event)])
+
+
+def _masked(data: bytes) -> bytes:
+    """The checksum of data; turned about, since checksums of checksums are weak."""
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+# Events
+
+
+def file_version(time_ns: int) -> bytes:
+    """The event that every file begins with."""
+    source = _message(10, _text(1, "stepwell"))
+    return _event(time_ns, 0, _text(3, "brain.Event:2") + source)
+
+
+def scalar(tag: str, value: float, step: int, time_ns: int) -> bytes:
+    """A number, which TensorBoard keeps in 32 bits; what is too large for them is infinite."""
+    if value >= MAX_FLOAT32 or value <= -MAX_FLOAT32:
+        value = float("inf") if value > 0 else float("-inf")
+    return _summary(tag, _key(2, _FIXED32) + struct.pack("<f", value), step, time_ns)
+
+
+def text(tag: str, content: str, step: int, time_ns: int) -> bytes:
+    """A text, which TensorBoard shows as Markdown."""
+    tensor = _number(1, _STRING) + _message(2, b"") + _message(8, _encoded(content))
+    value = _message(9, _metadata("text", b"", _TENSOR_CLASS)) + _message(8, tensor)
+    return _summary(tag, value, step, time_ns)
+
+
+def image(tag: str, content: bytes, step: int, time_ns: int, size: tuple[int, int, int]) -> bytes:
+    """A PNG, JPEG or GIF; ``size`` is its width, its height and its number of channels."""
+    width, height, channels = size
+    about = _number(1, height) + _number(2, width) + _number(3, channels)
+    return _summary(tag, _message(4, about + _message(4, content)), step, time_ns)
+
+
+def hparams_start(values: Mapping[str, Any], group: str, time_ns: int) -> bytes:
+    """The hyperparameters of a run; numbers and truth values stay what they are."""
+    entries = b"".join(
+        _message(1, _text(1, name) + _message(2, _any_value(values[name]))) for name in values
+    )
+    seconds = _key(5, _FIXED64) + struct.pack("<d", time_ns / 1e9)
+    return _hparams(HPARAMS_START, _message(3, entries + _text(4, group) + seconds), time_ns)
+
+
+def hparams_end(status: str, time_ns: int) -> bytes:
+    """How the run of these hyperparameters ended: finished, failed or killed."""
+    seconds = _key(2, _FIXED64) + struct.pack("<d", time_ns / 1e9)
+    return _hparams(HPARAMS_END, _message(4, _number(1, STATUS.get(status, 0)) + seconds), time_ns)
+
+
+def _hparams(tag: str, content: bytes, time_ns: int) -> bytes:
+    # All of it is in the metadata; without a tensor beside it TensorBoard would not look.
+    nothing = _number(1, _FLOAT) + _message(2, _message(2, b""))
+    value = _message(9, _metadata("hparams", content)) + _message(8, nothing)
+    return _summary(tag, value, 0, time_ns)
+
+
+def _any_value(value: Any) -> bytes:
+    """A value as google.protobuf.Value."""
+    if isinstance(value, bool):
+        return _number(4, int(value))
+    if isinstance(value, int | float):
+        return _key(2, _FIXED64) + struct.pack("<d", _as_float(value))
+    if isinstance(value, str):
+        return _text(3, value)
+    return _text(3, "None" if value is None else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _summary(tag: str, value: bytes, step: int, time_ns: int) -> bytes:
+    return _event(time_ns, step, _message(5, _message(1, _text(1, tag) + value)))
+
+
+def _metadata(plugin: str, content: bytes, data_class: int = 0) -> bytes:
+    about = _text(1, plugin) + (_message(2, content) if content else b"")
+    return _message(1, about) + (_number(4, data_class) if data_class else b"")
+
+
+def _event(time_ns: int, step: int, content: bytes) -> bytes:
+    head = _key(1, _FIXED64) + struct.pack("<d", time_ns / 1e9)
+    return head + (_number(2, step) if step else b"") + content
+
+
+# Protocol buffers
+
+
+def _key(field: int, kind: int) -> bytes:
+    return _varint(field << 3 | kind)
+
+
+def _varint(value: int) -> bytes:
+    value &= 0xFFFFFFFFFFFFFFFF  # negative ones as their two's complement
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _key(field, _VARINT) + _varint(value)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _key(field, _BYTES) + _varint(len(content)) + content
+
+
+def _text(field: int, content: str) -> bytes:
+    return _message(field, _encoded(content))
+
+
+def _encoded(content: str) -> bytes:
+    return content.encode("utf-8", "replace")

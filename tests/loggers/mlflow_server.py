@@ -1,0 +1,61 @@
+"""A real MLflow server with a database of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+class Server:
+    """Runs ``mlflow server`` on this machine; it may be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        options = ["--backend-store-uri", f"sqlite:///{self.folder}/db.sqlite"]
+        options += ["--artifacts-destination", str(self.folder / "artifacts")]
+        options += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        ours = {name: value for name, value in os.environ.items() if "MLFLOW" not in name}
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", *options],
+                cwd=self.folder,
+                env={**ours, **quiet},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float = 180) -> Server:
+        """Until it answers; making its database takes a while."""
+        deadline = time.monotonic() + seconds
+        while not self._answers():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise TimeoutError((self.folder / "log").read_text()[-2000:])
+            time.sleep(0.2)
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=5) as answer:
+                return bool(answer.read())
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -1,0 +1,90 @@
+"""What the page about loggers shows works as it is written there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.loggers import KINDS, BackendRun
+from stepwell.loggers import mlflow as mlflow_module
+from stepwell.loggers import tensorboard as tensorboard_module
+from stepwell.loggers import wandb as wandb_module
+from tests.loggers.logged import items, metrics
+
+PAGE = (Path(__file__).parents[2] / "docs" / "loggers.md").read_text()
+
+
+def block(containing: str) -> str:
+    """The code block of the page that has this in it."""
+    (found,) = [
+        text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if containing in text
+    ]
+    return str(found)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPWELL_STRICT", "1")
+
+
+def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each of the three hears of what its frequency says."""
+    torch = pytest.importorskip("torch")
+    import stepwell
+
+    for module, name in (
+        (mlflow_module, "MLFlowLogger"),
+        (tensorboard_module, "TensorBoardLogger"),
+        (wandb_module, "WandBLogger"),
+    ):
+        monkeypatch.setattr(getattr(module, name), "backend_class", "")
+    space: dict[str, Any] = {
+        "epochs": 2,
+        "loader": [(1, 2)] * 150,
+        "step": lambda x, y: torch.tensor(0.5),
+        "validate": lambda: 0.75,
+        "model": torch.nn.Linear(1, 1),
+    }
+    run = stepwell.init(dir=tmp_path)
+    exec(block("LoggersCollection(["), space)
+    run.finish()
+    losses = [m.audience for m in metrics(run) if m.name == "train/loss"]
+    assert losses.count((1, 2)) == 4
+    assert losses.count((2,)) == 296
+    assert [m.audience for m in metrics(run) if m.name == "val/accuracy"] == [(1, 2, 3)] * 2
+    assert {i.name for i in items(run)} == {"lr", "optimizer.name", "digits"}
+
+
+def test_a_logger_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backend is fed in a process of its own."""
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "lines.py").write_text(block("class LinesBackend"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from my_package.lines import LinesLogger
+
+    (tmp_path / "logs").mkdir()
+    with LinesLogger(savedir=tmp_path / "logs").start_logging() as logger:
+        logger.log(1.5, "loss")
+        logger.log("words", "note", kind="text")
+        assert logger.flush(timeout=60)
+        found = logger.backend_run(timeout=60)
+    assert found == BackendRun(folder=str(tmp_path / "logs"))
+    lines = (tmp_path / "logs" / "lines.txt").read_text().splitlines()
+    assert lines == ["metric loss 1.5", "item note words"]
+    sys.modules.pop("my_package.lines")
+    sys.modules.pop("my_package")
+
+
+def test_both_tables_have_every_kind() -> None:
+    """None is left out."""
+    tables = PAGE.partition("## Kinds")[2].partition("And where it arrives")
+    for table in (tables[0], tables[2]):
+        first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+        assert re.findall(r"`(\w+)`", " ".join(first)) == list(KINDS)
