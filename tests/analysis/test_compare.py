@@ -65,11 +65,13 @@ def test_names_tell_what_is_better(name: str, goal: str | None) -> None:
         ([5.0, 5.0], [1.0, 1.0], 0),
         ([0.0, 9.0, 1.0, 9.0], [0.0, 1.0, 9.0, 1.0], 3),
         ([0.0, 10.0, 0.1], [0.0, 2.0, 0.2], None),
+        ([0.0] * 30 + [1.0], [0.0] * 31, None),
+        ([0.0] * 27 + [1.0] * 4, [0.0] * 31, 27),
     ],
-    ids=["apart later", "equal", "always", "crossing", "near again"],
+    ids=["apart later", "equal", "always", "crossing", "near again", "last one", "last tenth"],
 )
 def test_a_lasting_difference_by_hand(a: list[float], b: list[float], since: int | None) -> None:
-    """It is in one direction up to the end, and more than a twentieth of the range."""
+    """It is in one direction up to the end, more than a twentieth of the range, and a tenth of the way."""
     assert lasting_since(a, b) == since
     assert lasting_since(b, a) == since
 

@@ -301,6 +301,30 @@ def test_a_png_is_a_picture(tmp_path: Path) -> None:
     assert os.listdir(tmp_path).count("curves.png") == 1
 
 
+def test_curves_that_lie_on_each_other_are_all_seen(tmp_path: Path) -> None:
+    """As the rate of a group does under its number and its name: both colours are in the picture."""
+    image = pytest.importorskip("PIL.Image")
+    run = record(tmp_path, [{"lr/group_0": 0.1, "lr/head": 0.1} for _ in range(40)])
+    target = plots.save(plots.panels([run], ["lr/*"]), tmp_path / "rates.png")
+    with image.open(target) as picture:
+        # Without the legend above.
+        lower = picture.convert("RGB").crop((0, int(picture.height * 0.4), *picture.size))
+        colours = {c for _, c in lower.getcolors(1 << 24)}
+    assert {(42, 111, 187), (209, 96, 47)} <= colours
+
+
+def test_there_are_no_halves_of_steps(tmp_path: Path) -> None:
+    """Ticks of the axis are whole numbers also where there are few."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    from stepwell.analysis.plots.png import _draw
+
+    run = record(tmp_path, [{"loss": float(i)} for i in range(3)])
+    axes = figure.subplots()
+    (panel,) = plots.panels([run])
+    _draw(axes, panel)
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
 def test_a_page_needs_nothing_else_and_takes_names_as_data(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     run = record(tmp_path, [{evil: 1.0}, {evil: 2.0}])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry, norms
 from stepwell.diagnostics.gradients import Gradients
 from stepwell.diagnostics.groups import grouped
 from stepwell.diagnostics.norms import fetch
@@ -200,7 +203,6 @@ def one_rank_with_a_broken_rule() -> None:
     gradients = Gradients(model, optimizer)
     model(torch.randn(4, 6)).mean().backward()
     if dist.get_rank() == 1:
-        from stepwell.diagnostics import norms
 
         def failing(*_: object) -> torch.Tensor:
             raise RuntimeError("broken")
@@ -216,6 +218,59 @@ def one_rank_with_a_broken_rule() -> None:
             return
         raise AssertionError("nothing was raised")
     assert math.isnan(fetch(gradients.latest() or {})["overall"])
+
+
+def holdout_of(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.zeros(4, 6), torch.tensor([0, 1, 2, 0]))] * count
+
+
+def collected(
+    model: nn.Module, holdout: int, fails_at: int | None = None, **options: bool
+) -> list[dict[str, Any]]:
+    """The records of five steps with a collection after each; rank 1 is in trouble at one of them."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=2, **options))
+    telemetry.set_holdout_data(holdout_of(holdout))
+    right = norms.squares
+
+    def failing(*_: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    for batch_idx in range(1, 7):
+        optimizer.zero_grad()
+        model(torch.ones(4, 6)).square().sum().backward()
+        norms.squares = failing if fails_at == batch_idx and dist.get_rank() == 1 else right
+        optimizer.step()
+        norms.squares = right
+        telemetry.on_batch_end(model, optimizer, batch_idx, 0, "cpu")
+    telemetry.close()
+    assert telemetry.metrics_file is not None
+    with open(telemetry.metrics_file) as lines:
+        return [json.loads(line) for line in lines]
+
+
+def whole_collections() -> None:
+    """Numbers of sharded weights where a rank has none of some; holdouts and troubles that differ."""
+    torch.manual_seed(3)
+    plain = Net()
+    every = torch.cat([one.detach().double().flatten() for one in plain.parameters()])
+    for model in (fsdp(copy.deepcopy(plain)), fsdp1(copy.deepcopy(plain), True)):
+        found = collected(model, 1, track_weight_stats=True, track_activations=True)
+        stats = found[-1]["weight_stats"]["overall"]
+        assert stats["count"] == every.numel()
+        assert math.isclose(stats["norm"], float(every.norm()), rel_tol=1e-5)
+        assert math.isclose(stats["mean"], float(every.mean()), rel_tol=1e-5)
+        assert math.isclose(stats["std"], float(every.std(correction=0)), rel_tol=1e-5)
+        assert math.isclose(stats["abs_max"], float(every.abs().max()), rel_tol=1e-5)
+        assert all("holdout_logits" in it and "activations" in it for it in found)
+        # Only some ranks were given a holdout: nobody waits for the others' forward pass.
+        found = collected(model, dist.get_rank() % 2, track_activations=True)
+        assert not any("holdout_logits" in it or "activations" in it for it in found)
+        right = [it["gradient_norm"]["overall"] for it in found]
+        for fails_at in range(1, 7):
+            found = collected(model, 0, fails_at)
+            # In the batch of a collection, zero_grad had not come yet: what is there is what was used.
+            assert [it["gradient_norm"]["overall"] for it in found] == right
 
 
 def unchanged() -> None:
@@ -270,6 +325,8 @@ def main(folder: Path) -> None:
         train(copy.deepcopy(even), fsdp(mixed, grid["data"]), folder, "both", 8)
     one_rank_in_trouble(folder)
     one_rank_with_a_broken_rule()
+    os.chdir(folder)
+    whole_collections()
     unchanged()
     dist.barrier()
     dist.destroy_process_group()

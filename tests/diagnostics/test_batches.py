@@ -186,3 +186,33 @@ def test_sizes() -> None:
     assert size_of({"name": ["a"], "x": X}) == 4
     assert size_of(torch.tensor(1.0)) is None
     assert size_of("text") is None
+
+
+def test_a_class_that_was_there_before_has_a_share_of_zero() -> None:
+    """Else its curve would tell of the batches that have it only."""
+    known: set[int] = set()
+    config = TelemetryConfig()
+    statistics((X, torch.tensor([0, 1, 2, 2])), config, known)
+    found = statistics((X, torch.tensor([0, 0, 0, 1])), config, known)
+    assert found == {"label_0_pct": 75.0, "label_1_pct": 25.0, "label_2_pct": 0.0, "batch_size": 4}
+    # Of many classes a small batch has few, other ones each time.
+    statistics((X, torch.arange(30)), config, known)
+    found = statistics((X, torch.tensor([0, 0, 0, 1])), config, known)
+    assert found == {"label_classes": 2, "label_largest_pct": 75.0, "batch_size": 4}
+
+
+def test_arrays_are_tensors_to_the_model_and_have_a_size() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Array(numpy.ndarray):
+        """Whoever goes through its elements one by one takes a second for a batch of images."""
+
+        def __iter__(self) -> Any:
+            raise AssertionError("gone through one by one")
+
+    x = X.numpy().view(Array)
+    assert size_of({"x": x, "y": Y.numpy()}) == 4
+    few = first({"x": x, "y": Y.numpy()}, 2, 4)
+    parts = parts_of(few, OneInput(), TelemetryConfig()).to(torch.device("cpu"))
+    assert torch.equal(parts.kwargs["x"], X[:2])
+    assert torch.equal(parts.labels, Y[:2])

@@ -120,6 +120,8 @@ def test_from_dict_wants_a_dict(given: Any) -> None:
         ("groups", "layer"),
         ("groups", {}),
         ("groups", ["head"]),
+        ("groups", {"stem": "("}),
+        ("groups", {"stem": ["conv", 5]}),
         ("batch_adapter", "pairs"),
         ("label_key", ""),
         ("holdout_dtype", "int8"),

@@ -228,3 +228,30 @@ def test_snapshots(tmp_path: Path) -> None:
         loaded = torch.load(tmp_path / "out" / file, weights_only=True)
         assert list(loaded) == list(kept[batch_idx])
         assert all(torch.equal(loaded[name], kept[batch_idx][name]) for name in loaded)
+
+
+def test_class_balance_of_very_many_classes() -> None:
+    """Their shares would be as many metrics, at every collection."""
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1, track_class_balance=True))
+    telemetry.on_batch_end(model, optimizer, 1, 0, None, (torch.zeros(30, 2), torch.arange(30)))
+    assert telemetry.metrics_file is not None
+    found = records(telemetry.metrics_file)[-1]["class_balance"]
+    assert found == {"classes": 30, "largest_to_smallest": 1.0, "evenness": pytest.approx(1.0)}
+
+
+def test_dead_units_that_cannot_be_seen_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that calls torch.relu has no layer to look at."""
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = nn.Linear(12, 4), nn.Linear(4, 2)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.head(torch.relu(self.backbone(torch.cat([a, b], 1))))
+
+    found = _collected(Functional(), track_dead_units=True)
+    assert "dead_units" not in found[-1]
+    assert "nn.ReLU" in caplog.text

@@ -288,3 +288,49 @@ def test_metrics_of_a_second_model(tmp_path: Path) -> None:
     table = run.metrics().collect()
     for name in ("gradient_norm/overall", "model_1/gradient_norm/overall"):
         assert table.filter(pl.col("name") == name).height == 2
+
+
+def test_yours_that_fails_is_said_to_be_yours(caplog: pytest.LogCaptureFixture) -> None:
+    """With its name, and where it failed."""
+
+    @family("mine")
+    def mine(context: Any) -> Any:
+        return 1 / 0
+
+    assert all("mine" not in it for it in _collected())
+    (said,) = [it.getMessage() for it in caplog.records if "'mine'" in it.getMessage()]
+    assert "test_families.py, line" in said
+    assert "ZeroDivisionError" in said
+    assert "inside stepwell" not in said
+
+
+def test_yours_may_draw_and_ask_the_model() -> None:
+    """Random numbers are put back, and in ``context.no_trace()`` everything is."""
+
+    def trained(watched: bool) -> Any:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(6, 4),
+            torch.nn.BatchNorm1d(4),
+            torch.nn.Dropout(),
+            torch.nn.Linear(4, 2),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with TrainingTelemetry(TelemetryConfig(enabled=watched, collect_every_n=1)) as telemetry:
+            for i, batch in enumerate(pairs(4, 8), 1):
+                model(batch["img1"]).square().sum().backward()
+                optimizer.step()
+                telemetry.on_batch_end(model, optimizer, i, 0, "cpu", batch)
+        return torch.cat([one.flatten().double() for one in model.state_dict().values()])
+
+    seen = []
+
+    @family("mine")
+    def mine(context: Any) -> Any:
+        torch.rand(3)
+        with context.no_trace() as model:
+            seen.append(model.training)
+            return {"mean": model(context.batch["img1"]).mean()}
+
+    assert torch.equal(trained(True), trained(False))
+    assert seen == [False] * 4

@@ -105,3 +105,11 @@ def test_an_optimizer_that_is_never_seen_to_step() -> None:
         foresight.passes(batch_idx, False)
     assert not foresight.is_watching
     assert foresight.period == 1
+
+
+def test_who_shows_collections_only_is_not_watched_for_ever() -> None:
+    """Nothing can be got ready for them, so no step in between has to be taken."""
+    foresight = Foresight(10)
+    asked = [foresight.passes(batch_idx, True) for batch_idx in range(10, 200, 10)]
+    assert not any(asked[3:])
+    assert not foresight.is_watching

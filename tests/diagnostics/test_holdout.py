@@ -49,6 +49,7 @@ class Careless(nn.Module):
         self.cache = x
         self.new_attribute = x
         self.norm.running_mean.add_(1.0)
+        self.linear.requires_grad_(False)
         random.random()
         np.random.rand()
         torch.rand(3)
@@ -89,6 +90,7 @@ def test_no_trace(fails: bool) -> None:
     assert not hasattr(model, "new_attribute")
     assert torch.equal(model.linear.weight.grad, torch.ones(2, 3))
     assert model.linear.bias.grad is None
+    assert all(parameter.requires_grad for parameter in model.parameters())
     assert random.getstate() == states[0]
     assert np.random.get_state()[1].tolist() == states[1]
     assert torch.equal(torch.get_rng_state(), states[2])
@@ -213,12 +215,13 @@ class Gives(nn.Module):
         ((torch.tensor([[2.0, 1.0], [0.0, 3.0]]), None), torch.tensor([0, 1]), 1.0),
         ({"logits": torch.tensor([[2.0, 1.0], [0.0, 3.0]])}, torch.tensor([0, 1]), 1.0),
         (torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.eye(2), 1.0),
+        (torch.tensor([[torch.nan, 1.0], [3.0, 0.0]]), torch.tensor([0, 0]), 0.5),
         (torch.eye(3).repeat(2, 1, 1), torch.tensor([[0, 1, 0], [0, -100, -100]]), 3 / 4),
         (torch.eye(3)[:, :2].T.reshape(1, 2, 3).repeat(2, 1, 1), torch.zeros(2, 3).long(), 4 / 6),
     ],
 )
 def test_kinds_of_outputs(output: Any, labels: Any, accuracy: float) -> None:
-    """One logit or many, in a tuple or dict, one-hot labels, sequences, pixels, and what does not count."""
+    """One logit or many, in a tuple or dict, one-hot labels, sequences, pixels, NaN, what does not count."""
     found = _evaluated(Gives(output), [(torch.zeros(2, 3), labels)])
     assert found["accuracy"] == pytest.approx(accuracy)
 
@@ -285,3 +288,29 @@ def test_wrapped_models_are_unwrapped() -> None:
             self._orig_mod = model
 
     assert _evaluated(Compiled(), data) == _evaluated(model, data)
+
+
+def test_what_a_model_does_to_its_inputs_is_done_to_copies() -> None:
+    """The examples are the same at the next collection, and the caller's own are never touched."""
+
+    class Scales(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.mul_(2)
+
+    examples = torch.ones(2, 3)
+    data = [(examples, torch.tensor([0, 0]))]
+    assert _evaluated(Scales(), data)["logits"] == [[2.0, 2.0, 2.0]] * 2
+    assert torch.equal(examples, torch.ones(2, 3))
+
+
+def test_random_numbers_of_an_accelerator_of_another_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are put back too."""
+    from stepwell.diagnostics.no_trace import same_random_numbers
+
+    state = [7]
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_rng_state_all", lambda: list(state))
+    monkeypatch.setattr(torch.xpu, "set_rng_state_all", lambda given: state.__setitem__(0, *given))
+    with same_random_numbers():
+        state[0] = 8
+    assert state == [7]

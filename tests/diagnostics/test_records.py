@@ -24,6 +24,10 @@ def test_strict_json() -> None:
         "d": 10**40,
         "nonfinite": {"a": "nan", "b.c.1": "-inf", "b.3": "inf"},
     }
+    # Of a model that is broken all logits are: one word for them.
+    many = records.strict({"a": [[float("nan"), float("inf")]] * 50, "b": [float("nan")] * 9})
+    assert many["nonfinite"] == {"a": "inf, nan", "b": "nan"}
+    assert many["a"] == [[None, None]] * 50
     assert "nonfinite" not in records.strict({"a": 1, "b": None})
 
 

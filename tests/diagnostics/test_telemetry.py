@@ -104,6 +104,28 @@ def test_hooks_are_in_place_only_when_needed() -> None:
     assert not optimizer._optimizer_step_pre_hooks
 
 
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_a_collection_that_does_not_come_costs_little(
+    is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch that ends one batch short of it, and a caller who shows collections only."""
+    from stepwell.diagnostics import gradients
+
+    taken = []
+    real = gradients._norms
+    monkeypatch.setattr(gradients, "_norms", lambda groups: taken.append(1) or real(groups))
+    model = Siamese()
+    optimizer = two_rates(model)
+    with TrainingTelemetry(TelemetryConfig(collect_every_n=50)) as telemetry:
+        for epoch in range(10):
+            for batch_idx, batch in enumerate(pairs(100 if is_guarded else 99, 2), 1):
+                train(model, optimizer, [batch])
+                if not is_guarded or batch_idx % 50 == 0:
+                    telemetry.on_batch_end(model, optimizer, batch_idx, epoch, "cpu", batch)
+    # Ten or twenty collections, 990 or 1000 steps; some at the beginning to learn from.
+    assert len(taken) < 200 if is_guarded else len(taken) < 60
+
+
 # Right numbers
 
 
@@ -406,8 +428,8 @@ def test_two_models_are_kept_apart() -> None:
     assert one.checkpoint_file != two.checkpoint_file
 
 
-def test_a_restart_compares_with_nothing(tmp_path: Path) -> None:
-    """Weights that another attempt left in the same folder are not taken for ours."""
+def test_a_restart_compares_with_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights that another attempt left in the same folder are not taken for ours; nothing is wrong."""
     for _ in range(2):
         model = Siamese()
         telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1, output_dir=tmp_path / "o"))
@@ -416,6 +438,7 @@ def test_a_restart_compares_with_nothing(tmp_path: Path) -> None:
         del telemetry
     deltas = [it["weight_delta"]["overall"] for it in records(tmp_path / "o" / "telemetry.jsonl")]
     assert [delta is None for delta in deltas] == [True, False, True, False]
+    assert "is not used" not in caplog.text
 
 
 def test_killed_in_the_middle(tmp_path: Path) -> None:
@@ -447,12 +470,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_nothing_collected_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    """Once: never called, or the epochs are too short; not when it was disabled."""
+    """Once: never called, the epochs are too short, or it was disabled."""
     model = Siamese()
     cases: list[tuple[dict[str, Any], int, str | None]] = [
         ({"collect_every_n": 200}, 12, "collect_every_n=200"),
         ({"collect_every_n": 200}, 0, "never called"),
-        ({"enabled": False}, 0, None),
+        ({"enabled": False}, 12, "enabled=False"),
         ({"collect_every_n": 5}, 12, None),
     ]
     for options, batches, said in cases:

@@ -211,11 +211,16 @@ def test_a_file_that_is_gone_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_another_run_or_attempt_begins_anew(
     identity: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nothing is said at the start, where every resumed run finds such a file; later it is."""
     model = made(mlp)
     WeightBaseline(tmp_path / FILE, "disk", "run/0").delta(grouped(model))
     nudge(model)
     with caplog.at_level(logging.INFO, "stepwell"):
-        assert WeightBaseline(tmp_path / FILE, "disk", identity).delta(grouped(model)) is None
+        baseline = WeightBaseline(tmp_path / FILE, "disk", identity)
+        assert baseline.delta(grouped(model)) is None
+        assert not warnings_of(caplog)
+        WeightBaseline(tmp_path / FILE, "disk", "a third").delta(grouped(model))
+        assert baseline.delta(grouped(model)) is None
     assert "another run or attempt" in warnings_of(caplog)[0]
 
 

@@ -8,6 +8,7 @@ the model's own arguments and ``labels``; and tuples of inputs and label. For ot
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,7 @@ class Parts:
     labels: Any = None
 
     def to(self, device: torch.device) -> Parts:
-        """The same on a device."""
+        """The same on a device, as copies: a model may change what it is given."""
         return Parts(
             moved(self.args, device), moved(self.kwargs, device), moved(self.labels, device)
         )
@@ -85,9 +86,10 @@ def label_key_of(batch: Mapping[Any, Any], chosen: str | None) -> str | None:
 
 
 def size_of(batch: Any) -> int | None:
-    """How many examples a batch has, by the first tensor in it."""
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.ndim else None
+    """How many examples a batch has, by the first tensor or array in it."""
+    shape = getattr(batch, "shape", None)
+    if isinstance(shape, tuple):
+        return int(shape[0]) if shape else None
     batch = _as_dict(batch)
     items = batch.values() if isinstance(batch, Mapping) else batch
     if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
@@ -100,6 +102,8 @@ def first(batch: Any, count: int, size: int) -> Any:
     if isinstance(batch, torch.Tensor):
         # A copy: a view would keep the whole batch in memory.
         return batch[:count].clone() if batch.ndim and batch.shape[0] == size else batch
+    if _is_array(batch):
+        return batch[:count].copy() if batch.ndim and batch.shape[0] == size else batch
     if isinstance(batch, Mapping):
         return {key: first(value, count, size) for key, value in batch.items()}
     if hasattr(batch, "_fields"):
@@ -112,9 +116,11 @@ def first(batch: Any, count: int, size: int) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The value with all its tensors on a device."""
+    """A copy of the value with all its tensors, and NumPy's arrays as tensors, on a device."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return value.to(device, non_blocking=True, copy=True)
+    if _is_array(value) and value.dtype.kind in "biuf":
+        return torch.tensor(value, device=device)
     if isinstance(value, Mapping):
         return {key: moved(item, device) for key, item in value.items()}
     if hasattr(value, "_fields"):
@@ -149,13 +155,19 @@ def _joined(values: list[Any]) -> Any:
     return one
 
 
-def statistics(batch: Any, config: TelemetryConfig) -> dict[str, Any]:
-    """Size of the batch, and the share of each class or the spread of the targets."""
+def statistics(
+    batch: Any, config: TelemetryConfig, known: set[int] | None = None
+) -> dict[str, Any]:
+    """Size of the batch, and the share of each class or the spread of the targets.
+
+    Classes that are ``known`` are told also when none is in the batch; those that are come to be.
+    """
     name, labels = labels_of(batch, config)
     found: dict[str, Any] = {}
     if labels is not None:
         values = torch.as_tensor(labels).detach()
-        found = _spread(name, values) if _is_measure(values, config) else _shares(name, values)
+        is_measure = _is_measure(values, config)
+        found = _spread(name, values) if is_measure else _shares(name, values, known)
     # An adapter's batch may be anything; its labels are one for each example.
     size = size_of(labels) if config.batch_adapter is not None else size_of(batch)
     if size is None and labels is not None:
@@ -176,19 +188,19 @@ def _is_measure(values: torch.Tensor, config: TelemetryConfig) -> bool:
     return values.is_floating_point() and bool((values != values.round()).any())
 
 
-def _shares(name: str, values: torch.Tensor) -> dict[str, Any]:
+def _shares(name: str, values: torch.Tensor, known: set[int] | None) -> dict[str, Any]:
     if values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all()):
         values = values.argmax(1)
     counts = class_counts(values)
     total = sum(counts.values())
     if not total:
         return {}
-    if counts.keys() <= {0, 1}:
-        counts = {0: counts.get(0, 0), 1: counts.get(1, 0)}
-    if len(counts) > MAX_CLASSES:
+    known = set() if known is None else known
+    known.update({0, 1} if counts.keys() <= {0, 1} else counts)
+    if len(known) > MAX_CLASSES:
         largest = 100.0 * max(counts.values()) / total
         return {f"{name}_classes": len(counts), f"{name}_largest_pct": largest}
-    return {f"{name}_{c}_pct": 100.0 * n / total for c, n in sorted(counts.items())}
+    return {f"{name}_{c}_pct": 100.0 * counts.get(c, 0) / total for c in sorted(known)}
 
 
 def _spread(name: str, values: torch.Tensor) -> dict[str, Any]:
@@ -199,6 +211,12 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, Any]:
         f"{name}_min": kept.min(),
         f"{name}_max": kept.max(),
     }
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is one of NumPy's; whoever has one has loaded it."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _as_dict(batch: Any) -> Any:

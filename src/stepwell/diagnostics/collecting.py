@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import traceback
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +17,10 @@ from stepwell.diagnostics.context import Context
 from stepwell.diagnostics.families import Family, families
 from stepwell.diagnostics.holdout import Piece, keep_first
 from stepwell.diagnostics.model_watch import ModelWatch
+from stepwell.diagnostics.no_trace import same_random_numbers
 from stepwell.journal import metrics
-from stepwell.journal.errors import report, warn_once
+from stepwell.journal.errors import is_strict, misuse, report, warn_once
+from stepwell.journal.values import text_of
 from stepwell.telemetry.run import span
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ class Collector:
             watch.batch_ends(optimizer, batch_idx)
         if batch_idx % self.config.collect_every_n == 0:
             self.collections += 1
-            with span(SPAN):
+            with span(SPAN), same_random_numbers():
                 step = self._epochs.step(batch_idx, epoch)
                 context = Context(
                     watch,
@@ -212,7 +215,15 @@ def _ask(one: Family, context: Context) -> Any:
     try:
         return one.function(context)
     except Exception as error:
-        report(f"diagnostic family {one.name}", error)
+        if one.is_own or is_strict():
+            report(f"diagnostic family {one.name}", error)
+        else:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            misuse(
+                f"diagnostic family {one.name}: {type(error).__name__}",
+                f"the diagnostic family {one.name!r} failed: {type(error).__name__}: {text_of(error)} "
+                f"({where.filename}, line {where.lineno})",
+            )
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -178,11 +179,21 @@ def _wrong_groups(value: Any) -> str | None:
     if callable(value) or (isinstance(value, str) and value in GROUP_RULES):
         return None
     if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
-        return None
+        return next((wrong for it in value.values() if (wrong := _wrong_pattern(it))), None)
     return (
         f"write one of {', '.join(GROUP_RULES)}, a dict of name to pattern, "
         "or a function of name and parameter"
     )
+
+
+def _wrong_pattern(value: Any) -> str | None:
+    patterns = value if isinstance(value, list | tuple | set) else [value]
+    try:
+        for pattern in patterns:
+            re.compile(pattern)
+    except (re.error, TypeError) as error:
+        return f"write a regular expression instead of {value!r} ({error}); part of a name will do"
+    return None
 
 
 def _is_count(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +12,10 @@ import torch
 
 from stepwell.diagnostics import norms
 from stepwell.diagnostics.batches import Parts, joined, parts_of
+from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.groups import OVERALL, grouped
-from stepwell.diagnostics.no_trace import bare
+from stepwell.diagnostics.no_trace import bare, no_trace
+from stepwell.diagnostics.sharding import is_alike, shard
 
 if TYPE_CHECKING:
     from stepwell.diagnostics.config import TelemetryConfig
@@ -102,6 +106,24 @@ class Context:
             return None
         model = bare(self.model)
         return joined([parts_of(batch, model, self.config) for batch in chosen]).to(self.device)
+
+    @contextmanager
+    def no_trace(self) -> Iterator[Any]:
+        """The model, unwrapped, to be called in here without consequences for training.
+
+        It is in evaluation mode and without gradients; buffers and random numbers are put back.
+        """
+        model = bare(self.model)
+        with no_trace(model, self.device, self.config.holdout_dtype):
+            yield model
+
+    def is_alike(self, number: int) -> bool:
+        """Whether all ranks have the same number; True where the model is not sharded.
+
+        Of a sharded model every rank has to ask.
+        """
+        note_flat_shards(self.model)
+        return is_alike([shard(parameter) for parameter in self.model.parameters()], number)
 
 
 def device_of(model: Any, given: Any) -> torch.device:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stepwell.diagnostics import activations, batches, noise, snapshots
 from stepwell.diagnostics.context import Context
 from stepwell.diagnostics.families import family
-from stepwell.diagnostics.sharding import whole
+from stepwell.diagnostics.norms import precision
+from stepwell.diagnostics.sharding import over_ranks, shard
+from stepwell.journal.errors import warn_once
 
 
 @family("update_ratio", switch="track_update_ratio")
@@ -26,24 +29,42 @@ def update_ratio(context: Context) -> dict[str, Any] | None:
 @family("weight_stats", switch="track_weight_stats")
 def weight_stats(context: Context) -> dict[str, Any]:
     """Norm, mean, standard deviation and largest magnitude of the weights of each group."""
-    with torch.no_grad():
-        return {
-            name: _weights([p for _, p in own], context.weights[name])
-            for name, own in context.groups.items()
+    weights = context.weights
+    shards = [shard(parameter) for _, parameter in context.parameters]
+    # Of a sharded parameter a rank may have nothing: sums and the largest are put together of parts.
+    parts = [one.local for one in shards]
+    sums = over_ranks(shards, lambda: _of_each(parts, lambda p: p.sum(dtype=precision(p.device))))
+    largest = over_ranks(shards, lambda: _of_each(parts, lambda p: p.abs().max()), largest=True)
+    sizes = torch.tensor([0.0 if p is None else p.numel() for p in parts], dtype=torch.float64)
+    counts = over_ranks(shards, lambda: sizes).tolist()
+    places = {id(parameter): i for i, (_, parameter) in enumerate(context.parameters)}
+    found: dict[str, Any] = {}
+    for name, own in context.groups.items():
+        members = [places[id(parameter)] for _, parameter in own]
+        count = int(sum(counts[i] for i in members))
+        if not count:
+            found[name] = {"count": 0}
+            continue
+        norm = weights[name]
+        mean = (sums[members].sum() / count).to(norm.device)
+        found[name] = {
+            "norm": norm,
+            "mean": mean,
+            "std": (norm.square() / count - mean.square()).clamp(min=0).sqrt(),
+            "abs_max": largest[members].max(),
+            "count": count,
         }
+    return found
 
 
-def _weights(parameters: list[nn.Parameter], norm: Tensor) -> dict[str, Any]:
-    count = sum(p.numel() for p in parameters)
-    if not count:
-        return {"count": 0}
-    full = [p for p in parameters if p.numel()]
-    home = norm.device
-    total = torch.stack([whole(p.sum(dtype=norm.dtype)).to(home) for p in full]).sum()
-    largest = torch.stack([whole(p.abs().max()).to(home, norm.dtype) for p in full]).max()
-    mean = total / count
-    spread = (norm.square() / count - mean.square()).clamp(min=0).sqrt()
-    return {"norm": norm, "mean": mean, "std": spread, "abs_max": largest, "count": count}
+@torch.no_grad()
+def _of_each(parts: list[Tensor | None], number: Callable[[Tensor], Tensor]) -> Tensor:
+    """A number for each of these in one row; zero for what is empty."""
+    home = next((p.device for p in parts if p is not None), torch.device("cpu"))
+    nothing = torch.zeros((), dtype=precision(home), device=home)
+    return torch.stack(
+        [number(p).to(nothing) if p is not None and p.numel() else nothing for p in parts]
+    )
 
 
 @family("activations", switch="track_activations")
@@ -55,14 +76,21 @@ def layer_activations(context: Context) -> dict[str, Any] | None:
 @family("dead_units", switch="track_dead_units")
 def dead_units(context: Context) -> dict[str, Any] | None:
     """Percentage of units of each rectifying layer that are zero for every example."""
-    shares = {name: seen.dead for name, seen in _layers(context).items()}
-    return {name: share for name, share in shares.items() if share is not None} or None
+    layers = _layers(context)
+    found = {name: seen.dead for name, seen in layers.items() if seen.dead is not None}
+    if layers and not found:
+        warn_once(
+            "diagnostics: dead units",
+            "track_dead_units: the model has no layer such as nn.ReLU (a function such as torch.relu "
+            "cannot be seen), so there are no dead units to count",
+        )
+    return found or None
 
 
 @family("embeddings", switch="track_embeddings")
 def embeddings(context: Context) -> dict[str, Any] | None:
     """Norms of the embeddings of the examples, and how much these are alike."""
-    if context.examples is None:
+    if not _has_examples(context) or context.examples is None:
         return None
     vectors = activations.vectors_of(
         context.model, context.examples, context.device, context.config
@@ -72,9 +100,10 @@ def embeddings(context: Context) -> dict[str, Any] | None:
 
 def _layers(context: Context) -> dict[str, activations.Seen]:
     """What the layers give out, from one pass for all families."""
-    if context.examples is None:
-        return {}
     if "layers" not in context.shared:
+        context.shared["layers"] = {}
+        if not _has_examples(context) or context.examples is None:
+            return {}
         context.shared["layers"] = activations.look_at(
             context.model,
             context.examples,
@@ -84,6 +113,16 @@ def _layers(context: Context) -> dict[str, activations.Seen]:
         )
     found: dict[str, activations.Seen] = context.shared["layers"]
     return found
+
+
+def _has_examples(context: Context) -> bool:
+    """Whether there are examples, on all ranks of a model that only all of them together can ask."""
+    try:
+        has = context.examples is not None
+    except Exception:
+        context.is_alike(0)
+        raise
+    return context.is_alike(int(has)) and has
 
 
 @family("gradient_noise", switch="track_gradient_noise")
@@ -108,12 +147,13 @@ def class_balance(context: Context) -> dict[str, Any] | None:
         return None
     shares = {label: count / total for label, count in sorted(counts.items())}
     entropy = -sum(share * math.log(share) for share in shares.values())
+    pct = {str(label): 100.0 * share for label, share in shares.items()}
     return {
         "classes": len(counts),
         "largest_to_smallest": max(counts.values()) / min(counts.values()),
         # 1 when all classes are equally frequent.
         "evenness": entropy / math.log(len(counts)) if len(counts) > 1 else 0.0,
-        "pct": {str(label): 100.0 * share for label, share in shares.items()},
+        **({"pct": pct} if len(counts) <= batches.MAX_CLASSES else {}),
     }
 
 

@@ -59,6 +59,11 @@ class Family:
     switch: str | None
     metrics: str
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it comes with stepwell."""
+        return self.name in BUILT_IN
+
 
 _families: dict[str, Family] = {}
 _OWN = "stepwell.diagnostics."

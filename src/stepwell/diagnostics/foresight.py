@@ -59,16 +59,19 @@ class Foresight:
         is_next = self._last is not None and batch_idx - self._last <= 1
         self._has_taken = is_next and (self._has_taken or stepped)
         self._last = batch_idx
-        self._learn(batch_idx, stepped)
+        self._learn(batch_idx, stepped, is_next)
         if not self.is_watching:
             return self._is_time(batch_idx)
         return is_first or stepped
 
-    def _learn(self, batch_idx: int, stepped: bool) -> None:
+    def _learn(self, batch_idx: int, stepped: bool, is_next: bool) -> None:
         self._calls += 1
         if stepped:
             if self._step_at is not None and batch_idx > self._step_at:
                 self.period = batch_idx - self._step_at
+                if self.period >= self.every and not is_next:
+                    # Only batches that collect are shown: there is none to get ready at.
+                    self.period = 1
             self._step_at = batch_idx
         elif self.period is None and self._calls > MAX_LEARNING:
             self.period = 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.groups import OVERALL, grouped
 from stepwell.diagnostics.norms import l2_by_group
 from stepwell.diagnostics.sharding import on_any_rank, shard, whole
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from stepwell.diagnostics.groups import GroupRule, Parameters
+
+MOST_STEPS = 128
+"""Steps that are taken before it is known how many come before somebody asks."""
+PATIENCE = 4
+"""Times as many steps as usual; then nobody is going to ask (an epoch has ended, for example)."""
 
 
 class Gradients:
@@ -45,12 +51,15 @@ class Gradients:
         self._used: Tensor | None = None
         self._error: Exception | None = None
         self._taken = False
+        self._begun = 0
+        self._usual: int | None = None
         self.steps = 0
 
     def take_next(self) -> None:
         """Take the gradients of real steps from now on, until ``latest`` has the first of them to give.
 
-        The one that ``latest`` then gives is that of the last step before it was asked.
+        The one that ``latest`` then gives is that of the last step before it was asked. When far more
+        steps are made than usual before it is asked, none is kept and the optimizer is left alone.
         """
         self._noted = self._used = None
         if self._hook is not None:
@@ -65,7 +74,13 @@ class Gradients:
             # Some versions of torch.compile take the calls of hooks out of the optimizers' classes.
             self._optimizer._patch_step_function()
         self._taken = False
+        self._begun = self.steps
         self._hook = register(self._before_step)
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether the hook is in place."""
+        return self._hook is not None
 
     def latest(self) -> dict[str, Tensor] | None:
         """Norms of the latest step that was taken, ``overall`` and by group; None when there is none.
@@ -74,6 +89,7 @@ class Gradients:
         """
         error, self._error = self._error, None
         if self._hook is not None and (self._taken or error):
+            self._usual = max(self._usual or 1, self.steps - self._begun)
             self.close()
         if error is not None:
             raise error
@@ -91,6 +107,12 @@ class Gradients:
         if not on_any_rank(shards, any(parameter.grad is not None for parameter in watched)):
             return None
         return _norms(groups)
+
+    def is_on_all_ranks(self, flag: bool) -> bool:
+        """Whether the flag is set on all ranks that have a part of the parameters; each has to ask."""
+        note_flat_shards(self._model)
+        parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
+        return not on_any_rank([shard(None, one) for one in parameters], not flag)
 
     def note_clipping(self, total_norm: Any) -> None:
         """Hand over what ``clip_grad_norm_`` returned: the norm before clipping."""
@@ -117,6 +139,11 @@ class Gradients:
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.steps += 1
+        most = MOST_STEPS if self._usual is None else PATIENCE * self._usual
+        if self.steps - self._begun > most:
+            self._latest, self._taken = None, False
+            self.close()
+            return None
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._then_take(kwargs["closure"])}
         # The optimizer itself comes first.
@@ -142,7 +169,7 @@ class Gradients:
             if self._noted is not None:
                 self._used, self._noted = self._noted, None
         except Exception as error:
-            self._error = error
+            self._error, self._latest = error, None
 
     def _watched(self) -> dict[str, Parameters]:
         """The groups, without what this optimizer does not update."""

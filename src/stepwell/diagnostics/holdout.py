@@ -117,7 +117,9 @@ def _classification(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[s
     found["predictions"] = predictions if predictions.numel() <= MAX_LOGITS else None
     if labels is not None:
         counted = labels != IGNORED
-        right = (predictions == labels) & counted
+        # What argmax gives for NaN is no prediction.
+        unknown = logits.isnan().any(axis).reshape(labels.shape)
+        right = (predictions == labels) & counted & ~unknown
         found["accuracy"] = right.sum().double() / counted.sum()
     return {name: value for name, value in found.items() if value is not None}
 

@@ -68,11 +68,15 @@ class ModelWatch:
     def _has_stepped(self) -> bool:
         if not self._is_armed:
             return False
+        if not self._gradients.is_taking:
+            self._is_armed = False
+            return False
         try:
             found = self._gradients.latest() is not self._seen
         except Exception as error:  # inside the optimizer's step it was only kept
             report("diagnostic family gradient_norm", error)
-            found = False
+            # It was a step all the same: other ranks, where nothing failed, have to foresee alike.
+            found = True
         self._is_armed = not found
         return found
 
@@ -84,7 +88,8 @@ class ModelWatch:
         """Those of the latest step; where that was not foreseen, those of the gradients that are there."""
         found = self._gradients.latest() if self._is_trusted else None
         source = FROM_STEP
-        if found is None:
+        # Gradients that are there are added up over the ranks: all of them look at these, or none.
+        if not self._gradients.is_on_all_ranks(found is not None):
             found, source = self._gradients.present(), FROM_PRESENT
         if found is None:
             return None

@@ -2,7 +2,7 @@
 
 Whatever a forward pass may change is put back, also when it raises: which modules are in training mode, the
 buffers (running statistics, also of modules that update them while evaluating), plain attributes that
-modules set on themselves, and the state of every random number generator.
+modules set on themselves, which parameters are frozen, and the state of every random number generator.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def no_trace(model: nn.Module, device: torch.device, dtype: str | None = None) -
         stack.enter_context(same_random_numbers())
         stack.enter_context(torch.no_grad())
         stack.enter_context(_autocast(device, dtype))
+        stack.callback(_thaw_as_before(model))
         for module in model.modules():
             stack.callback(_remember(module))
         _swap_buffers(model)
@@ -49,6 +50,8 @@ def same_random_numbers() -> Iterator[None]:
     cuda: Any = torch.cuda
     of_cuda = cuda.get_rng_state_all() if cuda.is_initialized() else None
     of_mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    others = _other_accelerator()
+    of_others = None if others is None else others.get_rng_state_all()
     try:
         yield
     finally:
@@ -60,6 +63,18 @@ def same_random_numbers() -> Iterator[None]:
             cuda.set_rng_state_all(of_cuda)
         if of_mps is not None:
             torch.mps.set_rng_state(of_mps)
+        if others is not None:
+            others.set_rng_state_all(of_others)
+
+
+def _other_accelerator() -> Any:
+    """The module of an accelerator that is in use and neither CUDA nor MPS, such as ``torch.xpu``."""
+    for kind in ("xpu", torch._C._get_privateuse1_backend_name()):
+        module: Any = getattr(torch, kind, None)
+        is_initialized = getattr(module, "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            return module if hasattr(module, "get_rng_state_all") else None
+    return None
 
 
 def bare(model: Any) -> Any:
@@ -85,6 +100,18 @@ def _autocast(device: torch.device, dtype: str | None) -> contextlib.AbstractCon
         enabled = dtype != "float32"
         chosen = getattr(torch, dtype) if enabled else torch.get_autocast_dtype(kind)
     return torch.autocast(kind, dtype=chosen, enabled=enabled, cache_enabled=False)
+
+
+def _thaw_as_before(model: nn.Module) -> Callable[[], None]:
+    """What makes the same parameters learn, and no others."""
+    learns = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+    def restore() -> None:
+        for parameter, before in learns:
+            if parameter.requires_grad is not before:
+                parameter.requires_grad_(before)
+
+    return restore
 
 
 def _remember(module: nn.Module) -> Callable[[], None]:

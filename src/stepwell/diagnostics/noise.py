@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from stepwell.diagnostics import norms
 from stepwell.diagnostics.batches import Parts, UnknownBatchError, parts_of, size_of
+from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.holdout import run
 from stepwell.diagnostics.no_trace import bare, no_trace
+from stepwell.diagnostics.sharding import shard
 
 if TYPE_CHECKING:
     from stepwell.diagnostics.context import Context
@@ -31,7 +33,8 @@ def estimate(context: Context) -> dict[str, Any] | None:
     batch = parts_of(context.batch, model, context.config).to(context.device)
     parts = _split(batch)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if any(hasattr(p, "placements") for p in parameters):
+    note_flat_shards(model)
+    if any(shard(p).groups for p in parameters):
         raise UnknownBatchError("the gradient noise of sharded parameters cannot be estimated")
     small, big = _squared_norms(model, parts, parameters, context)
     few, many = parts[0][1], sum(count for _, count in parts)

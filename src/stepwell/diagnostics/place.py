@@ -24,8 +24,9 @@ def claim(owner: object, path: Path) -> Path:
 class Tally:
     """What has happened so far, for the one who asks at the end why there is nothing."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, is_enabled: bool = True) -> None:
         self.every = every
+        self.is_enabled = is_enabled
         self.is_called = False
         self.collections = 0
         self._is_said = False
@@ -39,7 +40,9 @@ class Tally:
         if self.collections or self._is_said:
             return
         self._is_said = True
-        if self.is_called:
+        if not self.is_enabled:
+            say("diagnostics collected nothing: they are disabled, with enabled=False")
+        elif self.is_called:
             say(
                 "diagnostics collected nothing: no batch had an index that is a multiple of "
                 "collect_every_n=%d. An epoch may have fewer batches than that: choose a smaller one",

@@ -13,6 +13,8 @@ from stepwell.journal import careful
 
 NONFINITE = "nonfinite"
 BLOCK = 1 << 16
+MAX_NAMED = 8
+"""Of one list so many numbers that are not finite are named one by one."""
 
 
 def scalars_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -100,7 +102,14 @@ def _plain(value: Any, path: str, odd: dict[str, str]) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{path}.{key}", odd) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}.{i}", odd) for i, item in enumerate(value)]
+        own: dict[str, str] = {}
+        plain = [_plain(item, f"{path}.{i}", own) for i, item in enumerate(value)]
+        if len(own) > MAX_NAMED:
+            # All logits of a model that is broken: one word for them will do.
+            kinds = dict.fromkeys(own.values())
+            own = {path: next(iter(kinds)) if len(kinds) == 1 else ", ".join(sorted(kinds))}
+        odd.update(own)
+        return plain
     return careful.plain(value)
 
 

@@ -77,10 +77,13 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
-def over_ranks(shards: Sequence[Shard], compute: Callable[[], Tensor]) -> Tensor:
+def over_ranks(
+    shards: Sequence[Shard], compute: Callable[[], Tensor], largest: bool = False
+) -> Tensor:
     """One number for each shard as ``compute`` gives it, summed over the ranks that have the other parts.
 
-    When ``compute`` fails on one rank it is raised there and the others get NaN.
+    Or the largest of them. When ``compute`` fails on one rank it is raised there and the others get
+    NaN (as the largest: infinity).
     """
     buckets = _buckets(shards)
     if not buckets:
@@ -88,9 +91,11 @@ def over_ranks(shards: Sequence[Shard], compute: Callable[[], Tensor]) -> Tensor
     try:
         values = compute()
     except Exception:
-        _summed(torch.full((len(shards),), torch.nan, dtype=torch.float64), shards, buckets)
+        odd = torch.inf if largest else torch.nan
+        failed = torch.full((len(shards),), odd, dtype=torch.float64)
+        _put_together(failed, shards, buckets, largest)
         raise
-    return _summed(values, shards, buckets)
+    return _put_together(values, shards, buckets, largest)
 
 
 def on_any_rank(shards: Sequence[Shard], flag: bool) -> bool:
@@ -99,6 +104,16 @@ def on_any_rank(shards: Sequence[Shard], flag: bool) -> bool:
         raised = _all_reduced(torch.tensor(float(flag)), groups, shards[members[0]].device)
         flag = bool(raised.item())
     return flag
+
+
+def is_alike(shards: Sequence[Shard], number: int) -> bool:
+    """Whether all ranks that have a part of these give the same number; every one of them has to ask."""
+    alike = True
+    for groups, members in _buckets(shards).items():
+        ends = torch.tensor([float(number), -float(number)])
+        high, low = _all_reduced(ends, groups, shards[members[0]].device, largest=True).tolist()
+        alike = alike and high == -low
+    return alike
 
 
 def _buckets(shards: Sequence[Shard]) -> dict[tuple[Any, ...], list[int]]:
@@ -110,20 +125,25 @@ def _buckets(shards: Sequence[Shard]) -> dict[tuple[Any, ...], list[int]]:
     return found
 
 
-def _summed(
-    values: Tensor, shards: Sequence[Shard], buckets: dict[tuple[Any, ...], list[int]]
+def _put_together(
+    values: Tensor,
+    shards: Sequence[Shard],
+    buckets: dict[tuple[Any, ...], list[int]],
+    largest: bool,
 ) -> Tensor:
     values = values.clone()
     for groups, members in buckets.items():
-        part = _all_reduced(values[members], groups, shards[members[0]].device)
+        part = _all_reduced(values[members], groups, shards[members[0]].device, largest)
         values[members] = part.to(values.device)
     return values
 
 
-def _all_reduced(values: Tensor, groups: tuple[Any, ...], device: str) -> Tensor:
-    from torch.distributed import all_reduce
+def _all_reduced(
+    values: Tensor, groups: tuple[Any, ...], device: str, largest: bool = False
+) -> Tensor:
+    from torch.distributed import ReduceOp, all_reduce
 
     values = values.to(device)
     for group in groups:
-        all_reduce(values, group=group)
+        all_reduce(values, ReduceOp.MAX if largest else ReduceOp.SUM, group=group)
     return values

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepwell.diagnostics.flat_shards import flat_shard
 from stepwell.diagnostics.sharding import whole
+from stepwell.journal.errors import StepwellError
 
 if TYPE_CHECKING:
     from stepwell.diagnostics.context import Context
@@ -23,8 +25,18 @@ FOLDER = "snapshots"
 def keep(context: Context) -> Path | None:
     """Write the model's weights, on rank 0; the path, or None on other ranks."""
     # Sharded weights are put together on every rank, since all of them have to take part.
-    weights = {name: whole(parameter).cpu() for name, parameter in context.parameters}
-    if context.rank != 0 or context.folder is None:
+    is_written = context.rank == 0 and context.folder is not None
+    weights: dict[str, Any] = {}
+    for name, parameter in context.parameters:
+        if flat_shard(parameter) is not None:
+            raise StepwellError(
+                "snapshots of what FullyShardedDataParallel has cut up cannot be kept; "
+                "fully_shard (FSDP2) does without that limit"
+            )
+        full = whole(parameter)
+        if is_written:
+            weights[name] = full.cpu()
+    if not is_written or context.folder is None:
         return None
     number = context.watch.number
     model = f".model-{number}" if number else ""

@@ -8,6 +8,7 @@ from stepwell.diagnostics import batches, holdout
 from stepwell.diagnostics.context import Context
 from stepwell.diagnostics.families import family
 from stepwell.diagnostics.groups import OVERALL
+from stepwell.journal.errors import warn_once
 
 
 @family("gradient_norm", switch="track_gradients")
@@ -47,6 +48,13 @@ def learning_rates(context: Context) -> dict[str, Any]:
 @family("holdout_logits", switch="track_holdout_logits", metrics="holdout")
 def holdout_logits(context: Context) -> dict[str, Any] | None:
     """What the model says about the holdout, and how often it is right."""
+    if not context.is_alike(len(context.holdout)):
+        warn_once(
+            "diagnostics: holdout of a sharded model",
+            "the ranks have different numbers of holdout batches, and a sharded model can only be asked "
+            "by all of them together: the holdout is left out",
+        )
+        return None
     if not context.holdout:
         return None
     return holdout.evaluate(context.model, context.holdout, context.device, context.config) or None
@@ -57,4 +65,5 @@ def batch_stats(context: Context) -> dict[str, Any] | None:
     """Share of each class among the labels of the batch, and its size."""
     if context.batch is None:
         return None
-    return batches.statistics(context.batch, context.config) or None
+    known = context.memory.setdefault("classes", set())
+    return batches.statistics(context.batch, context.config, known) or None

@@ -53,13 +53,16 @@ class TrainingTelemetry:
         self._own_run: Run | None = None
         self._rank = 0
         self._collector: Collector | None = None
-        self._tally = Tally(self.config.collect_every_n)
+        self._tally = Tally(self.config.collect_every_n, self.config.enabled)
         # Batches pass while (batch_idx + lead) % every > lead. These let only batch 0 through.
         self._lead = 0
         self._every = sys.maxsize
         if self.config.enabled and not _is_off():
             self._every = 1
             self._open()
+        elif (run := active_run()) is not None:
+            # It says at its end why there is nothing.
+            run.before_finish(self._tally.run_ends)
 
     def on_batch_end(
         self,

@@ -46,6 +46,10 @@ class Unusable(Exception):
     """A file that the weights cannot be compared with; says why."""
 
 
+class Foreign(Unusable):
+    """A file that another run or attempt has kept here, as one that is resumed finds it."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where things are in the file.
@@ -105,8 +109,10 @@ def read_layout(path: Path, identity: str) -> Layout:
     """The layout of a file that is there already, if it has this identity."""
     try:
         state: dict[str, Tensor] = torch.load(path, weights_only=True, mmap=True)
-        if _identity_of(state) != identity:
-            raise Unusable("it belongs to another run or attempt")
+        found = _identity_of(state)
+        if found != identity:
+            kind = Unusable if found is None else Foreign
+            raise kind("it belongs to another run or attempt")
         description = describe(list(state), list(state.values()))
         with path.open("rb") as file:
             return _layout_in(file.fileno(), description)

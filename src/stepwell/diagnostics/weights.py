@@ -218,7 +218,9 @@ class _Disk:
                 raise weight_file.Unusable("the parameters of the model are others now")
         except weight_file.Unusable as why:
             os.close(old)
-            self._say(why)
+            is_expected = isinstance(why, weight_file.Foreign) and self._signature is None
+            if not is_expected:
+                self._say(why)
             return None, None
         return old, layout
 

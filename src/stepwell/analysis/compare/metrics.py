@@ -21,6 +21,8 @@ HIGHER = (
 )
 LASTING = 0.05
 """Of the range of all values: less is no difference."""
+LAST = 0.1
+"""Of the common steps: a difference that has lasted no longer than these may be gone at the next."""
 
 Points = dict[int, float]
 
@@ -181,7 +183,7 @@ def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | 
     """From which place on two curves differ for good, in one direction; None: they do not.
 
     A difference counts when it is more than a twentieth of the range of both, and twice what
-    the noise of both, smoothed alike, can bring about.
+    the noise of both, smoothed alike, can bring about, over at least the last tenth of the places.
     """
     smooth_a, smooth_b = (smoothed(y, weight) if weight else y for y in (a, b))
     both = [*smooth_a, *smooth_b]
@@ -195,7 +197,7 @@ def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | 
     place = len(differences)
     while place and sign * differences[place - 1] > least:
         place -= 1
-    return place
+    return place if len(differences) - place >= LAST * len(differences) else None
 
 
 def _noise(raw: list[float], smooth: list[float]) -> float:

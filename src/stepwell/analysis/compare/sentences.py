@@ -48,7 +48,7 @@ def _better(metric: MetricComparison, labels: Sequence[str]) -> str:
     others = sum(run is not None for run in metric.runs) > 2
     since = _since(metric)
     best = ""
-    if first.best is not None and first.best_step != first.last_step:
+    if first.best is not None and f"{first.best:.4g}" != f"{first.common:.4g}":
         best = f"; its best was {first.best:.4g} at step {first.best_step}"
     return (
         f"{labels[metric.better]} was {'best' if others else 'better'} at {metric.name}: "

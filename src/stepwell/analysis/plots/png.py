@@ -54,12 +54,16 @@ def png(panels: Sequence[Panel], title: str = "") -> bytes:
 
 def _draw(axes: Any, panel: Panel) -> None:
     number = 0
+    drawn: list[tuple[Any, Any]] = []
     for curve in panel.curves:
         if curve.faint:
             axes.plot(curve.x, curve.y, color="#8aa4c0", linewidth=0.5, alpha=0.45, zorder=1)
         else:
             colour = number if curve.colour < 0 else curve.colour
-            _draw_curve(axes, curve, COLOURS[colour % len(COLOURS)])
+            # Of curves that lie on each other all are seen: the upper one has gaps.
+            hides = (curve.x, curve.drawn) in drawn
+            _draw_curve(axes, curve, COLOURS[colour % len(COLOURS)], "--" if hides else "-")
+            drawn.append((curve.x, curve.drawn))
             number += 1
     if panel.log:
         axes.set_yscale("log")
@@ -79,7 +83,7 @@ def _draw(axes: Any, panel: Panel) -> None:
     _dress(axes, panel, number)
 
 
-def _draw_curve(axes: Any, curve: Curve, colour: str) -> None:
+def _draw_curve(axes: Any, curve: Curve, colour: str, style: str) -> None:
     few = len(curve.x) <= 30
     if curve.low:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
@@ -90,7 +94,8 @@ def _draw_curve(axes: Any, curve: Curve, colour: str) -> None:
         curve.drawn,
         color=colour,
         linewidth=1.6,
-        marker="o" if few else None,
+        linestyle=style,
+        marker="o" if few and style == "-" else None,
         markersize=3,
         label=_plain(curve.label) + (" (smoothed)" if curve.smooth else ""),
         zorder=3,
@@ -120,6 +125,9 @@ def _dress(axes: Any, panel: Panel, number: int) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#bbbbbb")
     axes.margins(x=0.02)
+    if panel.x_label in ("step", "epoch"):
+        # There is no step 2.5.
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if not panel.log:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
         axes.yaxis.get_offset_text().set_fontsize(7)
