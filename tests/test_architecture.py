@@ -43,6 +43,7 @@ MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     TOP: ("reading", "annotations"),
     "exporters": ("reading",),
     "loggers": ("reading", "diagnostics"),
+    "compat": ("integrations",),
 }
 """More for some of them, but only inside functions or for type checkers."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepwell.telemetry.claims import Ledger, Record, create_claim, load_claim
 from stepwell.telemetry.launch_group import Group, find_group, make_digest
-from stepwell.telemetry.place import Place, find_place
+from stepwell.telemetry.place import STARTER, Place, find_place
 from stepwell.telemetry.run_id import check_run_id, make_run_id, make_slug
 
 __all__ = ["Launch", "Place", "check_run_id", "claim_attempt", "find_launch", "find_place"]
@@ -56,6 +56,10 @@ def find_launch(
     new. Asking again in the same process is for another run. An id that cannot name a folder is
     a ValueError; a root that cannot be written to raises nothing.
     """
+    if place.launcher == "starter":
+        told = _find_starter(root, environ)
+        if told is not None:
+            return told
     explicit = _find_explicit_id(run_id, environ)
     slug = make_slug(name)
     group = find_group(place, environ, argv)
@@ -86,6 +90,17 @@ def claim_attempt(run_dir: Path, token: str) -> int:
         if content is not None and content.get("token") == token:
             return attempt
         attempt += 1
+
+
+def _find_starter(root: Path, environ: Mapping[str, str]) -> Launch | None:
+    """Return the launch of the rank that has started this process."""
+    run_id, _, attempt = environ.get(STARTER, "").rpartition(":")
+    try:
+        claim = load_claim(root / check_run_id(run_id) / "attempts" / f"{int(attempt)}.json")
+    except (OSError, ValueError):
+        return None
+    token = None if claim is None else claim.get("token")
+    return Launch(run_id, token) if isinstance(token, str) else None
 
 
 def _find_explicit_id(run_id: str | None, environ: Mapping[str, str]) -> str | None:

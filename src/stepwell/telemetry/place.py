@@ -15,6 +15,9 @@ from dataclasses import dataclass
 # batch script has it, and so has every launcher that the script starts.)
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
+# In this a rank that starts the others itself, as Lightning does, tells them its run and attempt.
+STARTER = "STEPWELL_STARTER"
+
 # Slurm gives the batch script and an interactive shell step ids from the top of the 32-bit range.
 # One process runs there, whatever the number of tasks says.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -25,7 +28,8 @@ class Place:
     """This process's rank, and who said so.
 
     `node_rank` is None where the launcher does not tell. `launcher` is one of "torchrun", "slurm",
-    "mpi", "torch.distributed", "env" (somebody set RANK and WORLD_SIZE) and "single".
+    "mpi", "torch.distributed", "env" (somebody set RANK and WORLD_SIZE), "starter" (rank 0 has started
+    this process) and "single".
     """
 
     rank: int
@@ -51,6 +55,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
     """Return where this process stands; values that make no sense are taken as absent."""
     return (
         _from_rank(environ)
+        or _from_starter(environ)
         or _from_mpi(environ)
         or _from_slurm(environ)
         or _from_torch(environ)
@@ -103,6 +108,21 @@ def _from_rank(environ: Mapping[str, str]) -> Place | None:
         local_rank=read_count(environ, "LOCAL_RANK"),
         local_size=find_local_size(environ),
         node_rank=read_count(environ, "GROUP_RANK", "NODE_RANK"),
+    )
+
+
+def _from_starter(environ: Mapping[str, str]) -> Place | None:
+    """A process that records has started this one as a rank beside it, with all but its rank told."""
+    local_rank = read_count(environ, "LOCAL_RANK")
+    if STARTER not in environ or not local_rank:
+        return None
+    return _make_place(
+        "starter",
+        rank=local_rank,
+        world_size=read_count(environ, "WORLD_SIZE"),
+        local_rank=local_rank,
+        local_size=None,
+        node_rank=read_count(environ, "NODE_RANK"),
     )
 
 

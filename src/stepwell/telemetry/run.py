@@ -169,6 +169,26 @@ class Run:
         self._document.about["labels"] = plain_mapping(self.labels)
         recorder.pump.run_soon(self._document.write)
 
+    @quietly
+    def add_config(self, config: Any) -> None:
+        """Add to what the training was configured with, in run.json. Secrets are masked.
+
+        What has a value already takes the new one.
+        """
+        from stepwell.journal.careful import plain_mapping
+        from stepwell.telemetry.identity import config_to_dict, mask
+
+        recorder, document = self._recorder, self._document
+        if recorder is None or recorder.pid != os.getpid() or document is None:
+            return
+        added = mask(plain_mapping(config_to_dict(config)))
+        # Another dict, for the one before may be being written.
+        document.attempt["config"] = document.about["config"] = {
+            **document.about["config"],
+            **added,
+        }
+        recorder.pump.run_soon(document.write)
+
     # Exporting
 
     def add_exporter(self, exporter: Any, filter: ExportFilter | None = None) -> None:

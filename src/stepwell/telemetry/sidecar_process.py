@@ -23,6 +23,7 @@ from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.exporter_loading import make_exporter
 from stepwell.telemetry.feeding import QUARANTINE_DELAY, feed_of
+from stepwell.telemetry.modesty import Modesty
 from stepwell.telemetry.run_document import RUN
 from stepwell.telemetry.sidecar import BROKEN, DELIVERED, STOPPED, UNABLE, UNDELIVERED
 from stepwell.telemetry.sidecar_notes import Notes, remove_note, write_note
@@ -39,11 +40,13 @@ TERM_LINGER = 5.0
 
 def main(about: dict[str, Any]) -> NoReturn:
     """Run a sidecar; ``about`` is what ``Sidecar`` tells it."""
-    _be_modest()
+    modesty = Modesty()
+    modesty.begin()
+    _be_silent()
     notes = Notes(Path(about["folder"]), about["notes"])
     code = UNABLE
     try:
-        following = Follow(about, notes)
+        following = Follow(about, notes, modesty)
         code = BROKEN
         code = following.run()
     except BaseException as error:
@@ -54,10 +57,8 @@ def main(about: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def _be_modest() -> None:
-    """Take nothing that training could need: neither its turn on the processor nor its terminal."""
-    if hasattr(os, "nice"):
-        os.nice(10)
+def _be_silent() -> None:
+    """Leave its terminal to training."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     # The trainer reads no more than what is said before this point.
     os.dup2(nowhere, 2)
@@ -67,9 +68,10 @@ def _be_modest() -> None:
 class Follow:
     """Feeds one exporter from the folder of a process that trains."""
 
-    def __init__(self, about: dict[str, Any], notes: Notes) -> None:
+    def __init__(self, about: dict[str, Any], notes: Notes, modesty: Modesty) -> None:
         self.about = about
         self.notes = notes
+        self.modesty = modesty
         self.folder = Path(about["folder"])
         self.linger = float(about["linger"])
         self.closing = False
@@ -117,6 +119,7 @@ class Follow:
         if self.feed.pause() or time.monotonic() < self.tick_due:
             return
         self.tick_due = time.monotonic() + POLL
+        self.modesty.keep()
         try:
             self._relabel()
             getattr(self.exporter, "tick", _nothing)()
@@ -161,6 +164,8 @@ class Follow:
             if words[:1] == ["close"] and self.failing:
                 # Said from here, since the main thread may be waiting for a receiver.
                 _answer({**self._state(), "failing": True})
+            # From here too: the main thread may take long for want of a processor.
+            self.modesty.hurry()
             self.commands.put(words)
 
     def _next_command(self, timeout: float) -> list[str]:
@@ -176,6 +181,7 @@ class Follow:
             delivered = self.feed.drain(time.monotonic() + float(words[2]))
             self._look_at_failures()
             _answer({**self._state(), "drain": int(words[1]), "delivered": delivered})
+            self.modesty.rest()
 
     def _terminated(self, *_: object) -> None:
         self.closing = self.stopped = True
@@ -185,6 +191,7 @@ class Follow:
 
     def _finish(self) -> int:
         """Send the rest, for as long as ``linger`` allows."""
+        self.modesty.hurry()
         deadline = time.monotonic() + self.linger
         while not self._is_done(deadline):
             self._look_at_failures()

@@ -152,6 +152,19 @@ def end_iteration(
     job.end_iteration(samples, tokens, optimizer_step, error, msec)
 
 
+@_with_job(None)
+def skip_iteration(job: TrainingJob) -> None:
+    """End the training iteration without counting it."""
+    if job.loop is not None:
+        job.loop.skip()
+
+
+@_with_job(None, alone=True)
+def close_since(job: TrainingJob, start: int, error: BaseException | None = None) -> None:
+    """End all that this thread has opened since then and that is still open."""
+    job.close_since(start, error)
+
+
 @_with_job(NO_SPAN, alone=True)
 def start_evaluation(job: TrainingJob, part: Part, msec: float | None = None) -> Span:
     """Start a validation or testing loop."""
@@ -197,9 +210,14 @@ def start_save(
 
 
 @_with_job(None, alone=True)
-def end_save(job: TrainingJob, msec: float | None = None) -> None:
-    """End the save."""
-    job.checkpoints.end(msec)
+def end_save(
+    job: TrainingJob,
+    msec: float | None = None,
+    error: BaseException | None = None,
+    span: Span | None = None,
+) -> None:
+    """End the save: that of this span, else the one that this thread is in."""
+    job.checkpoints.end(msec, error, span)
 
 
 @_with_job(None, alone=True)
@@ -210,10 +228,14 @@ def conclude_save(job: TrainingJob, error: BaseException | None) -> None:
 
 @_with_job(None, alone=True)
 def succeed(
-    job: TrainingJob, step: int, msec: float | None = None, path: PathLike | None = None
+    job: TrainingJob,
+    step: int,
+    msec: float | None = None,
+    path: PathLike | None = None,
+    span: Span | None = None,
 ) -> None:
     """A checkpoint is complete."""
-    job.checkpoints.succeed(step, msec, path)
+    job.checkpoints.succeed(step, msec, path, span)
 
 
 @_with_job(None, alone=True)
@@ -222,6 +244,7 @@ def fail(
     step: int,
     error: BaseException | str | None = None,
     msec: float | None = None,
+    span: Span | None = None,
 ) -> None:
     """A checkpoint could not be saved."""
-    job.checkpoints.fail(step, error, msec)
+    job.checkpoints.fail(step, error, msec, span)

@@ -105,7 +105,7 @@ class Checkpoints:
         self._begun += 1
         save = Save(step, chosen, span, path, self._productive(), self, self._begun)
         self._open.append(save)
-        self._pending[step] = save
+        self._pending[save.number] = save
         if len(self._pending) > MAX_PENDING:
             del self._pending[next(iter(self._pending))]
         return span
@@ -235,12 +235,21 @@ class Checkpoints:
 
     # What became of it
 
-    def succeed(self, step: int, msec: float | None = None, path: PathLike | None = None) -> None:
-        """The checkpoint of this step is complete; perhaps long after its span has ended."""
+    def succeed(
+        self,
+        step: int,
+        msec: float | None = None,
+        path: PathLike | None = None,
+        span: Span | None = None,
+    ) -> None:
+        """The checkpoint of this step is complete; perhaps long after its span has ended.
+
+        ``span`` tells which one it is, where several were begun at the same step.
+        """
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint success")
-        save = self._take_pending(step, "saved")
+        save = self._take_pending(step, "saved", span)
         if save is not None:
             save.owner._succeed(save, when, path)
 
@@ -277,13 +286,13 @@ class Checkpoints:
         name = EventName.SAVE_CHECKPOINT_SUCCESS
         save.span.add_event(Event(name.value, attributes, when))
 
-    def _take_pending(self, given: Any, outcome: str) -> Save | None:
+    def _take_pending(self, given: Any, outcome: str, span: Span | None) -> Save | None:
         """The save of this step, of which nobody has told yet what became of it."""
         step = _whole(given)
         save = None
         for checkpoints in (self, self._earlier):
             if step is not None and save is None and checkpoints is not None:
-                save = checkpoints._pending.get(step)
+                save = checkpoints._find_pending(step, span)
         if save is not None:
             return self._told(save)
         misuse(
@@ -293,12 +302,20 @@ class Checkpoints:
         )
         return None
 
+    def _find_pending(self, step: int, span: Span | None) -> Save | None:
+        for save in reversed(self._pending.values()):
+            if save.span is span if span is not None else save.step == step:
+                return save
+        return None
+
+    def is_pending(self, step: int) -> bool:
+        """Whether a save of this step waits for word of what became of it."""
+        return any(save.step == step for save in self._pending.values())
+
     def _told(self, save: Save) -> Save:
         """Note that it is known what became of this save."""
         save.is_told = True
-        pending = save.owner._pending
-        if pending.get(save.step) is save:
-            del pending[save.step]
+        save.owner._pending.pop(save.number, None)
         return save
 
     def _keep_safe(self, productive: dict[str, Any]) -> None:
@@ -313,12 +330,13 @@ class Checkpoints:
         step: int,
         error: BaseException | str | None = None,
         msec: float | None = None,
+        span: Span | None = None,
     ) -> None:
         """The checkpoint of this step could not be saved."""
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint failure")
-        save = self._take_pending(step, "failed")
+        save = self._take_pending(step, "failed", span)
         if save is not None:
             save.owner._fail(save, error, when)
 

@@ -208,6 +208,13 @@ class TrainingJob:
             if span.active and span not in outside:
                 self._close(span, end, error)
 
+    def close_since(self, start: int, error: BaseException | None = None) -> None:
+        """End what this thread has opened since an instant of the journal's clock, the latest first."""
+        end = clock.now()
+        for span in open_spans():
+            if span.active and span.start >= start and span.is_of_this_thread:
+                self._close(span, end, error)
+
     def _outside(self) -> list[Span]:
         """The application and the spans that it is in, or that were there before it."""
         application = self.application
@@ -259,10 +266,14 @@ class TrainingJob:
 
     def count_phase(self, attribute: str, span: Span) -> None:
         """Add the time of a span to what the updates of the training loop report."""
+        self.count_time(attribute, span.end - span.start)
+
+    def count_time(self, attribute: str, took: int) -> None:
+        """Add nanoseconds to what the updates of the training loop report under this name."""
         loop = self.loop
         if loop is not None and loop.span is self.container:
             phases = loop.progress.phases
-            phases[attribute] = phases.get(attribute, 0) + span.end - span.start
+            phases[attribute] = phases.get(attribute, 0) + took
 
     def note_container(self) -> None:
         """Note which is the innermost loop under way, or else the application."""

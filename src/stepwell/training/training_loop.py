@@ -39,6 +39,7 @@ class TrainingLoop:
     __slots__ = (
         "_asks",
         "_every",
+        "_expected",
         "_is_special",
         "_job",
         "_look",
@@ -65,7 +66,7 @@ class TrainingLoop:
         self._loss: float | None = None
         journal = span._journal
         self._objects: dict[int, Any] = {} if journal is None else journal.objects
-        self._samples = self._tokens = self._seq_length = 0
+        self._samples = self._tokens = self._seq_length = self._expected = 0
         self._step = progress.start
         self.read_config()
 
@@ -86,7 +87,7 @@ class TrainingLoop:
     def _ask_config(self) -> None:
         config, progress = self._job.config, self.progress
         try:
-            self._samples = config.global_batch_size or 0
+            self._samples = config.global_batch_size or self._expected
             self._seq_length = config.seq_length or 0
             self._tokens = self._samples * self._seq_length
             work = config.flops_per_sample if config.is_log_throughput_enabled else 0
@@ -96,6 +97,11 @@ class TrainingLoop:
                 progress.flops_per_sample = work or 0
         except StepwellError as error:
             misuse("config function", str(error))
+
+    def expect_samples(self, samples: int) -> None:
+        """Take iterations to have so many samples where neither they nor the configuration tell."""
+        self._expected = samples
+        self._ask_config()
 
     # Iterations
 
@@ -154,6 +160,13 @@ class TrainingLoop:
         if step >= self._look:
             self._look_whether_due()
 
+    def end_sized(self, samples: int | None) -> None:
+        """End the iteration that is under way, with an optimizer step and so many samples."""
+        if (samples is None or samples == self._samples) and not self._is_special:
+            self.end_usual()
+        else:
+            self.end(samples)
+
     def end(
         self,
         samples: int | None = None,
@@ -180,6 +193,13 @@ class TrainingLoop:
                 _ended_out_of_order(span)
             end = span.end
         self._count(span.start, end, samples, tokens, optimizer_step)
+
+    def skip(self) -> None:
+        """End the iteration that is under way, in which nothing was trained: it is recorded, not counted."""
+        span, self.inside = self.inside, None
+        if span is not None:
+            stop_span(span, clock.now())
+            end_parts(span, span.end)
 
     def _look_whether_due(self) -> None:
         """Report if it is time, and see to it that not too many iterations wait to be counted."""

@@ -1,0 +1,31 @@
+"""How large a batch is, without knowing what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEPTH = 3
+"""So deep the first tensor of a batch is looked for."""
+TOKENS = "input_ids"
+
+
+def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
+    """The length of the first tensor in a batch, None when there is none near the top."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 1
+    if depth and isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if depth and isinstance(batch, (list, tuple)):
+        for item in batch:
+            found = samples_in(item, depth - 1)
+            if found is not None:
+                return found
+    return None
+
+
+def tokens_in(batch: Any) -> int | None:
+    """The tokens of a batch for a language model, those that pad it included; None for others."""
+    found: Any = batch.get(TOKENS) if isinstance(batch, Mapping) else None
+    return int(found.numel()) if hasattr(found, "numel") else None

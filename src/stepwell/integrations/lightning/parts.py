@@ -1,0 +1,194 @@
+"""The parts of an iteration: getting the batch, forward, backward and the optimizer's step.
+
+These run for every batch: each is a span that is entered and left, with as little around it as can be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns as _now
+from typing import Any
+
+from stepwell.journal import clock
+from stepwell.journal.span import Span, withdraw
+from stepwell.telemetry.live import open_span
+from stepwell.training.current import current
+from stepwell.training.job import PHASES
+from stepwell.training.standard_spans import WORDS
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
+
+WHERE = "lightning"
+LOADING = Span(Name.DATA_LOADING.value)
+FORWARD = Span(Name.MODEL_FORWARD.value)
+BACKWARD = Span(Name.MODEL_BACKWARD.value)
+UPDATE = Span(Name.OPTIMIZER_UPDATE.value)
+LOADING_TIME = PHASES[Name.DATA_LOADING]
+FORWARD_TIME = PHASES[Name.MODEL_FORWARD]
+BACKWARD_TIME = PHASES[Name.MODEL_BACKWARD]
+
+Around = Callable[[Any], Callable[..., Any]]
+
+
+def timed(span: Span, attribute: str) -> Around:
+    """Record each call of a method, and count its time in the loop under this name."""
+
+    def around(original: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            job = current.job
+            if job is None:
+                return original(*args, **kwargs)
+            start = _now()
+            with span:
+                result = original(*args, **kwargs)
+            job.count_time(attribute, _now() - start)
+            return result
+
+        return call
+
+    return around
+
+
+forward = timed(FORWARD, FORWARD_TIME)
+backward = timed(BACKWARD, BACKWARD_TIME)
+
+
+def optimizer_step(original: Any) -> Callable[..., Any]:
+    """Record the step itself: what Lightning calls first inside of it is forward and backward."""
+
+    def call(optimizer: Any, closure: Any, *args: Any, **kwargs: Any) -> Any:
+        if current.job is None:
+            return original(optimizer, closure, *args, **kwargs)
+        entered = False
+
+        def then_step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal entered
+            result = closure(*args, **kwargs)
+            # Some optimizers look at the loss several times: all of that is the step.
+            if not entered:
+                entered = True
+                UPDATE.__enter__()
+            return result
+
+        try:
+            result = original(optimizer, then_step, *args, **kwargs)
+        except BaseException as error:
+            if entered:
+                UPDATE.__exit__(type(error), error, None)
+            raise
+        if entered:
+            UPDATE.__exit__(None, None, None)
+        return result
+
+    return call
+
+
+class Fetches:
+    """The fetch of each batch, between two methods that a loop calls around it."""
+
+    __slots__ = ("_handled", "_start")
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._handled: BaseException | None = None
+
+    def before(self, original: Any) -> Callable[[], None]:
+        """Around what is called before it."""
+
+        def call() -> None:
+            original()
+            if current.job is not None:
+                self._handled = sys.exc_info()[1]
+                self._start = _now()
+                LOADING.__enter__()
+
+        return call
+
+    def after(self, original: Any) -> Callable[[], None]:
+        """Around what is called after it, also when it failed."""
+
+        def call() -> None:
+            if self._start:
+                self._leave(sys.exc_info()[1])
+            original()
+
+        return call
+
+    def _leave(self, error: BaseException | None) -> None:
+        start, self._start = self._start, 0
+        handled, self._handled = self._handled, None
+        if error is None or error is handled:
+            LOADING.__exit__(None, None, None)
+        elif isinstance(error, StopIteration):
+            # There was no further batch.
+            withdraw(LOADING)
+            return
+        else:
+            LOADING.__exit__(type(error), error, None)
+        if current.job is not None:
+            current.job.count_time(LOADING_TIME, _now() - start)
+
+
+class ManualSteps:
+    """A training step that calls backward and the optimizers itself: forward is what comes before."""
+
+    def __init__(self) -> None:
+        self._is_forward = False
+        # When an optimizer's step ended: the next forward may have begun then.
+        self._since = 0
+
+    def step(self, original: Any) -> Callable[..., Any]:
+        """Around the training step."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if current.job is None:
+                return original(*args, **kwargs)
+            self._since = _now()
+            self._is_forward = True
+            FORWARD.__enter__()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                self._leave(error)
+                raise
+            self._leave()
+            return result
+
+        return call
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        if self._is_forward:
+            self._is_forward = False
+            FORWARD.__exit__(None if error is None else type(error), error, None)
+            if current.job is not None:
+                current.job.count_time(FORWARD_TIME, _now() - self._since)
+        self._since = 0
+
+    def backward(self, original: Any) -> Callable[..., Any]:
+        """Around backward, which ends a forward."""
+        recorded = backward(original)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_forward:
+                self._leave()
+            elif self._since and current.job is not None:
+                open_span(WORDS[Name.MODEL_FORWARD], None, self._since).stop()
+                self._since = 0
+            return recorded(*args, **kwargs)
+
+        return call
+
+    def update(self, original: Any) -> Callable[..., Any]:
+        """Around an optimizer's step, behind which the next forward may begin."""
+        recorded = optimizer_step(original)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._leave()
+            result = recorded(*args, **kwargs)
+            self._since = _now()
+            return result
+
+        return call
+
+
+clock.follow(globals())

@@ -1,0 +1,76 @@
+"""Where a fit starts and where it is meant to end, in optimizer steps and in samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+DEPTH = 3
+"""So deep the first tensor of a batch is looked for."""
+
+
+def is_automatic(trainer: Any) -> bool:
+    """Whether Lightning itself steps the optimizer."""
+    return bool(getattr(trainer.lightning_module, "automatic_optimization", True))
+
+
+def iterations_done(trainer: Any) -> int:
+    """Batches that came to an optimizer step, those before a resume included."""
+    steps = int(trainer.global_step)
+    if is_automatic(trainer):
+        return steps
+    # There each optimizer's step is counted: two in a batch are one iteration.
+    progress = trainer.fit_loop.epoch_loop.batch_progress.total
+    return min(steps, int(progress.processed))
+
+
+def iterations_target(trainer: Any) -> int | None:
+    """The iteration at which the trainer stops, None when that is not known."""
+    limits: list[int] = []
+    if trainer.max_steps is not None and trainer.max_steps >= 0:
+        limits.append(int(trainer.max_steps))
+    epochs, batches = trainer.fit_loop.max_epochs, trainer.num_training_batches
+    if isinstance(epochs, int) and epochs >= 0 and math.isfinite(batches):
+        steps = math.ceil(batches / trainer.accumulate_grad_batches)
+        limits.append(epochs * steps)
+    return min(limits, default=None)
+
+
+def samples_per_iteration(trainer: Any) -> int | None:
+    """Samples of all ranks in an optimizer step, as the loader is made; None when that is not known."""
+    loader = trainer.fit_loop._combined_loader
+    loaders = getattr(loader, "flattened", None) or []
+    size = getattr(loaders[0], "batch_size", None) if len(loaders) == 1 else None
+    if size is None and len(loaders) == 1:
+        size = getattr(getattr(loaders[0], "batch_sampler", None), "batch_size", None)
+    if not isinstance(size, int) or size < 1:
+        return None
+    return size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)
+
+
+def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
+    """The length of the first tensor in a batch, None when there is none near the top."""
+    kind = type(batch)
+    if kind is torch.Tensor:
+        # len() of a tensor costs four times as much.
+        return int(batch.size(0)) if batch.ndim else 1
+    if not depth:
+        return None
+    if kind is list or kind is tuple:
+        items = batch
+    elif isinstance(batch, Mapping):
+        items = tuple(batch.values())
+    elif isinstance(batch, (list, tuple)):
+        items = tuple(batch)
+    elif isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else 1
+    else:
+        return None
+    for item in items:
+        found = samples_in(item, depth - 1)
+        if found is not None:
+            return found
+    return None

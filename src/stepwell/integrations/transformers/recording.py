@@ -1,0 +1,421 @@
+"""What is recorded of one trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stepwell.integrations.batches import samples_in, tokens_in
+from stepwell.integrations.transformers.describing import Schedule
+from stepwell.integrations.wrapping import UPDATE, Batches, Wrappings, backward, forward
+from stepwell.journal import clock, metrics
+from stepwell.journal.errors import report
+from stepwell.telemetry.live import NO_SPAN, find_open, is_failure
+from stepwell.training import calls
+from stepwell.training.checkpoints import SPANS
+from stepwell.training.counters import plus
+from stepwell.training.current import current
+from stepwell.training.standard_spans import WORDS
+from stepwell.training.training_loop import TrainingLoop
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
+
+if TYPE_CHECKING:
+    from stepwell.integrations.transformers.callback import StepwellCallback
+
+WHERE = "transformers"
+RECORDING = "_stepwell_recording"
+LOSS = "loss"
+LOGGED_LOSS = "logged_loss"
+"""The loss that the Trainer logs: a mean of the steps since it last did, and of all ranks."""
+PREDICTION = "Prediction"
+"""How the Trainer describes an evaluation loop that ``predict`` runs."""
+
+
+class Recording:
+    """One trainer: its callback tells of steps, and methods of this one object are wrapped for the rest."""
+
+    def __init__(self, callback: StepwellCallback, trainer: Any = None) -> None:
+        self.callback = callback
+        self.trainer = trainer
+        self._wrappings = Wrappings()
+        self._loop: TrainingLoop | None = None
+        self._begun = 0
+        self._schedule = Schedule(None, None)
+        self._counts_samples = True
+        self._samples: int | None = None
+        self._tokens: int | None = None
+        self._tokens_seen = 0
+        self._loss: Any = None
+        self._has_loss = False
+        self._is_updating = False
+        self._part: calls.Part | None = None
+        self._is_predicting = False
+        if trainer is not None:
+            vars(trainer)[RECORDING] = self
+            self._wrap()
+
+    def _wrap(self) -> None:
+        trainer, wrap = self.trainer, self._wrappings.wrap
+        for name in ("train", "evaluate", "predict"):
+            wrap(trainer, name, self._around_entry)
+        wrap(trainer, "_inner_training_loop", self._around_training)
+        # In case that the callback was added when training was under way.
+        wrap(trainer, "_run_epoch", self._around_epoch)
+        wrap(trainer, "call_model_init", self._around_model_init)
+        wrap(trainer, "create_optimizer", self._around_optimizer_init)
+        wrap(trainer, "get_train_dataloader", self._around_train_loader)
+        wrap(trainer, "get_eval_dataloader", self._around_eval_loader)
+        wrap(trainer, "get_test_dataloader", self._around_test_loader)
+        wrap(trainer, "_load_from_checkpoint", self._around_load)
+        wrap(trainer, "_load_optimizer_and_scheduler", self._around_load_optimizer)
+        wrap(trainer, "_load_best_model", self._around_load_best)
+        wrap(trainer, "get_batch_samples", self._around_batches)
+        wrap(trainer, "training_step", self._around_pass)
+        wrap(trainer, "compute_loss", forward)
+        wrap(trainer, "evaluation_loop", self._around_evaluation)
+        wrap(trainer, "prediction_step", self._around_prediction)
+        wrap(trainer, "_save_checkpoint", self._around_save)
+        wrap(trainer, "save_model", self._around_save_model)
+
+    # What a user calls
+
+    def _around_entry(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            trainer = self.trainer
+            if self.callback not in trainer.callback_handler.callbacks:
+                # It was taken away.
+                self._detach()
+                return original(*args, **kwargs)
+            self.callback.start(trainer.args, trainer, trainer.model)
+        except Exception as error:
+            report(WHERE, error)
+        with self.callback.at_work(self):
+            return original(*args, **kwargs)
+
+    def _detach(self) -> None:
+        self._wrappings.remove()
+        vars(self.trainer).pop(RECORDING, None)
+
+    # Setting up
+
+    @contextmanager
+    def _seen(self, name: Name, **attributes: Any) -> Iterator[None]:
+        """Record something, unless the user tells of it."""
+        if current.job is None or find_open(WORDS[name]) is not None:
+            yield
+            return
+        span = calls.start(name)
+        if attributes and span is not NO_SPAN:
+            span.add_attributes(attributes)
+        try:
+            yield
+        except BaseException as error:
+            calls.end(name, None, error)
+            raise
+        if span.active:
+            calls.end(name)
+
+    def _around_model_init(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._seen(Name.MODEL_INIT):
+            return original(*args, **kwargs)
+
+    def _around_optimizer_init(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.trainer.optimizer is not None:
+            return original(*args, **kwargs)
+        with self._seen(Name.OPTIMIZER_INIT):
+            return original(*args, **kwargs)
+
+    def _around_train_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._seen(Name.DATA_LOADER_INIT, stage="train"):
+            return original(*args, **kwargs)
+
+    def _around_eval_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._seen(Name.DATA_LOADER_INIT, stage="val"):
+            return original(*args, **kwargs)
+
+    def _around_test_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._seen(Name.DATA_LOADER_INIT, stage="test"):
+            return original(*args, **kwargs)
+
+    def _around_load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else kwargs.get("resume_from_checkpoint")
+        with self._seen(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="model"):
+            return original(*args, **kwargs)
+
+    def _around_load_optimizer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else kwargs.get("checkpoint")
+        if path is None:
+            return original(*args, **kwargs)
+        with self._seen(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="optimizer"):
+            return original(*args, **kwargs)
+
+    def _around_load_best(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = self.trainer.state.best_model_checkpoint
+        with self._seen(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="best model"):
+            return original(*args, **kwargs)
+
+    # Training
+
+    def start_training(self, args: Any, state: Any, model: Any) -> None:
+        """The training loop starts."""
+        job = self.callback.start(args, self.trainer, model)
+        if job is None:
+            return
+        if self._loop is not None and self._loop is job.loop:
+            # Of an earlier attempt that failed unseen.
+            self.end_training(None)
+        # Here at the latest: the accelerator may be another one than when the trainer was made.
+        self._wrappings.wrap(getattr(self.trainer, "accelerator", None), "backward", backward)
+        self._begun = clock.now()
+        schedule = self._schedule = Schedule(self.trainer, args)
+        start, target = int(state.global_step), int(state.max_steps) or None
+        self._counts_samples = job.ask("global_batch_size") is None
+        is_known = job.last is not None and job.last.overall == start
+        samples = samples_target = None
+        if self._counts_samples and start and not is_known:
+            samples = schedule.samples_after(start)
+        if target is not None and job.ask("train_samples_target") is None and self._counts_samples:
+            samples_target = schedule.samples_after(target)
+        if job.ask("train_iterations_target") is not None:
+            target = None
+        span = calls.start_training(start, samples, target, samples_target)
+        if getattr(state, "trial_params", None):
+            span.add_attributes({"trial_params": dict(state.trial_params)})
+        self._loop = job.loop
+        if self._loop is not None and self._counts_samples and schedule.batch_size:
+            self._loop.expect_samples(schedule.batch_size)
+        self._tokens_seen = int(getattr(state, "num_input_tokens_seen", 0))
+        self._samples = self._tokens = self._loss = None
+
+    def end_training(self, error: BaseException | None) -> None:
+        """The training loop ends, well or not."""
+        loop, self._loop = self._loop, None
+        job = current.job
+        if loop is None or job is None or job.loop is not loop:
+            return
+        try:
+            self.end_update(error)
+            self._drop_step(loop, error)
+            if error is None:
+                calls.end_training()
+            else:
+                calls.close_since(self._begun, error)
+        except Exception as problem:
+            report(WHERE, problem)
+
+    def _around_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            self.end_training(error)
+            raise
+
+    def _around_epoch(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        epoch = kwargs.get("epoch")
+        if isinstance(epoch, int):
+            self.start_epoch(epoch)
+        return self._around_training(original, *args, **kwargs)
+
+    def start_epoch(self, epoch: int) -> None:
+        """An epoch starts."""
+        if self._loop is not None and current.job is not None:
+            metrics.set_context(None, epoch)
+
+    def end_epoch(self) -> None:
+        """It ends, perhaps between the passes that make up a step."""
+        if self._loop is not None:
+            self._drop_step(self._loop, None)
+
+    def _drop_step(self, loop: TrainingLoop, error: BaseException | None) -> None:
+        """End a step that did not come to its end; it does not count."""
+        if loop.inside is None:
+            return
+        if error is not None and is_failure(error):
+            calls.end_iteration(error=error)
+        else:
+            calls.skip_iteration()
+
+    def start_step(self) -> None:
+        """An optimizer step starts, with its first pass."""
+        loop = self._loop
+        if loop is None or current.job is None:
+            return
+        self._drop_step(loop, None)
+        self._loss = None
+        loop.enter()
+
+    def end_step(self, state: Any) -> None:
+        """It is done."""
+        loop = self._loop
+        if loop is None or current.job is None:
+            return
+        try:
+            loss, self._loss = self._loss, None
+            if loss is not None:
+                # One on an accelerator is fetched later, in the background.
+                metrics.log({LOSS: loss.item() if loss.is_cpu else loss})
+            samples, tokens = self._sizes(state)
+            if tokens is None and samples == self._schedule.batch_size:
+                loop.end_usual()
+            else:
+                loop.end(samples, tokens)
+        except Exception as error:
+            report(WHERE, error)
+
+    def _sizes(self, state: Any) -> tuple[int | None, int | None]:
+        """Samples and tokens of all ranks in the step; None where they are not known."""
+        samples, tokens = self._samples, self._tokens
+        self._samples = self._tokens = None
+        replicas = self._schedule.replicas
+        seen = int(getattr(state, "num_input_tokens_seen", 0))
+        if seen > self._tokens_seen:
+            # The Trainer was asked to count them.
+            tokens = seen - self._tokens_seen
+            self._tokens_seen = seen
+        elif tokens is not None:
+            tokens *= replicas
+        if not self._counts_samples or samples is None:
+            return None, tokens
+        return samples * replicas, tokens
+
+    def _around_batches(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around what fetches the batches of a step."""
+        if self._loop is None:
+            return original(*args, **kwargs)
+        if args:
+            args = (Batches(args[0]), *args[1:])
+        elif "epoch_iterator" in kwargs:
+            kwargs["epoch_iterator"] = Batches(kwargs["epoch_iterator"])
+        result = original(*args, **kwargs)
+        try:
+            self._samples = self._tokens = None
+            for batch in result[0]:
+                self._samples = plus(self._samples, samples_in(batch))
+                self._tokens = plus(self._tokens, tokens_in(batch))
+        except Exception as error:
+            report(WHERE, error)
+        return result
+
+    def _around_pass(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around forward and backward of a batch; the losses of a step's batches add up to its own."""
+        loss = original(*args, **kwargs)
+        try:
+            if self._loop is not None and hasattr(loss, "is_cpu") and loss.numel() == 1:
+                loss_here = loss.detach()
+                self._loss = loss_here if self._loss is None else self._loss + loss_here
+                self._has_loss = True
+        except Exception as error:
+            report(WHERE, error)
+        return loss
+
+    def start_update(self) -> None:
+        """The optimizer steps."""
+        if self._loop is not None and self._loop.inside is not None:
+            self._is_updating = True
+            UPDATE.__enter__()
+
+    def end_update(self, error: BaseException | None) -> None:
+        """It has."""
+        if self._is_updating:
+            self._is_updating = False
+            UPDATE.__exit__(None if error is None else type(error), error, None)
+
+    # Evaluation and prediction
+
+    def _around_evaluation(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if current.job is None or self._part is not None:
+            return original(*args, **kwargs)
+        description = args[1] if len(args) > 1 else kwargs.get("description")
+        part: calls.Part = "testing" if description == PREDICTION else "validation"
+        is_ours = find_open(WORDS[_loop_name(part)]) is None
+        self._part = part
+        if is_ours:
+            calls.start_evaluation(part)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            self._end_evaluation(is_ours, error)
+            raise
+        self._end_evaluation(is_ours, None)
+        return result
+
+    def _end_evaluation(self, is_ours: bool, error: BaseException | None) -> None:
+        self.end_prediction(error)
+        part, self._part = self._part, None
+        if is_ours and part is not None:
+            calls.end_evaluation(part, None, error)
+
+    def _around_prediction(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A batch begins; the callback tells when it is done."""
+        if self._part is not None:
+            self.end_prediction(None)
+            self._is_predicting = True
+            calls.start_evaluation_iteration(self._part)
+        return original(*args, **kwargs)
+
+    def end_prediction(self, error: BaseException | None) -> None:
+        """The batch is done."""
+        if self._is_predicting and self._part is not None:
+            calls.end_evaluation_iteration(self._part, None, error)
+        self._is_predicting = False
+
+    # Metrics
+
+    def log(self, state: Any, logs: Any) -> None:
+        """Record what the Trainer logs; on one rank, for it is the same on all."""
+        try:
+            if (
+                current.job is None
+                or not isinstance(logs, Mapping)
+                or not state.is_world_process_zero
+            ):
+                return
+            values = dict(logs)
+            if LOSS in values and self._has_loss:
+                values[LOGGED_LOSS] = values.pop(LOSS)
+            metrics.log(values, max(0, int(state.global_step) - 1))
+        except Exception as error:
+            report(WHERE, error)
+
+    # Checkpoints
+
+    def _around_save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        trial = args[1] if len(args) > 1 else kwargs.get("trial")
+        path = None
+        try:
+            folder = f"checkpoint-{self.trainer.state.global_step}"
+            path = os.path.join(self.trainer._get_output_dir(trial), folder)
+        except Exception as error:
+            report(WHERE, error)
+        return self._save(path, True, original, args, kwargs)
+
+    def _around_save_model(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        # The folder may have much else in it, the checkpoints above all.
+        path = (args[0] if args else kwargs.get("output_dir")) or self.trainer.args.output_dir
+        return self._save(path, False, original, args, kwargs)
+
+    def _save(self, path: Any, is_whole: bool, original: Any, args: Any, kwargs: Any) -> Any:
+        """Record a save, unless it is part of one."""
+        if current.job is None or any(find_open(WORDS[name]) for name in SPANS.values()):
+            return original(*args, **kwargs)
+        trainer = self.trainer
+        is_writer = bool(getattr(trainer.args, "should_save", True))
+        span = calls.start_save(
+            int(trainer.state.global_step), None, path if is_whole and is_writer else None, "sync"
+        )
+        if span is NO_SPAN:
+            return original(*args, **kwargs)
+        span.add_attribute("checkpoint_path", str(path))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            calls.conclude_save(error)
+            raise
+        calls.conclude_save(None)
+        return result
+
+
+def _loop_name(part: calls.Part) -> Name:
+    return Name.TESTING_LOOP if part == "testing" else Name.VALIDATION_LOOP

@@ -1,0 +1,197 @@
+"""A loop of Accelerate leaves in the run what it logs, and with ``prepare`` what it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.tracking import GeneralTracker, register_tracker_class
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import stepwell
+from stepwell import Run
+from stepwell.integrations.accelerate import StepwellTracker, prepare
+from tests.integrations.trainers import attributes_of, counts, curve, errors_of, finished, told
+
+pytestmark = pytest.mark.torch
+
+SAMPLES = 26
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Accelerate remembers in its classes how it was first used."""
+    monkeypatch.setenv("STEPWELL_STRICT", "1")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(1)
+    inputs = torch.randn(SAMPLES, 3)
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return model, optimizer, DataLoader(data, batch_size=4, shuffle=True)
+
+
+def train(
+    accelerator: Accelerator, model: Any, optimizer: Any, loader: Any, fail_at: int = 0
+) -> list[float]:
+    """Two epochs; the losses of the steps, as Accelerate takes them: each divided by the accumulation."""
+    losses, loss_of_step = [], 0.0
+    for _ in range(2):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.mse_loss(model(x), y)
+                accelerator.backward(loss)
+                loss_of_step += loss.item() / accelerator.gradient_accumulation_steps
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                losses.append(loss_of_step)
+                accelerator.log({"train/loss": loss_of_step}, step=len(losses) - 1)
+                loss_of_step = 0.0
+                if len(losses) == fail_at:
+                    raise RuntimeError("out of luck")
+    return losses
+
+
+def test_it_is_a_tracker_of_accelerate(tmp_path: Path) -> None:
+    """What is logged is in a run that is started by init_trackers and finished by end_training."""
+    tracker = StepwellTracker("tiny", dir=tmp_path)
+    assert isinstance(tracker, GeneralTracker)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    assert stepwell.active_run() is None
+    accelerator.init_trackers("project", config={"lr": 0.1, "api_token": "secret"})
+    run = accelerator.get_tracker("stepwell", unwrap=True)
+    assert run is stepwell.active_run() is tracker.tracker
+    accelerator.log({"loss": 0.5, "deep": {"accuracy": 1}}, step=3)
+    accelerator.log({"loss": torch.tensor(0.25), "note": "halved"}, step=4)
+    accelerator.end_training()
+    assert stepwell.active_run() is None
+    recorded = stepwell.open_run(run.path)
+    assert (recorded.name, recorded.status) == ("tiny", "finished")
+    assert recorded.about["config"] == {"lr": 0.1, "api_token": "***"}
+    assert curve(recorded, "loss") == [(3, 0.5), (4, 0.25)]
+    assert curve(recorded, "deep/accuracy") == [(3, 1.0)]
+
+
+def test_it_can_be_registered_by_its_name(tmp_path: Path) -> None:
+    """Then the run is called as the project, and takes its arguments from init_kwargs."""
+    register_tracker_class(StepwellTracker)
+    accelerator = Accelerator(cpu=True, log_with="stepwell")
+    accelerator.init_trackers("project", init_kwargs={"stepwell": {"dir": tmp_path}})
+    accelerator.log({"loss": 1.0})
+    accelerator.end_training()
+    (run,) = stepwell.list_runs(tmp_path)
+    assert run.name == "project"
+    assert [value for _, value in curve(run, "loss")] == [1.0]
+
+
+def test_a_run_that_was_active_is_left_active(recorded: Run) -> None:
+    """And has what is logged, and the configuration beside its own."""
+    recorded.add_config({"own": 1})
+    accelerator = Accelerator(cpu=True, log_with=[StepwellTracker()])
+    accelerator.init_trackers("project", config={"lr": 0.1})
+    accelerator.log({"loss": 1.0}, step=0)
+    accelerator.end_training()
+    assert stepwell.active_run() is recorded
+    run, _ = finished(recorded.path)
+    assert curve(run, "loss") == [(0, 1.0)]
+    assert run.about["config"] == {"own": 1, "lr": 0.1}
+
+
+def test_pictures_are_kept(recorded: Run) -> None:
+    """One under its name, several with a number behind it."""
+    tracker = StepwellTracker()
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project")
+    pictures = [torch.rand(3, 5, 4), torch.rand(5, 4, 3).numpy()]
+    tracker.log_images({"several": pictures, "one": torch.rand(5, 4)}, step=2)
+    accelerator.end_training()
+    run, _ = finished(recorded.path)
+    kept = run.artifacts().collect().sort("name")
+    assert kept["name"].to_list() == ["one", "several/0", "several/1"]
+    assert [json.loads(about)["step"] for about in kept["attributes"]] == [2, 2, 2]
+
+
+def test_a_loop_with_accumulation(recorded: Run) -> None:
+    """26 samples in batches of 4 are 7 batches, 4 of which make up a step: 2 steps in each of 2 epochs."""
+    tracker = StepwellTracker()
+    accelerator = Accelerator(cpu=True, log_with=tracker, gradient_accumulation_steps=4)
+    accelerator.init_trackers("project")
+    losses = train(accelerator, *prepare(accelerator, *parts(), diagnostics=False))
+    accelerator.end_training()
+    run, spans = finished(recorded.path)
+    assert len(losses) == 4
+    found = counts(spans)
+    assert found["fetch", "training_loop"] == 14
+    assert found["forward", "training_single_iteration"] == 14
+    assert found["backward", "training_single_iteration"] == 14
+    assert found["step", "training_single_iteration"] == 4
+    (update,) = told(run, "training_metrics_update")
+    assert (update["num_iterations"], update["num_train_samples"]) == (4, 2 * SAMPLES)
+    assert [step for step, _ in curve(run, "loss")] == [0, 1, 2, 3]
+    assert [value for _, value in curve(run, "loss")] == pytest.approx(losses)
+    assert curve(run, "train/loss") == list(enumerate(losses))
+    assert attributes_of(spans, "training_loop")[0]["train_iterations_start"] == 0
+
+
+def test_weights_are_the_same_with_and_without(recorded: Run) -> None:
+    """To the last bit, with dropout and shuffling."""
+    weights = []
+    for is_recorded in (False, True):
+        accelerator = Accelerator(
+            cpu=True,
+            log_with=[StepwellTracker()] if is_recorded else None,
+            gradient_accumulation_steps=2,
+        )
+        accelerator.init_trackers("project")
+        objects = parts()
+        ready = prepare(accelerator, *objects) if is_recorded else accelerator.prepare(*objects)
+        train(accelerator, *ready)
+        weights.append(objects[0].state_dict())
+        accelerator.end_training()
+    for name, without in weights[0].items():
+        assert torch.equal(without, weights[1][name])
+
+
+def test_a_loop_that_fails(tmp_path: Path) -> None:
+    """The exception is the user's; the run is as whoever ends it says."""
+    tracker = StepwellTracker("tiny", dir=tmp_path)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project")
+    ready = prepare(accelerator, *parts(), diagnostics=False)
+    run = tracker.tracker
+    assert run is not None
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train(accelerator, *ready, fail_at=3)
+    accelerator.end_training()
+    recorded, spans = finished(run.path)
+    (update,) = told(recorded, "training_metrics_update")
+    assert update["num_iterations"] == 3
+    assert errors_of(spans) == []
+    assert len(curve(recorded, "train/loss")) == 3
+
+
+def test_nothing_is_recorded_where_that_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the loop is what it is."""
+    monkeypatch.setenv("STEPWELL_MODE", "off")
+    tracker = StepwellTracker(dir=tmp_path / "runs")
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project", config={"lr": 1})
+    assert len(train(accelerator, *prepare(accelerator, *parts()))) == 14
+    tracker.log_images({"one": torch.rand(5, 4)})
+    accelerator.end_training()
+    assert not (tmp_path / "runs").exists()
