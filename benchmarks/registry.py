@@ -13,12 +13,14 @@ from benchmarks import (
     scalars,
     spans,
     training,
+    watching,
 )
 from benchmarks.peers import scalars as scalar_peers
 from benchmarks.peers import spans as span_peers
 from benchmarks.peers import trees as tree_peers
 from benchmarks.row import Row
 
+ONE_CORE = (("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
 DFTRACER = (("DFTRACER_ENABLE", "1"), ("DFTRACER_INC_METADATA", "1"))
 
 ROWS = (
@@ -51,6 +53,16 @@ ROWS = (
     Row("loggers-bare", "the same, neither step nor batch_idx", loggers.bare, 8.0),
     Row("loggers-each", "the same, log_freq 1, 10 and 100", loggers.each_its_own, 8.0),
     Row("loggers-rare", "the same, log_freq=100 for all", loggers.rare, 8.0),
+    Row(
+        "loggers-loop",
+        "a loop of 1.5 ms steps, ten values each to all three",
+        loggers.loop,
+        3.0,
+        "%",
+        environment=ONE_CORE,
+    ),
+    Row("annotate", "annotate(): steps of 1 ms, added", watching.annotated, None, "%"),
+    Row("watch", "watch(): steps of 1 ms, added", watching.watched, 2.0, "%"),
     Row("pump", "background CPU per span", background.pump_cpu, 0.6),
     Row("bytes", "sealed, per span of a tight loop", background.bytes_tight, 10.0, "B"),
     Row("bytes-matmul", "sealed, per span of a matmul loop", background.bytes_matmul, 10.0, "B"),

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 """Each part with those right below it; what these may import, it may import too."""
 
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
-    TOP: ("reading", "annotations"),
+    TOP: ("reading", "annotations", "integrations"),
     "exporters": ("reading",),
     "loggers": ("reading", "diagnostics"),
     "compat": ("integrations",),

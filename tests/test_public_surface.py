@@ -27,6 +27,7 @@ EXPORTED = [
     "set_step",
     "span",
     "StepwellError",
+    "watch",
 ]
 
 # A wrong call with `type: ignore` is a check as well: --strict complains about an ignore that is

@@ -34,7 +34,10 @@ from stepwell.telemetry.start import init
 from stepwell.telemetry.version import VERSION
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from stepwell.annotations.tree import ai as ai
+    from stepwell.integrations.torch import Watch
     from stepwell.reading import RecordedRun
 
 __version__ = VERSION
@@ -54,6 +57,7 @@ __all__ = [
     "open_run",
     "set_step",
     "span",
+    "watch",
 ]
 
 if any("multiprocessing" in argument for argument in sys.orig_argv[1:]):
@@ -79,3 +83,14 @@ def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
     from stepwell import reading
 
     return reading.list_runs(dir)
+
+
+def watch(model: Any = None, optimizer: Any = None, loader: Any = None, **options: Any) -> Watch:
+    """Record the training of a PyTorch model from now on; ``stepwell.integrations.torch.watch`` says more.
+
+    Spans, iterations and throughput, the loss, gradient norms and learning rates, with no other
+    change of the training loop. It can be used in a ``with`` statement; ``close()`` ends it.
+    """
+    from stepwell.integrations import torch
+
+    return torch.watch(model, optimizer, loader, **options)

@@ -30,6 +30,10 @@ class Family:
         """Its name within the run."""
         return self._names[id(process)]
 
+    def rename(self, process: Process, name: str) -> None:
+        """Let it have another name within the run."""
+        self._names[id(process)] = name
+
     def parent(self, process: Process) -> Process | None:
         """The process that it is a worker of."""
         return self._parents.get(id(process))

@@ -68,6 +68,7 @@ class Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made = Device()
     monkeypatch.setattr(device_time, "_cuda", made)
+    monkeypatch.setattr(device_time.devices, "possible", True)
     for module in (models, backward, optimizers_module):
         monkeypatch.setattr(module, "is_any_on_device", lambda tensors: any(True for _ in tensors))
     device_time._spare.clear()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from stepwell.annotations.tree import ai
-from stepwell.integrations.torch.device_time import Timer, is_any_on_device
+from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
+from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.integrations.torch.recording import drop_interrupted, enter, here, leave
 from stepwell.journal.state import state
@@ -21,20 +22,32 @@ matter how, or when, these were imported."""
 
 
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:
+    node = ai.compute.backward
+
     @looks_like(original)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = here.inside
         # Of a pass inside a pass, as checkpointing has them, the outer one counts.
-        if not state.enabled or not BACKWARD.active or BACKWARD_KIND in here.inside or _is_traced():
+        if not state.enabled or not BACKWARD.active or BACKWARD_KIND in inside or _is_traced():
             return original(outputs, *args, **kwargs)
-        node = ai.compute.backward
-        here.inside.add(BACKWARD_KIND)
+        inside.add(BACKWARD_KIND)
         try:
             if here.calls:
                 drop_interrupted()
+            follower = following.follower
+            counting = None
+            if follower is not None and kwargs.get("accumulate_grad"):
+                counting = follower.backward_begins(outputs)
             entered = enter(node)
-            timer = Timer.start(BACKWARD_KIND) if entered and _is_on_device(outputs) else None
+            timer = None
+            if entered and devices.possible and _is_on_device(outputs):
+                timer = Timer.start(BACKWARD_KIND)
             try:
-                result = original(outputs, *args, **kwargs)
+                if counting is None:
+                    result = original(outputs, *args, **kwargs)
+                else:
+                    with counting:
+                        result = original(outputs, *args, **kwargs)
             except BaseException as error:
                 if entered:
                     leave(node, error)
@@ -45,7 +58,7 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
                 leave(node)
             return result
         finally:
-            here.inside.discard(BACKWARD_KIND)
+            inside.discard(BACKWARD_KIND)
 
     return run_backward
 

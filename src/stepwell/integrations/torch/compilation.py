@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.journal.state import state
 
@@ -64,18 +65,21 @@ def _unwrap(model: torch.nn.Module) -> None:
 
 
 def _recorded(model: torch.nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    from stepwell.integrations.torch.models import begin_forward, end_forward
+    from stepwell.integrations.torch.models import FORWARD, begin_forward, end_forward
+    from stepwell.integrations.torch.recording import Site
+
+    site = Site(FORWARD, ai.compute.forward, model)
 
     @functools.wraps(call)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         if not state.enabled:
             return call(*args, **kwargs)
         # The compiled call holds on to the model as well.
-        begin_forward(model)
+        begin_forward(site, model, args)
         try:
             return call(*args, **kwargs)
         finally:
-            end_forward(model)
+            end_forward(site)
 
     recorded.recorded = call  # type: ignore[attr-defined]
     return recorded

@@ -22,6 +22,18 @@ _spare: list[Any] = []
 _cuda: Any = torch.cuda
 
 
+class Devices:
+    """``possible`` says whether this PyTorch can have anything on a device that is timed by events."""
+
+    __slots__ = ("possible",)
+
+    def __init__(self) -> None:
+        self.possible = torch.version.cuda is not None or torch.version.hip is not None
+
+
+devices = Devices()
+
+
 def is_any_on_device(tensors: Iterable[Any]) -> bool:
     """Whether work on the first of these tensors is timed by events."""
     if not _cuda.is_initialized():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepwell.annotations.tree import ai
+from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.marks import Marks
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.integrations.torch.recording import WHERE, drop_interrupted, enter, here, leave
@@ -14,6 +15,7 @@ from stepwell.journal.errors import StepwellError, report
 from stepwell.journal.span import withdraw
 from stepwell.journal.state import state
 
+FETCH = ai.dataloader.fetch
 LOADERS = Marks()
 _classes: dict[type, Patches] = {}
 """The patches of each class that has an ``__iter__`` of its own."""
@@ -30,14 +32,26 @@ def _installed(patches: Patches) -> Callable[[Any], None]:
     return lambda _: remove()
 
 
-def _patches_of(loader: Any) -> Patches:
-    """The patch of the class that says how this loader is gone through."""
+def can_be_followed(loader: Any) -> bool:
+    """Whether the batches of this loader can be recorded where it is."""
+    return _owner_of(loader) is not None
+
+
+def _owner_of(loader: Any) -> type | None:
+    """The class that says how this loader is gone through, if that can be replaced."""
     for owner in type(loader).__mro__:
         if "__iter__" in vars(owner):
             # Bit 9 of the flags tells classes written in Python from built-in ones.
-            if not owner.__flags__ & 1 << 9 or not _can_be_marked(loader):
-                break
-            return _classes.setdefault(owner, Patches(_finder(owner)))
+            can_be_replaced = owner.__flags__ & 1 << 9 and _can_be_marked(loader)
+            return owner if can_be_replaced else None
+    return None
+
+
+def _patches_of(loader: Any) -> Patches:
+    """The patch of the class that says how this loader is gone through."""
+    owner = _owner_of(loader)
+    if owner is not None:
+        return _classes.setdefault(owner, Patches(_finder(owner)))
     raise StepwellError(
         f"annotate(loader=…) is given {type(loader).__name__}, which cannot be followed: "
         "write `for batch in ai.dataloader.fetch.iter(loader)`"
@@ -74,42 +88,65 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
 class Batches:
     """An iterator with each batch recorded; in all else it is the iterator below."""
 
-    __slots__ = ("_items", "_loader")
+    __slots__ = ("_follower", "_items", "_loader", "_next")
 
     def __init__(self, loader: Any, items: Iterator[Any]) -> None:
         self._items = items
+        self._next = items.__next__
         # A loader with persistent workers keeps its iterator, not this one: no cycle.
         self._loader = loader
+        follower = following.follower
+        self._follower = follower if follower is not None and follower.follows(loader) else None
+        if self._follower is not None:
+            self._follower.epoch_begins()
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Any:
         if not state.enabled or self._loader not in LOADERS:
-            return next(self._items)
-        node = ai.dataloader.fetch
+            return self._next()
+        follower = self._follower
+        if follower is not None:
+            follower.batch_is_asked_for()
         if here.calls:
             drop_interrupted()
-        if not enter(node):
-            return next(self._items)
+        node = FETCH
+        entered = enter(node)
         try:
-            item = next(self._items)
+            item = self._next()
         except StopIteration:
-            try:
-                withdraw(node)
-            except Exception as error:
-                report(WHERE, error)
+            if entered:
+                try:
+                    withdraw(node)
+                except Exception as error:
+                    report(WHERE, error)
+            if follower is not None:
+                self._follower = None
+                follower.epoch_ends()
             raise
         except BaseException as error:
-            leave(node, error)
+            if entered:
+                leave(node, error)
             raise
-        leave(node)
+        if entered:
+            leave(node)
+        if follower is not None:
+            follower.batch_is_there(item)
         return item
+
+    def __del__(self) -> None:
+        try:
+            if self._follower is not None:
+                self._follower.epoch_is_left()
+        except Exception:
+            # Never begun, or the interpreter ends.
+            pass
 
     def __len__(self) -> int:
         return len(self._items)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_items", "_loader"):
+        if name in ("_items", "_loader", "_follower", "_next"):
             raise AttributeError(name)
         return getattr(self._items, name)

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 from stepwell.annotations.tree import ai
-from stepwell.integrations.torch.device_time import is_any_on_device
+from stepwell.integrations.torch.device_time import devices, is_any_on_device
+from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.marks import Marks
-from stepwell.integrations.torch.recording import WHERE, begin_call, end_call
+from stepwell.integrations.torch.recording import WHERE, Site, begin_call, end_call
 from stepwell.journal.errors import report
 from stepwell.journal.state import state
 
 FORWARD = "forward"
+_compiler: Any = torch.compiler
+_is_traced = torch.compiler.is_dynamo_compiling
 MODELS = Marks()
 
 
@@ -27,9 +30,10 @@ def annotate_model(model: torch.nn.Module) -> Callable[[], None]:
 def _hook(model: torch.nn.Module) -> Callable[[Any], None]:
     from stepwell.integrations.torch.compilation import wrap_compiled_call
 
+    site = Site(FORWARD, ai.compute.forward, model)
     # Around what other hooks do.
-    before = model.register_forward_pre_hook(_before, prepend=True)
-    after = model.register_forward_hook(_after, always_call=True)
+    before = model.register_forward_pre_hook(_Before(site), prepend=True)
+    after = model.register_forward_hook(_After(site), always_call=True)
     unwrap = wrap_compiled_call(model)
 
     def unhook(model: Any) -> None:
@@ -48,40 +52,45 @@ class _Hook:
     compiled the model is recorded around it.
     """
 
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
 
 
 class _Before(_Hook):
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or not state.enabled:
+        if _is_traced() or not state.enabled or _compiler._is_compiling_flag:
             return
-        begin_forward(module)
+        begin_forward(self.site, module, args)
 
 
 class _After(_Hook):
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _is_traced() or _compiler._is_compiling_flag:
             return
-        end_forward(module)
+        end_forward(self.site)
 
 
-def begin_forward(module: torch.nn.Module) -> None:
+def begin_forward(site: Site, module: torch.nn.Module, args: Any) -> None:
     """This model's forward begins."""
     try:
-        device = is_any_on_device(module.parameters())
-        begin_call(FORWARD, ai.compute.forward, module, device)
+        follower = following.follower
+        if follower is not None:
+            follower.forward_begins(module, args)
+        on_device = devices.possible and is_any_on_device(module.parameters())
+        begin_call(site, on_device)
     except Exception as error:
         report(WHERE, error)
 
 
-def end_forward(module: torch.nn.Module) -> None:
+def end_forward(site: Site) -> None:
     """This model's forward has ended, well or not."""
     try:
-        end_call(FORWARD, module)
+        end_call(site)
+        follower = following.follower
+        if follower is not None and follower.count is not None:
+            follower.forward_ends()
     except Exception as error:
         report(WHERE, error)
-
-
-_before = _Before()
-_after = _After()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch import steps
-from stepwell.integrations.torch.device_time import is_any_on_device
-from stepwell.integrations.torch.recording import WHERE, begin_call, end_call
-from stepwell.integrations.torch.steps import OPTIMIZERS
+from stepwell.integrations.torch.device_time import devices, is_any_on_device
+from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.recording import WHERE, Site, begin_call, end_call
+from stepwell.integrations.torch.steps import OPTIMIZERS, CountedStep
 from stepwell.journal.errors import report
+from stepwell.journal.metrics import context
 from stepwell.journal.state import state
 
 STEP = "step"
+_compiler: Any = torch.compiler
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 def annotate_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -24,8 +29,9 @@ def annotate_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 def _hook(optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
-    before = optimizer.register_step_pre_hook(_before)
-    after = optimizer.register_step_post_hook(_after)
+    site = Site(STEP, ai.compute.step, optimizer)
+    before = optimizer.register_step_pre_hook(_Before(site))
+    after = optimizer.register_step_post_hook(_After(site))
 
     def unhook(optimizer: Any) -> None:
         before.remove()
@@ -34,21 +40,41 @@ def _hook(optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
     return unhook
 
 
-def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling() or not state.enabled:
-        return
-    try:
-        device = is_any_on_device(optimizer.param_groups[0]["params"])
-        begin_call(STEP, ai.compute.step, optimizer, device)
-    except Exception as error:
-        report(WHERE, error)
+class _Hook:
+    """A hook that becomes one that does nothing wherever the optimizer is copied or pickled to."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
-def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    try:
-        if end_call(STEP, optimizer) and OPTIMIZERS.is_first(optimizer):
-            steps.advance()
-    except Exception as error:
-        report(WHERE, error)
+class _Before(_Hook):
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_traced() or not state.enabled or _compiler._is_compiling_flag:
+            return
+        try:
+            follower = following.follower
+            if follower is not None:
+                follower.step_begins(optimizer)
+            on_device = devices.possible and is_any_on_device(optimizer.param_groups[0]["params"])
+            begin_call(self.site, on_device)
+        except Exception as error:
+            report(WHERE, error)
+
+
+class _After(_Hook):
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_traced() or _compiler._is_compiling_flag:
+            return
+        try:
+            if not end_call(self.site):
+                return
+            if type(context.step) is CountedStep and OPTIMIZERS.is_first(optimizer):
+                steps.advance()
+            follower = following.follower
+            if follower is not None:
+                follower.step_ends(optimizer)
+        except Exception as error:
+            report(WHERE, error)

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from sys import exc_info as _exc_info
 from typing import Any
 
 import torch
@@ -103,62 +104,93 @@ def record_outermost(
         inside.discard(what)
 
 
-class Call:
-    """A call of an annotated object that is under way, between two hooks."""
+class Site:
+    """What all calls of one annotated object have in common; made once, for calls are many."""
 
-    __slots__ = ("entered", "handled", "kind", "node", "owner", "timer")
+    __slots__ = ("kind", "node", "owner", "spare")
 
-    def __init__(self, kind: str, node: Node, owner: Any, entered: bool) -> None:
+    def __init__(self, kind: str, node: Node, owner: Any) -> None:
         self.kind = kind
         self.node = node
         self.owner = weakref.ref(owner)
-        self.entered = entered
+        # The call that ended last, to be used for the next one.
+        self.spare: Call | None = None
+
+
+class Call:
+    """A call of an annotated object that is under way, between two hooks."""
+
+    __slots__ = ("entered", "handled", "site", "timer")
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.entered = False
         self.timer: Timer | None = None
-        # Only its address: the exception itself would keep what its frames hold.
-        self.handled = id(sys.exc_info()[1])
+        self.handled = 0
 
     def abandon(self) -> None:
         """Close it without knowing when it ended: an interrupt passes no hook."""
         lane = getattr(local, "lane", None)
         if self.entered and lane is not None:
-            lane.leave(self.node._word, clock.now() | ABANDONED)
+            lane.leave(self.site.node._word, clock.now() | ABANDONED)
 
 
-def begin_call(kind: str, node: Node, owner: Any, device: bool) -> None:
-    """In a hook before a call: enter, unless this thread is inside a call of this kind already."""
+def begin_call(site: Site, device: bool) -> bool:
+    """In a hook before a call: enter, unless this thread is inside a call of this kind already.
+
+    Returns whether it was entered.
+    """
     calls = here.calls
-    outermost = True
+    node = site.node
     if calls:
         drop_interrupted()
-        outermost = not any(call.kind == kind for call in calls)
-    call = Call(kind, node, owner, outermost and enter(node))
+        entered = not any(call.site.kind == site.kind for call in calls) and enter(node)
+    elif node._is_enabled and context.step is not None:
+        # What nearly all calls come to.
+        node.__enter__()
+        entered = True
+    else:
+        entered = enter(node)
+    call, site.spare = site.spare, None
+    if call is None:
+        call = Call(site)
+    call.entered = entered
+    # Only its address: the exception itself would keep what its frames hold.
+    call.handled = id(_exc_info()[1])
     calls.append(call)
-    if device and call.entered:
-        call.timer = Timer.start(kind)
+    if device and entered:
+        call.timer = Timer.start(site.kind)
+    return entered
 
 
-def end_call(kind: str, owner: Any) -> bool:
+def end_call(site: Site) -> bool:
     """In a hook after a call; whether the hook before it had been there.
 
     It ends with the exception that goes through the caller just now, if there is one.
     """
-    call = _take(kind, owner)
+    calls = here.calls
+    call = calls.pop() if calls and calls[-1].site is site else _take(site)
     if call is None:
         return False
     if call.entered:
         if call.timer is not None:
             call.timer.stop()
-        error = sys.exc_info()[1]
-        leave(call.node, None if id(error) == call.handled else error)
+            call.timer = None
+        error = _exc_info()[1]
+        if error is None or id(error) == call.handled:
+            Span.__exit__(site.node, None, None, None)
+        else:
+            leave(site.node, error)
+    site.spare = call
     return True
 
 
-def _take(kind: str, owner: Any) -> Call | None:
-    """The innermost call of this kind and object; what is still in it was interrupted."""
+def _take(site: Site) -> Call | None:
+    """The innermost call of this object; what is still in it was interrupted."""
     calls = here.calls
     for i in range(len(calls) - 1, -1, -1):
         call = calls[i]
-        if call.kind == kind and call.owner() is owner:
+        if call.site is site:
             for lost in reversed(calls[i + 1 :]):
                 lost.abandon()
             del calls[i:]
@@ -170,7 +202,7 @@ def drop_interrupted() -> None:
     """Forget calls that an interrupt, or an optimizer's exception, ended without a hook."""
     calls = here.calls
     running = _running()
-    while calls and id(calls[-1].owner()) not in running:
+    while calls and id(calls[-1].site.owner()) not in running:
         calls.pop().abandon()
 
 

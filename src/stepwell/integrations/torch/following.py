@@ -1,0 +1,62 @@
+"""Who follows training beside what is recorded of it: the one ``watch`` that is on, if any."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Follower(Protocol):
+    """Is told what training does, as it does it.
+
+    ``count`` is not None while it wants to know when a forward call ends.
+    """
+
+    count: Any
+
+    def epoch_begins(self) -> None:
+        """The loader is gone through from its beginning."""
+
+    def batch_is_asked_for(self) -> None:
+        """The next batch is asked for: the one before is done with."""
+
+    def batch_is_there(self, batch: Any) -> None:
+        """The next batch has come."""
+
+    def epoch_ends(self) -> None:
+        """There are no more batches."""
+
+    def epoch_is_left(self) -> None:
+        """Nobody wants more batches: the loop was left early, perhaps by an exception."""
+
+    def forward_begins(self, model: Any, args: Any) -> None:
+        """An annotated model is called, from outside of any."""
+
+    def forward_ends(self) -> None:
+        """That call is over."""
+
+    def loss_is_scaled(self, scaled: Any, plain: Any) -> None:
+        """A gradient scaler has made one tensor out of another."""
+
+    def backward_begins(self, outputs: Any) -> Any:
+        """A backward pass begins; what is returned is entered around it, unless it is None."""
+
+    def step_begins(self, optimizer: Any) -> None:
+        """An annotated optimizer is about to make a step."""
+
+    def step_ends(self, optimizer: Any) -> None:
+        """It has made it."""
+
+    def follows(self, loader: Any) -> bool:
+        """Whether the batches of this loader are those that are trained on."""
+
+
+class Following:
+    """``follower`` is the one of this process."""
+
+    __slots__ = ("follower",)
+
+    def __init__(self) -> None:
+        self.follower: Follower | None = None
+
+
+following = Following()

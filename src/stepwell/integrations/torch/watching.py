@@ -1,0 +1,299 @@
+"""``watch``: a plain training loop, recorded and counted without touching it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.diagnostics.telemetry import TrainingTelemetry
+from stepwell.integrations.torch.annotating import Annotations, _each, annotate
+from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.loading import can_be_followed
+from stepwell.integrations.torch.watching_batches import Feed
+from stepwell.integrations.torch.watching_loss import SCALERS
+from stepwell.integrations.torch.watching_training import Options, WatchedTraining
+from stepwell.journal.errors import StepwellError, report, warn_once
+from stepwell.journal.values import shown
+from stepwell.telemetry.place import find_place
+from stepwell.telemetry.run import Run, active_run
+from stepwell.telemetry.start import init
+from stepwell.training import calls
+from stepwell.training.current import current, current_job
+from stepwell.training.job import TrainingJob
+
+Ranks = int | Iterable[int] | Callable[[int], bool] | None
+EVERY = 200
+_last: list[Watch] = []
+"""The watch that is on."""
+
+
+class Watch:
+    """What ``watch`` has switched on. ``close()`` switches it off; so does leaving ``with``.
+
+    Attributes:
+        loader: the loader, to go through. Only for a list, a generator or the like is it another
+            object than the one that was given.
+        run: the run that is recorded; None when none is.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.run: Run | None = None
+        self._training: WatchedTraining | None = None
+        self._annotations: Annotations | None = None
+        self._job: TrainingJob | None = None
+        self._own_run: Run | None = None
+        self._remove_scalers: Callable[[], None] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether training is being watched."""
+        return self._training is not None
+
+    def close(self) -> None:
+        """Training is over: end its loop, and the run if it was started here. Twice is harmless."""
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self in _last:
+            _last.remove(self)
+        training, self._training = self._training, None
+        annotations, self._annotations = self._annotations, None
+        remove, self._remove_scalers = self._remove_scalers, None
+        job, self._job = self._job, None
+        run, self._own_run = self._own_run, None
+        try:
+            if annotations is not None:
+                annotations.remove()
+            if remove is not None:
+                remove()
+            if training is not None:
+                training.close(error)
+            if job is not None and job is current.job:
+                calls.end_application(error=error)
+            if run is not None and run is active_run():
+                run.__exit__(None if error is None else type(error), error, None)
+        except Exception as problem:
+            report("watch", problem)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close(error)
+
+    def __repr__(self) -> str:
+        return f"<watch{'' if self.is_on else ', closed'}>"
+
+
+def watch(
+    model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
+    optimizer: Any = None,
+    loader: Any = None,
+    *,
+    name: str | None = None,
+    config: Any = None,
+    diagnostics: bool | int | TelemetryConfig = EVERY,
+    loss: bool = True,
+    flops_per_sample: float | None = None,
+    peak_flops: float | None = None,
+    count_flops: bool = True,
+    step: int = 0,
+    epoch: int = 0,
+    target_steps: int | None = None,
+    replicas: int | None = None,
+    ranks: Ranks = None,
+    transfers: bool | None = None,
+    collectives: bool = True,
+) -> Watch:
+    """Record the training of a model from now on: spans, iterations, throughput, loss, diagnostics.
+
+    Args:
+        model: the model, also compiled or wrapped for distribution; or a list, of which the first is
+            diagnosed.
+        optimizer: its optimizer. Each of its steps is an iteration. Of a list the first one counts.
+        loader: what gives the batches. The length of a batch's first tensor is its samples.
+        name: what a run is called that is started here.
+        config: what such a run was configured with.
+        diagnostics: gradient norms and learning rates every so many steps; False for none, a
+            ``TelemetryConfig`` for others.
+        loss: record what ``backward()`` is called on as metric ``loss``, unless you log one.
+        flops_per_sample: floating point operations for a sample, forward and backward.
+        peak_flops: operations a second that a GPU can do at most, for the metric ``mfu``.
+        count_flops: count the operations of the second step, where none are given.
+        step: optimizer steps made before, when training is resumed.
+        epoch: epochs before, likewise.
+        target_steps: optimizer steps to be reached, those before included.
+        replicas: how many ranks train on batches of their own; None: all.
+        ranks: which ranks record: a rank, several, or a function of one; None: all.
+        transfers: record copies between host and device; None: where there is a device.
+        collectives: record calls of ``torch.distributed``.
+
+    A run is started unless one is active, and finished with ``close()``, or when the program ends. A wrong
+    argument raises ``StepwellError``; nothing that happens later is raised into training.
+    """
+    models = _each(model, torch.nn.Module, "model")
+    optimizers = _each(optimizer, torch.optim.Optimizer, "optimizer")
+    loaders, given = _loaders(loader)
+    chosen = _chosen(ranks)
+    settings = _diagnostics(diagnostics)
+    options = Options(
+        step=_count("step", step),
+        epoch=_count("epoch", epoch),
+        target_steps=None if target_steps is None else _count("target_steps", target_steps),
+        replicas=None if replicas is None else max(1, _count("replicas", replicas)),
+        loss=bool(loss),
+        flops=_positive("flops_per_sample", flops_per_sample) or bool(count_flops),
+        peak=_positive("peak_flops", peak_flops),
+    )
+    made = Watch(given)
+    if not chosen:
+        return made
+    while _last:
+        # As a run that begins ends the one before.
+        _last[-1].close()
+    try:
+        _start(
+            made, models, optimizers, loaders, options, settings, name, config, ranks is not None
+        )
+        if made.is_on and transfers is None:
+            transfers = torch.accelerator.is_available()
+        if made.is_on:
+            made._annotations = annotate(
+                models, optimizers, loaders, transfers=bool(transfers), collectives=collectives
+            )
+    except StepwellError:
+        made.close()
+        raise
+    except Exception as error:
+        made.close()
+        report("watch", error)
+    return made
+
+
+def _start(
+    made: Watch,
+    models: list[Any],
+    optimizers: list[Any],
+    loaders: list[Any],
+    options: Options,
+    settings: TelemetryConfig | None,
+    name: str | None,
+    config: Any,
+    is_chosen: bool,
+) -> None:
+    made.run = active_run()
+    if made.run is None:
+        made.run = made._own_run = init(name, config=config)
+    if made.run.disabled:
+        made.run = made._own_run = None
+        return
+    _last.append(made)
+    training = made._training = WatchedTraining(options, models, optimizers, loaders)
+    # Before the job, which is made when it is first asked for, does the same.
+    made.run.before_finish(training.run_ends)
+    job = current_job()
+    if job is not None and (job.application is None or not job.application.active):
+        calls.start_application()
+        made._job = job
+    if settings is not None and models and optimizers and not _is_stuck(models[0], is_chosen):
+        training.diagnose_with(TrainingTelemetry(settings))
+    following.follower = training
+    made._remove_scalers = SCALERS.install()
+
+
+def _is_stuck(model: torch.nn.Module, is_chosen: bool) -> bool:
+    """Whether norms would have to be put together by ranks of which some do not record."""
+    is_sharded = any(hasattr(p, "placements") for p in model.parameters()) or any(
+        type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()
+    )
+    if not is_chosen or not is_sharded:
+        return False
+    warn_once(
+        "watch sharded",
+        "watch(ranks=…): the parameters are spread over the ranks, and not all of these record: "
+        "there are no diagnostics",
+    )
+    return True
+
+
+def _diagnostics(given: Any) -> TelemetryConfig | None:
+    if isinstance(given, TelemetryConfig):
+        return given if given.enabled else None
+    if given is False or given is None:
+        return None
+    every = EVERY if given is True else given
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise StepwellError(
+            f"watch(diagnostics={shown(given)}): write a number of steps, False, or TelemetryConfig(…)"
+        )
+    return TelemetryConfig(
+        collect_every_n=every,
+        track_weight_delta=False,
+        track_holdout_logits=False,
+        track_batch_stats=False,
+    )
+
+
+def _loaders(given: Any) -> tuple[list[Any], Any]:
+    """The objects to follow, and what the user is to go through."""
+    if given is None:
+        return [], None
+    if type(given) in (list, tuple) and given and all(map(_is_loader, given)):
+        return list(given), given
+    if _is_loader(given):
+        return [given], given
+    if not hasattr(type(given), "__iter__"):
+        raise StepwellError(
+            f"watch(loader={shown(given)}): write a DataLoader, or whatever else gives batches"
+        )
+    feed = Feed(given)
+    return [feed], feed
+
+
+def _is_loader(given: Any) -> bool:
+    """Whether this is rather a loader than a batch."""
+    return can_be_followed(given) and not isinstance(given, torch.Tensor)
+
+
+def _chosen(ranks: Ranks) -> bool:
+    """Whether this rank records."""
+    if ranks is None:
+        return True
+    rank = find_place(os.environ).rank
+    if callable(ranks):
+        return bool(ranks(rank))
+    try:
+        return rank in ([ranks] if isinstance(ranks, int) else list(ranks))
+    except TypeError:
+        raise StepwellError(
+            f"watch(ranks={shown(ranks)}): write a rank, a list of them, or a function of one"
+        ) from None
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise StepwellError(f"watch({name}={shown(value)}): write a whole number of at least 0")
+    return value
+
+
+def _positive(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise StepwellError(f"watch({name}={shown(value)}): write a number above 0")
+    return found

@@ -1,0 +1,423 @@
+"""The training that is watched: iterations, samples, epochs, loss, operations and diagnostics.
+
+An iteration is an optimizer step. It begins when its batch has come and ends when the next one is asked
+for, so that all of the loop's body is in it and waiting for data is not. Where no loader is followed it
+begins with the forward pass and ends with the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from stepwell.diagnostics.telemetry import TrainingTelemetry
+from stepwell.integrations.torch.flops import PassCount, can_count, peak_flops
+from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.watching_batches import samples_in
+from stepwell.integrations.torch.watching_loss import Loss
+from stepwell.journal.errors import report
+from stepwell.journal.metrics import context, log, set_context
+from stepwell.training import calls
+from stepwell.training.current import current, current_job
+from stepwell.training.job import TrainingJob
+from stepwell.training.merging import ResolvedConfig
+from stepwell.training.settings import spoken
+from stepwell.training.training_loop import TrainingLoop
+
+WHERE = "watch"
+MFU = "mfu"
+COUNTED_STEP = 1
+"""The step, from 0, whose operations are counted: by the first one it is known what is compiled."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a watch was asked for."""
+
+    step: int = 0
+    epoch: int = 0
+    target_steps: int | None = None
+    replicas: int | None = None
+    loss: bool = True
+    flops: bool | float = True
+    peak: float | None = None
+
+
+class CountedEpoch(int):
+    """An epoch that was counted here. Whoever else sets one leaves a plain number."""
+
+
+class WatchedTraining:
+    """Follows one training. Its state belongs to the thread that trains."""
+
+    def __init__(
+        self,
+        options: Options,
+        models: list[torch.nn.Module],
+        optimizers: list[torch.optim.Optimizer],
+        loaders: list[Any],
+    ) -> None:
+        self._options = options
+        self._model: Callable[[], Any] = weakref.ref(models[0]) if models else _nothing
+        self._optimizer: Callable[[], Any] = weakref.ref(optimizers[0]) if optimizers else _nothing
+        self._loaders = {id(loader) for loader in loaders}
+        self._telemetry: TrainingTelemetry | None = None
+        self._keeps_batch = False
+        self._batch: Any = None
+        self._next_look = 0
+        self._loss = Loss(options.loss)
+        self.count: PassCount | None = None
+        self._is_counted = not options.flops or options.flops is not True
+        # What is known per sample: as given, or counted.
+        self._flops = 0 if isinstance(options.flops, bool) else int(options.flops)
+        self._peak: float | None = None
+        self._marks = (0, 0)
+        self._job: TrainingJob | None = None
+        self._loop: TrainingLoop | None = None
+        # The loop in which an iteration of ours is under way.
+        self._open: TrainingLoop | None = None
+        self._is_theirs = False
+        # The one that trains; at first, the one that asks for it.
+        self._thread = get_ident()
+        self._by_batch = False
+        self._stepped = False
+        self._in_step = False
+        self._backwards = 0
+        self._samples: int | None = None
+        self._first_size: int | None = None
+        self._replicas = 1
+        self._every = 50
+        self._epoch = options.epoch - 1
+        self._stepped_in_epoch = True
+        self.step = options.step
+
+    def diagnose_with(self, telemetry: TrainingTelemetry) -> None:
+        """Look at the model every so many steps."""
+        self._telemetry = telemetry
+        config = telemetry.config
+        needing = ("batch_stats", "activations", "dead_units", "embeddings", "gradient_noise")
+        more = [*needing, "class_balance"]
+        self._keeps_batch = any(getattr(config, f"track_{name}") for name in more)
+
+    # What the loader does
+
+    def follows(self, loader: Any) -> bool:
+        """Whether the batches of this loader are those that are trained on."""
+        return id(loader) in self._loaders
+
+    def epoch_begins(self) -> None:
+        """The loader is gone through from its beginning; looking at one batch makes no epoch."""
+        try:
+            if self._stepped_in_epoch:
+                self._epoch += 1
+                self._stepped_in_epoch = False
+            self._set_epoch()
+        except Exception as error:
+            report(WHERE, error)
+
+    def _set_epoch(self) -> None:
+        if context.epoch is None or type(context.epoch) is CountedEpoch:
+            set_context(None, self._epoch)
+            if context.epoch == self._epoch:
+                context.epoch = CountedEpoch(self._epoch)
+
+    def batch_is_asked_for(self) -> None:
+        """The next batch is asked for: the one before is done with."""
+        if get_ident() != self._thread:
+            # Fetched ahead by another thread than the one that trains.
+            return
+        if self._open is not None:
+            if self._by_batch:
+                self._end()
+        elif self._loop is None:
+            # So that the first batch is waited for in the loop.
+            try:
+                self._find_loop()
+            except Exception as error:
+                report(WHERE, error)
+
+    def batch_is_there(self, batch: Any) -> None:
+        """The next batch has come: an iteration begins."""
+        try:
+            if get_ident() != self._thread:
+                return
+            if self._open is not None:
+                self._end()
+            self._begin()
+            self._by_batch = True
+            self._samples = samples_in(batch)
+            if self._keeps_batch:
+                self._batch = batch
+        except Exception as error:
+            report(WHERE, error)
+
+    def epoch_is_left(self) -> None:
+        """Nobody wants more batches: the loop was left early, perhaps by an exception."""
+        if self._stepped or not self._backwards:
+            self.epoch_ends()
+
+    def epoch_ends(self) -> None:
+        """There are no more batches."""
+        if get_ident() == self._thread:
+            self._batch = None
+            if self._open is not None and self._by_batch:
+                self._end()
+
+    # What the model does
+
+    def forward_begins(self, model: Any, args: Any) -> None:
+        """An annotated model is called."""
+        if not model.training or not torch.is_grad_enabled():
+            if self._open is not None and self._stepped:
+                # Evaluated between two batches: that is no part of the iteration.
+                self._end()
+            return
+        if self._open is None:
+            self._begin()
+            self._by_batch = False
+            self._samples = samples_in(args)
+        elif not self._by_batch:
+            size = samples_in(args)
+            if size is not None:
+                self._samples = size + (self._samples or 0)
+        if not self._is_counted and self.step >= self._options.step + COUNTED_STEP:
+            self._start_counting(model)
+        if self.count is not None:
+            self.count.begin_forward()
+
+    def forward_ends(self) -> None:
+        """That call is over."""
+        if self.count is not None:
+            self.count.end_forward()
+
+    def loss_is_scaled(self, scaled: Any, plain: Any) -> None:
+        """A gradient scaler has made one tensor out of another."""
+        try:
+            if self._loss.is_on:
+                self._loss.note_scaled(scaled, plain)
+        except Exception as error:
+            report(WHERE, error)
+
+    def backward_begins(self, outputs: Any) -> Any:
+        """A backward pass begins that adds to the gradients."""
+        self._backwards += 1
+        try:
+            if self._loss.is_on and not (self._backwards > 1 and self._in_step):
+                self._loss.add(outputs)
+        except Exception as error:
+            report(WHERE, error)
+        return None if self.count is None else self.count.counter
+
+    # What the optimizer does
+
+    def step_begins(self, optimizer: Any) -> None:
+        """An optimizer is about to make a step."""
+        if optimizer is not self._optimizer():
+            return
+        self._in_step = True
+        self._thread = get_ident()
+        if self._open is None:
+            self._begin()
+            self._by_batch = False
+            self._samples = None
+        elif self._stepped:
+            # Another step with the same samples.
+            self._end()
+            self._begin()
+            self._samples = 0
+
+    def step_ends(self, optimizer: Any) -> None:
+        """It has made it."""
+        if optimizer is not self._optimizer():
+            return
+        self._in_step = False
+        self._stepped = self._stepped_in_epoch = True
+        if self.step >= self._next_look:
+            self._diagnose(optimizer)
+        if self._is_theirs:
+            self.step += 1
+            self._stepped = False
+            self._backwards = 0
+            self._loss.forget()
+        elif not self._by_batch:
+            self._end()
+
+    def _diagnose(self, optimizer: Any) -> None:
+        telemetry, model = self._telemetry, self._model()
+        if telemetry is None or model is None:
+            self._next_look = sys.maxsize
+            return
+        telemetry.on_batch_end(model, optimizer, self.step, context.epoch or 0, None, self._batch)
+        lead, every = telemetry._lead, telemetry._every
+        # The next one that it would look at.
+        behind = (self.step + 1 + lead) % every
+        self._next_look = self.step + 1 + (every - behind if behind > lead else 0)
+
+    # Iterations
+
+    def _begin(self) -> None:
+        job = current.job
+        loop = None if job is None else job.loop
+        if loop is None or loop is not self._loop:
+            loop = self._find_loop()
+        self._is_theirs = loop is None or loop.inside is not None
+        self._stepped = False
+        if loop is None or self._is_theirs:
+            return
+        loop.enter()
+        self._open = loop
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """End the pass that is under way; it is an iteration if the optimizer made a step in it."""
+        try:
+            loop, self._open = self._open, None
+            job = current.job
+            if loop is None or job is None or job.loop is not loop:
+                # The run has ended meanwhile, and what was open with it.
+                self._loss.forget()
+                return
+            if self.count is not None:
+                self._finish_counting()
+            samples = self._samples
+            if samples is not None:
+                samples *= self._replicas
+            if error is not None:
+                loop.end(samples, None, False, error)
+            elif self._stepped:
+                self._backwards = 0
+                if self._loss.is_on:
+                    self._loss.keep(loop._step)
+                    if loop._step + 1 >= loop._look:
+                        # An update tells of the latest one.
+                        self._loss.write()
+                loop.end_sized(samples)
+                self.step += 1
+                if self.step % self._every == 0 or self._first_size is None:
+                    self._look(loop)
+            elif self._backwards:
+                loop.end(samples, None, False)
+            else:
+                # Looked at, not trained on.
+                loop.skip()
+        except Exception as problem:
+            report(WHERE, problem)
+
+    def _find_loop(self) -> TrainingLoop | None:
+        """The loop that iterations are counted in, which begins with the first batch."""
+        job = current_job()
+        if job is None:
+            return None
+        if job is not self._job:
+            self._job = job
+            self._loop = None
+            self._loss.begin(self._options.loss)
+            self._first_size = None
+            self._replicas = self._options.replicas or job.world_size
+            self._every = job.config.log_every_n_train_iterations
+            if self._epoch >= 0 and context.epoch is None:
+                self._set_epoch()
+        if job.loop is None:
+            calls.start_training(self.step, iterations_target=self._options.target_steps)
+            self._loop = job.loop
+            self._marks = (0, 0)
+            if self._loop is not None and self._flops:
+                self._tell_flops()
+        elif job.loop is not self._loop:
+            # The user's own: its iterations are theirs to count.
+            return job.loop if job.loop.inside is not None else None
+        return self._loop
+
+    # Operations
+
+    def _start_counting(self, model: Any) -> None:
+        """Count the pass that begins, if that can be done without changing it."""
+        self._is_counted = True
+        job = self._job
+        if self._open is None or job is None or job.ask("flops_per_sample"):
+            return
+        if can_count(model):
+            self.count = PassCount()
+
+    def _finish_counting(self) -> None:
+        count, self.count = self.count, None
+        if count is None:
+            return
+        count.abort()
+        if count.total and self._samples and self._backwards:
+            self._flops = count.total // self._samples
+            self._tell_flops()
+            progress = None if self._loop is None else self._loop.progress
+            if progress is not None and progress.flops_per_sample == self._flops:
+                # Those before were alike.
+                progress.flops += progress.samples * self._flops
+
+    def _tell_flops(self) -> None:
+        """Let the job report throughput in operations, and utilisation where the peak is known."""
+        job, loop = self._job, self._loop
+        if job is None or loop is None:
+            return
+        if not job.ask("flops_per_sample"):
+            self._reconfigure(
+                job, flops_per_sample_or_fn=self._flops, is_log_throughput_enabled_or_fn=True
+            )
+        self._peak = peak_flops(self._options.peak, self._model())
+        if self._peak is not None:
+            loop.span.add_attribute("peak_flops_per_gpu", self._peak)
+
+    def _reconfigure(self, job: TrainingJob, **fields: Any) -> None:
+        known = spoken(job.config)
+        known["has_telemetry_config"] = True
+        job.reconfigure(ResolvedConfig(**{**known, **fields}))
+
+    def _look(self, loop: TrainingLoop) -> None:
+        """Every so many steps, and at the end: what is not counted step by step."""
+        progress = loop.progress
+        progress.count_waiting()
+        job = self._job
+        if self._first_size is None and job is not None:
+            self._first_size = progress.samples
+            if progress.samples and progress.completed == 1 and not job.ask("global_batch_size"):
+                self._reconfigure(job, global_batch_size_or_fn=progress.samples)
+            if self.step % self._every:
+                return
+        if self._peak and self._flops and progress.total > self._marks[1] and job is not None:
+            flops, total = progress.flops - self._marks[0], progress.total - self._marks[1]
+            self._marks = (progress.flops, progress.total)
+            if flops:
+                log({MFU: flops * 1e9 / total / job.world_size / self._peak})
+
+    # The end
+
+    def run_ends(self, status: str) -> None:
+        """The run ends while training is watched: what it did until now belongs to it."""
+        if self._open is not None and status == "finished":
+            self._end()
+        self._loss.write()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End what is under way here."""
+        if following.follower is self:
+            following.follower = None
+        if self.count is not None:
+            self.count.abort()
+        self._batch = None
+        if self._open is not None:
+            self._end(error)
+        self._loss.write()
+        job, loop = self._job, self._loop
+        self._loop = None
+        if job is not None and loop is not None and job is current.job and job.loop is loop:
+            self._look(loop)
+            calls.end_training(error=error)
+        if self._telemetry is not None:
+            self._telemetry.close()
+
+
+def _nothing() -> None:
+    return None
