@@ -11,24 +11,28 @@ import os
 from pathlib import Path
 
 NICE = 10
+"""For the process, where it counts; it cannot be taken back."""
+SESSION_NICE = 15
+"""For the session: several of them together take less than 3 % of a processor from one that trains."""
 
 
 class Modesty:
     """How much of the processor this process and those it has started claim."""
 
     def __init__(self) -> None:
-        self._wanted = 0
+        self._usual = self._wanted = 0
         self._set: dict[int, int] = {}
 
     def begin(self) -> None:
         """From now on training comes first."""
         if hasattr(os, "nice"):
             os.nice(NICE)
+        self._usual = SESSION_NICE
         self.rest()
 
     def rest(self) -> None:
         """Nobody waits."""
-        self._wanted = NICE
+        self._wanted = self._usual
         self.keep()
 
     def hurry(self) -> None:
@@ -38,22 +42,24 @@ class Modesty:
 
     def keep(self) -> None:
         """Also for sessions that were begun since. To be called now and then."""
-        try:
-            for leader in _sessions():
-                if self._set.get(leader, 0) != self._wanted:
-                    Path(f"/proc/{leader}/autogroup").write_text(str(self._wanted))
-                    self._set[leader] = self._wanted
-        except (OSError, ValueError):
-            # Another kind of system, or asked too often: then next time.
-            return
+        for process in _own_processes():
+            try:
+                is_leader = os.getsid(process) == process
+                if is_leader and self._set.get(process, 0) != self._wanted:
+                    Path(f"/proc/{process}/autogroup").write_text(str(self._wanted))
+                    self._set[process] = self._wanted
+            except OSError:
+                # It has ended, this is another kind of system, or it was asked too often: then next time.
+                continue
 
 
-def _sessions() -> list[int]:
-    """The leaders of the sessions that are this process's own, or were begun by its children."""
+def _own_processes() -> list[int]:
+    """This process and its children."""
     own = os.getpid()
-    children = (
-        int(pid)
-        for path in Path(f"/proc/{own}/task").glob("*/children")
-        for pid in path.read_text().split()
-    )
-    return [pid for pid in (own, *children) if os.getsid(pid) == pid]
+    found = [own]
+    for path in Path(f"/proc/{own}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except (OSError, ValueError):
+            continue
+    return found

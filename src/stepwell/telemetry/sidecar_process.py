@@ -68,10 +68,10 @@ def _be_silent() -> None:
 class Follow:
     """Feeds one exporter from the folder of a process that trains."""
 
-    def __init__(self, about: dict[str, Any], notes: Notes, modesty: Modesty) -> None:
+    def __init__(self, about: dict[str, Any], notes: Notes, modesty: Modesty | None = None) -> None:
         self.about = about
         self.notes = notes
-        self.modesty = modesty
+        self.modesty = modesty or Modesty()
         self.folder = Path(about["folder"])
         self.linger = float(about["linger"])
         self.closing = False
@@ -180,8 +180,8 @@ class Follow:
         elif words[:1] == ["drain"]:
             delivered = self.feed.drain(time.monotonic() + float(words[2]))
             self._look_at_failures()
-            _answer({**self._state(), "drain": int(words[1]), "delivered": delivered})
             self.modesty.rest()
+            _answer({**self._state(), "drain": int(words[1]), "delivered": delivered})
 
     def _terminated(self, *_: object) -> None:
         self.closing = self.stopped = True

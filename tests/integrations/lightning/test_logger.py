@@ -7,6 +7,8 @@ import copy
 import importlib
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from stepwell.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
+from tests.durability.helpers import environment
 from tests.loggers.logged import Another, Own, items, logger_lines, metrics
 
 torch = pytest.importorskip("torch")
@@ -106,7 +109,7 @@ def test_a_fit_and_a_test_are_one_run(pl: Any) -> None:
     assert steps(run, "loss") == list(range(2 * BATCHES))
     assert steps(run, "mean") == steps(run, "val") == [BATCHES - 1, 2 * BATCHES - 1]
     assert len(steps(run, "tested")) == 1
-    assert [(one.name, one.value) for one in items(run, "param")][0] == ("width", 3)
+    assert {(one.name, one.value) for one in items(run, "param")} == {("width", 3)}
     (graph,) = items(run, "text")
     assert "Linear(in_features=3, out_features=1" in graph.value
     assert [line["attributes"].get("status") for line in logger_lines(run)] == [None, "finished"]
@@ -244,8 +247,9 @@ def test_checkpoints_of_all_callbacks(pl: Any, log_model: Any) -> None:
 def test_two_checkpoints_of_the_same_name_are_told_apart(pl: Any) -> None:
     logger = StepwellLogger(Own(), log_model=True)
     Saves = pl.callbacks.ModelCheckpoint
-    callbacks = [Saves(dirpath=folder, filename="best") for folder in ("one", "two")]
-    trainer_of(pl, logger, max_epochs=1, callbacks=callbacks).fit(model_of(pl), data())
+    callbacks = [Saves("one", filename="best"), Saves("two", filename="best", monitor="val")]
+    trainer = trainer_of(pl, logger, max_epochs=1, callbacks=callbacks)
+    trainer.fit(model_of(pl), data(), data())
     run = finished_run(logger)
     names = [one.name for one in items(run, "best_model")]
     assert sorted(names) == ["checkpoints/best", "checkpoints/two/best"]
@@ -318,3 +322,72 @@ def test_through_fabric() -> None:
         running.log("loss", 1.0, step=step)
     run = finished_run(logger)
     assert steps(run, "loss") == [0, 1, 2]
+
+
+LAUNCHED = """
+import lightning.pytorch as pl
+import torch
+from stepwell.integrations.lightning import StepwellLogger
+from stepwell.loggers import *
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.log("rank", float(self.global_rank))
+        return self.layer(batch).pow(2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+everywhere = {"log_freq": "batch", "log_on_workers": -1}
+logger = LoggersCollection(
+    [TensorBoardLogger(**everywhere), ConsoleLogger(), Prov4ML(), WandBLogger(offline_mode=True)]
+)
+trainer = pl.Trainer(
+    logger=StepwellLogger(logger, log_model=True), accelerator="cpu", devices=DEVICES, max_epochs=1,
+    strategy=STRATEGY, log_every_n_steps=1, enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(8, 3), batch_size=1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp")])
+def test_in_processes_that_lightning_launches(tmp_path: Path, devices: int, strategy: str) -> None:
+    """Each rank has its own values in one run; the checkpoint is on every backend, from the first."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
+    from tests.loggers.reading_back import Left
+
+    code = LAUNCHED.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy))
+    (tmp_path / "program.py").write_text(code)
+    variables = {"OMP_NUM_THREADS": "1", "STEPWELL_EXPORT_TIMEOUT": "60", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment(STEPWELL_STRICT="1", WANDB_ERROR_REPORTING="false", **variables),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = stepwell.list_runs(tmp_path / "runs")
+    assert run.status == "finished"
+    for rank in range(devices):
+        curve = Left(tmp_path, rank).tensorboard_curve("rank")
+        assert curve == [(step, float(rank)) for step in range(8 // devices)]
+    file = f"epoch=0-step={8 // devices}.ckpt"
+    left = Left(tmp_path)
+    (ours,) = (tmp_path / "mllogs").glob("lightning_logs/*/checkpoints/*")
+    assert ours.name == file
+    kept = ours.read_bytes()
+    assert (left.tensorboard_folder / "files" / "checkpoints" / file).read_bytes() == kept
+    (console,) = (tmp_path / "mllogs" / "simple-logger").rglob(file)
+    assert console.read_bytes() == kept
+    models = [a["artifact"] for a in left.wandb_records if a["type"] == "artifact"]
+    assert [one["type"] for one in models] == ["model"]
+    assert "best" in models[0]["aliases"]
+    assert any("checkpoints" in str(one) for one in left.provenance["entity"])

@@ -1,0 +1,68 @@
+"""One training loop that logs to MLflow, Weights & Biases, TensorBoard and provenance at once, offline.
+
+Run it with ``python examples/loggers.py``, or on two processes with
+``torchrun --nproc-per-node=2 examples/loggers.py``. What is not installed is left out.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from tiny_model import EPOCHS, make_loader, make_model
+
+from stepwell.integrations.torch import TorchTrainer
+from stepwell.loggers import (
+    Logger,
+    LoggersCollection,
+    MLFlowLogger,
+    Prov4ML,
+    TensorBoardLogger,
+    WandBLogger,
+)
+
+
+class PlaneTrainer(TorchTrainer):
+    """The usual loop; only the loss is its own."""
+
+    def loss_of(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        assert self.model is not None
+        return torch.nn.functional.mse_loss(self.model(inputs).squeeze(1), targets)
+
+    def train(self) -> None:
+        super().train()
+        # Any kind of thing goes the same way; the trainer has logged the curves.
+        self.logger.log(self.bare_model, "plane", kind="model")
+        self.logger.log("Two layers, three epochs.", "remark", kind="text")
+        self.logger.log(None, None, kind="execution_time")
+
+
+def make_logger() -> Logger:
+    """Every fourth batch, and all epochs, to all that is there."""
+    members: list[Logger] = [
+        TensorBoardLogger(log_freq=4),
+        Prov4ML(experiment_name="plane", log_freq=4),
+    ]
+    if find_spec("mlflow"):
+        members.append(MLFlowLogger(experiment_name="plane", log_freq=4))
+    if find_spec("wandb"):
+        members.append(WandBLogger(project_name="plane", log_freq=4, offline_mode=True))
+    return LoggersCollection(members)
+
+
+if __name__ == "__main__":
+    dataset = make_loader().dataset
+    trainer = PlaneTrainer(
+        config={"batch_size": 32, "lr": 0.05},
+        epochs=EPOCHS,
+        model=make_model(),
+        strategy="ddp",
+        logger=make_logger(),
+    )
+    trainer.execute(dataset, dataset)
+    if trainer.rank == 0:
+        print("The run is in runs; what each backend made of it is in mllogs:")
+        print("  tensorboard --logdir mllogs/tensorboard")
+        print("  mlflow ui --backend-store-uri sqlite:///mllogs/mlflow/mlflow.db")
+        print("  mllogs/prov_logs/*/provenance.svg")

@@ -1,0 +1,102 @@
+"""What a program left behind in its folder, found by each backend's own reader."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.loggers.prov_checking import things, value
+from tests.loggers.tensorboard_reading import scalars
+
+READER = Path(sys.executable).with_name("wandb")
+WANDB_STEP = "trainer/global_step"
+Curve = list[tuple[int, float]]
+
+
+class Left:
+    """The curves that all loggers left below ``mllogs``; those of one rank in one run."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.logs = folder / "mllogs"
+        self.rank = rank
+
+    # MLflow
+
+    @property
+    def mlflow(self) -> Any:
+        """MLflow's own client on the database."""
+        from mlflow import MlflowClient
+
+        return MlflowClient(tracking_uri=f"sqlite:///{self.logs}/mlflow/mlflow.db")
+
+    @property
+    def mlflow_runs(self) -> list[Any]:
+        ids = [one.experiment_id for one in self.mlflow.search_experiments()]
+        return list(self.mlflow.search_runs(ids))
+
+    def mlflow_run(self) -> Any:
+        """The run of the first rank that logs, or the child run of this one."""
+        found = [run for run in self.mlflow_runs if self._is_mine(run.data.tags)]
+        (run,) = found
+        return run
+
+    def _is_mine(self, tags: dict[str, str]) -> bool:
+        return ("mlflow.parentRunId" in tags) == (self.rank > 0)
+
+    def mlflow_curve(self, name: str) -> Curve:
+        history = self.mlflow.get_metric_history(self.mlflow_run().info.run_id, name)
+        return sorted((point.step, point.value) for point in history)
+
+    def mlflow_files(self, folder: str | None = None) -> list[str]:
+        names: list[str] = []
+        for file in self.mlflow.list_artifacts(self.mlflow_run().info.run_id, folder):
+            names += self.mlflow_files(file.path) if file.is_dir else [file.path]
+        return sorted(names)
+
+    # W&B
+
+    @property
+    def wandb_records(self) -> list[dict[str, Any]]:
+        """What ``wandb leet inspect`` finds in all that ``wandb sync`` would upload."""
+        found: list[dict[str, Any]] = []
+        for file in sorted((self.logs / "wandb").glob("*run-*/run-*.wandb")):
+            told = subprocess.run(
+                [str(READER), "leet", "inspect", "--json", str(file)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            found += [json.loads(line) for line in told.stdout.splitlines() if line[:1] == "{"]
+        return found
+
+    def wandb_curve(self, name: str) -> Curve:
+        rows = [one["history"]["item"] for one in self.wandb_records if one["type"] == "history"]
+        return sorted((int(row[WANDB_STEP]), float(row[name])) for row in rows if name in row)
+
+    # TensorBoard and provenance
+
+    @property
+    def tensorboard_folder(self) -> Path:
+        (found,) = (self.logs / "tensorboard").iterdir()
+        return found / f"rank-{self.rank:05d}" if self.rank else found
+
+    def tensorboard_curve(self, name: str) -> Curve:
+        return scalars(self.tensorboard_folder)[name]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        (path,) = (self.logs / "prov_logs").rglob("provenance.json")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def provenance_series(self, name: str) -> dict[str, str]:
+        """What the document says about the series of a metric."""
+        (found,) = [
+            about
+            for about in things(self.provenance, "stepwell:Metric").values()
+            if about["prov:label"] == name
+        ]
+        return {key: value(one) for key, one in found.items() if key != "prov:type"}

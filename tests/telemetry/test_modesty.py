@@ -1,0 +1,52 @@
+"""A sidecar is modest towards training, unless somebody waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepwell.telemetry.modesty import NICE, SESSION_NICE
+from tests.durability.helpers import environment
+
+CODE = """
+import os, subprocess, sys
+from stepwell.telemetry.modesty import Modesty
+
+def nice(pid):
+    with open(f"/proc/{pid}/autogroup") as file:
+        return int(file.read().split()[-1])
+
+if "leader" in sys.argv:
+    os.setsid()
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+modesty = Modesty()
+modesty.begin()
+print(os.nice(0), nice(os.getpid()), nice(child.pid))
+modesty.hurry()
+print(nice(os.getpid()), nice(child.pid))
+late = subprocess.Popen(["sleep", "60"], start_new_session=True)
+modesty.rest()
+modesty.keep()
+print(nice(late.pid))
+for one in (child, late):
+    one.kill()
+    one.wait()
+"""
+AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+@pytest.mark.parametrize("words", [["leader"], []])
+def test_sessions_of_its_own_are_nice(words: list[str]) -> None:
+    """With those of its children; a session that it merely is in belongs to somebody else."""
+    if not AUTOGROUPS.exists() or AUTOGROUPS.read_text().strip() != "1":
+        pytest.skip("this system does not share processors between sessions")
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *words], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    own = SESSION_NICE if words else 0
+    expected = (NICE, own, SESSION_NICE, 0, 0, SESSION_NICE)
+    assert done.stdout.split() == [str(number) for number in expected]
