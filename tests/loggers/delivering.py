@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepwell.loggers.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
+from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
 
 STARTED = time.time_ns() - 1_000_000_000
 PNG = bytes.fromhex(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepwell.loggers.backend import Backend, LogRecord, NotYet, Source
+from stepwell.loggers.delivery.backend import Backend, LogRecord, NotYet, Source
 
 
 class LinesBackend(Backend):

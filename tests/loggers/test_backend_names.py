@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepwell.loggers.backend_names import escape, shortened, unescape
-from stepwell.loggers.mlflow_backend_names import cut, key_of
+from stepwell.loggers.backends.mlflow.names import cut, key_of
+from stepwell.loggers.delivery.names import escape, shortened, unescape
 
 
 def is_simple(character: str) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepwell import Run
-from stepwell.loggers.console_backend import ConsoleBackend
-from stepwell.loggers.delivery import start_delivery
+from stepwell.loggers.backends.console import ConsoleBackend
+from stepwell.loggers.delivery.sending import start_delivery
 from stepwell.telemetry import artifacts
 from tests.journal.logging_rows import log_for, write_line
 

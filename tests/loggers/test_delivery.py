@@ -16,10 +16,10 @@ import pytest
 import stepwell
 from stepwell import Run
 from stepwell.journal.errors import StepwellError
-from stepwell.loggers.backend import NotYet
-from stepwell.loggers.delivery import LogDelivery, LogFeed, start_delivery
-from stepwell.loggers.delivery_state import Busy
-from stepwell.loggers.forwarding import ForwardedLog, forward_log
+from stepwell.loggers.delivery.backend import NotYet
+from stepwell.loggers.delivery.forwarding import ForwardedLog, forward_log
+from stepwell.loggers.delivery.sending import LogDelivery, LogFeed, start_delivery
+from stepwell.loggers.delivery.state import Busy
 from tests.durability.helpers import Child
 from tests.exporters.programs import end, is_running, wait_until
 from tests.journal.logging_rows import folder_of, log_for, write_line
@@ -27,7 +27,7 @@ from tests.loggers.lines_backend import LinesBackend
 
 BACKEND = "tests.loggers.lines_backend.LinesBackend"
 BEGIN = """
-from stepwell.loggers.delivery import start_delivery
+from stepwell.loggers.delivery.sending import start_delivery
 from tests.journal.logging_rows import log_for, write_line
 from tests.loggers.lines_backend import LinesBackend
 run = init("training", dir="runs")

@@ -12,7 +12,12 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.loggers.forwarding import BACKENDS, forward_log, is_backend, registered_loggers
+from stepwell.loggers.delivery.forwarding import (
+    BACKENDS,
+    forward_log,
+    is_backend,
+    registered_loggers,
+)
 from stepwell.telemetry import artifacts
 from stepwell.telemetry.exporter_loading import find_class
 from stepwell.telemetry.forwarding import NotTaken

@@ -21,7 +21,7 @@ import pytest
 import stepwell
 from stepwell import Run, StepwellError
 from stepwell.journal.records import ItemRecord
-from stepwell.loggers.items import file_name, flattened
+from stepwell.loggers.items.making import file_name, flattened
 from tests.loggers.logged import Own, content, items, metrics
 
 torch = pytest.importorskip("torch")
@@ -615,7 +615,7 @@ def test_carbon_where_energy_is_not_known(
     recorded: Run, logger: Own, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is absent, and said why; no number is made up."""
-    from stepwell.loggers import readings
+    from stepwell.loggers.items import readings
 
     monkeypatch.setattr(readings.Readings, "_energy", lambda self: ({}, []))
     monkeypatch.delenv("STEPWELL_STRICT")
@@ -628,7 +628,7 @@ def test_carbon_is_estimated_where_that_is_asked_for(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so; emissions only where somebody says what a kWh stands for."""
-    from stepwell.loggers import readings
+    from stepwell.loggers.items import readings
 
     class NoCounter:
         def __bool__(self) -> bool:
@@ -658,7 +658,7 @@ def test_carbon_is_measured_where_there_is_a_counter(
     recorded: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From when the context was created."""
-    from stepwell.loggers import readings
+    from stepwell.loggers.items import readings
     from stepwell.telemetry.runtime.energy import CpuEnergy
 
     package = tmp_path / "intel-rapl:0"

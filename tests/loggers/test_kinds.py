@@ -16,7 +16,7 @@ from stepwell.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from stepwell.loggers.items import MAKERS
+from stepwell.loggers.items.making import MAKERS
 from stepwell.loggers.kinds import check_kind
 from tests.loggers.logged import Own, records
 

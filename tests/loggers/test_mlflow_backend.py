@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from stepwell.journal.errors import StepwellError
-from stepwell.loggers.backend import LogRecord, NotYet
-from stepwell.loggers.mlflow_backend import MLFlowBackend
-from stepwell.loggers.mlflow_backend_runs import IN_THIS_PROCESS
+from stepwell.loggers.backends.mlflow.backend import MLFlowBackend
+from stepwell.loggers.backends.mlflow.runs import IN_THIS_PROCESS
+from stepwell.loggers.delivery.backend import LogRecord, NotYet
 from tests.loggers.delivering import PNG, STARTED, Log, metric
 from tests.loggers.mlflow_server import Server
 
@@ -235,7 +235,7 @@ def test_what_it_sets_for_its_own_process_is_not_set_by_a_client(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loggers make one in the process that trains, to show MLflow's own run."""
-    from stepwell.loggers.mlflow_backend_runs import connect
+    from stepwell.loggers.backends.mlflow.runs import connect
 
     for name in IN_THIS_PROCESS:
         monkeypatch.delenv(name)
@@ -468,8 +468,8 @@ def test_a_server_that_hangs_or_is_gone_fails_within_bounds(
 RANK = """
 import sys, time
 from pathlib import Path
-from stepwell.loggers.backend import NotYet
-from stepwell.loggers.mlflow_backend import MLFlowBackend
+from stepwell.loggers.delivery.backend import NotYet
+from stepwell.loggers.backends.mlflow.backend import MLFlowBackend
 from tests.loggers.delivering import Log, metric
 rank = int(sys.argv[1])
 log = Log(Path(sys.argv[2]), rank=rank, world_size=3)

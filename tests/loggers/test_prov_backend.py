@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import stepwell
-from stepwell.loggers.backend import LogRecord
-from stepwell.loggers.prov_backend import ProvBackend
+from stepwell.loggers.delivery.backend import LogRecord
+from stepwell.loggers.prov.backend import ProvBackend
 from stepwell.telemetry.exporter import Source
 from tests.durability.helpers import environment
 from tests.exporters.programs import wait_until

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.loggers import tfevents
-from stepwell.loggers.crc32c import LARGE, PIECE, crc32c
-from stepwell.loggers.image_size import image_size
+from stepwell.loggers.backends.tensorboard import tfevents
+from stepwell.loggers.backends.tensorboard.crc32c import LARGE, PIECE, crc32c
+from stepwell.loggers.backends.tensorboard.image_size import image_size
 from tests.loggers.delivering import PNG
 
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")

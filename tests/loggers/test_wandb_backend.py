@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.loggers.backend import LogRecord
-from stepwell.loggers.wandb_backend import WandBBackend
-from stepwell.loggers.wandb_backend_rows import STEP
+from stepwell.loggers.backends.wandb.backend import WandBBackend
+from stepwell.loggers.backends.wandb.rows import STEP
+from stepwell.loggers.delivery.backend import LogRecord
 from tests.loggers.delivering import PNG, STARTED, Log, metric
 
 pytestmark = [
@@ -276,7 +276,7 @@ def test_a_batch_that_comes_again_is_there_once(tmp_path: Path, log: Log) -> Non
 KILLED = """
 import json, os, sys, time
 from pathlib import Path
-from stepwell.loggers.wandb_backend import WandBBackend
+from stepwell.loggers.backends.wandb.backend import WandBBackend
 from tests.loggers.delivering import Log, metric
 folder, savedir, kept = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 log = Log(folder)
@@ -331,7 +331,7 @@ def test_killed_in_the_middle_and_resumed_each_value_is_there_once(tmp_path: Pat
 ORPHANED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from stepwell.loggers.wandb_backend import WandBBackend
+from stepwell.loggers.backends.wandb.backend import WandBBackend
 from tests.loggers.delivering import Log, metric
 
 def persistently(call):
@@ -439,7 +439,7 @@ def test_the_environment_says_whether_to_upload(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
 ) -> None:
     """Without a key nothing can be uploaded, and nobody is asked for one."""
-    from stepwell.loggers.wandb_backend_session import mode_of
+    from stepwell.loggers.backends.wandb.session import mode_of
 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -453,7 +453,7 @@ def test_a_server_that_is_gone_fails_within_bounds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
     """And when there is none at all any more, what was logged is on disk all the same."""
-    monkeypatch.setattr("stepwell.loggers.wandb_backend_session.INIT_TIMEOUT", 3.0)
+    monkeypatch.setattr("stepwell.loggers.backends.wandb.session.INIT_TIMEOUT", 3.0)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     began = time.monotonic()
@@ -470,7 +470,7 @@ def test_fragments_that_were_not_uploaded_are_before_another_one_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
     """The oldest first, each once; one that somebody else uploaded is left alone."""
-    from stepwell.loggers import wandb_backend_upload
+    from stepwell.loggers.backends.wandb import upload as wandb_backend_upload
 
     to = backend(tmp_path)
     for value in (1.0, 2.0, 3.0):
@@ -487,7 +487,7 @@ def test_fragments_that_were_not_uploaded_are_before_another_one_begins(
 
 
 def test_a_key_may_be_in_netrc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from stepwell.loggers.wandb_backend_session import mode_of
+    from stepwell.loggers.backends.wandb.session import mode_of
 
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password " + "a" * 40)
     (tmp_path / "netrc").chmod(0o600)

@@ -4,11 +4,11 @@ The fronts write to the journal and return; backends read it and deliver, each w
 May import telemetry and journal; an SDK is imported only inside its own backend, when it is used.
 """
 
-from stepwell.loggers.backend import Backend
-from stepwell.loggers.backend_runs import BackendRun
 from stepwell.loggers.base import Logger
 from stepwell.loggers.collection import LoggersCollection
 from stepwell.loggers.console import ConsoleLogger
+from stepwell.loggers.delivery.backend import Backend
+from stepwell.loggers.delivery.runs import BackendRun
 from stepwell.loggers.empty import EmptyLogger
 from stepwell.loggers.kinds import KINDS
 from stepwell.loggers.mlflow import MLFlowLogger, get_mlflow_logger

@@ -21,10 +21,9 @@ from stepwell.journal.metrics import MAX_COUNT
 from stepwell.journal.metrics import context as current
 from stepwell.journal.state import local, state
 from stepwell.journal.values import shown, text_of
-from stepwell.loggers import items
 from stepwell.loggers.audience import Audience, Words, current_batch
-from stepwell.loggers.backend_runs import BackendRun, wait_for_run
 from stepwell.loggers.context import STATUSES, Context, find_run, load_backend, place_rank
+from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
 from stepwell.loggers.frequency import (
     LogFreq,
     Workers,
@@ -33,6 +32,7 @@ from stepwell.loggers.frequency import (
     check_workers,
     every,
 )
+from stepwell.loggers.items import making as items
 from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind
 from stepwell.loggers.recording import keep, keep_documents, keep_params, write_metric
 from stepwell.telemetry.live import is_failure

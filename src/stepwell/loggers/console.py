@@ -19,7 +19,7 @@ class ConsoleLogger(Logger):
     """
 
     to = "console"
-    backend_class = "stepwell.loggers.console_backend.ConsoleBackend"
+    backend_class = "stepwell.loggers.backends.console.ConsoleBackend"
     subfolder = "simple-logger"
 
     def __init__(

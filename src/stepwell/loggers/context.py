@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from stepwell.journal.errors import StepwellError, misuse, quietly, report, warn_once
 from stepwell.journal.journal import LOGGER
 from stepwell.journal.state import current_journal, state
-from stepwell.loggers.readings import Readings
+from stepwell.loggers.items.readings import Readings
 from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.start import init
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
-    from stepwell.loggers.watching import ModelStatistics
+    from stepwell.loggers.items.watching import ModelStatistics
 
 STATUSES = ("finished", "failed", "killed")
 WORK = 30.0
@@ -145,7 +145,7 @@ class Context:
             )
             return
         try:
-            from stepwell.loggers.delivery import start_delivery
+            from stepwell.loggers.delivery.sending import start_delivery
 
             self.delivery = start_delivery(run, backend)
         except StepwellError as error:

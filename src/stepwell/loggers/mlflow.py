@@ -36,7 +36,7 @@ class MLFlowLogger(Logger):
     """
 
     to = "mlflow"
-    backend_class = "stepwell.loggers.mlflow_backend.MLFlowBackend"
+    backend_class = "stepwell.loggers.backends.mlflow.backend.MLFlowBackend"
     subfolder = "mlflow"
     context_options = ("run_id", "run_name", "parent_run_id")
 
@@ -74,7 +74,7 @@ class MLFlowLogger(Logger):
         }
 
     def _as_backend_run(self, state: dict[str, Any]) -> Run | None:
-        from stepwell.loggers.mlflow_backend_runs import connect, tracking_uri
+        from stepwell.loggers.backends.mlflow.runs import connect, tracking_uri
 
         uri = tracking_uri(self.backend_options(), state)
         run: Run = connect(uri).get_run(str(state["run_id"]))

@@ -27,7 +27,7 @@ class Prov4MLLogger(Logger):
     """
 
     to = "prov"
-    backend_class = "stepwell.loggers.prov_backend.ProvBackend"
+    backend_class = "stepwell.loggers.prov.backend.ProvBackend"
     context_options = ("run_name",)
 
     def __init__(

@@ -14,10 +14,11 @@ from stepwell.journal.journal import ITEM, Journal
 from stepwell.journal.metrics import context as current
 from stepwell.journal.state import current_journal, current_lane
 from stepwell.journal.values import MAX_TEXT, number, shown, text_of
-from stepwell.loggers import items, prov_items
 from stepwell.loggers.audience import Words
 from stepwell.loggers.context import Context
-from stepwell.loggers.items import CannotKeep, Item
+from stepwell.loggers.items import documents as prov_items
+from stepwell.loggers.items import making as items
+from stepwell.loggers.items.making import CannotKeep, Item
 
 _pack = WHOLE_ROW.pack_into
 READINGS = ("system", "carbon", "execution_time")
@@ -163,7 +164,7 @@ def _made_of(
 def _watch(
     context: Context, words: Words, identifier: str, model: Any, more: Mapping[str, Any]
 ) -> list[Item]:
-    from stepwell.loggers.watching import EVERY, ModelStatistics
+    from stepwell.loggers.items.watching import EVERY, ModelStatistics
 
     for watch in context.watched:
         if watch.watches(model, identifier):

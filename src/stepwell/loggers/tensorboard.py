@@ -26,7 +26,7 @@ class TensorBoardLogger(Logger):
     """
 
     to = "tensorboard"
-    backend_class = "stepwell.loggers.tensorboard_backend.TensorBoardBackend"
+    backend_class = "stepwell.loggers.backends.tensorboard.backend.TensorBoardBackend"
     subfolder = "tensorboard"
     context_options = ("run_name",)
 

@@ -34,7 +34,7 @@ class WandBLogger(Logger):
     """
 
     to = "wandb"
-    backend_class = "stepwell.loggers.wandb_backend.WandBBackend"
+    backend_class = "stepwell.loggers.backends.wandb.backend.WandBBackend"
     subfolder = "wandb"
     context_options = ("run_id", "run_name")
 

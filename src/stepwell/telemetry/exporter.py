@@ -83,7 +83,7 @@ class Exporter:
     """Whether it runs in a process of its own, made anew there from what ``description`` says."""
 
     reads: ClassVar[str] = "spans"
-    """What it is fed with. Those that read the ``log`` are ``stepwell.loggers.backend.Backend``."""
+    """What it is fed with. Those that read the ``log`` are ``stepwell.loggers.delivery.backend.Backend``."""
 
     every_span: ClassVar[bool] = False
     """Whether it gets the short spans of every iteration too, where no filter says otherwise."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from stepwell.journal.document import read_json
-from stepwell.loggers.backend import BACKENDS
+from stepwell.loggers.delivery.backend import BACKENDS
 from stepwell.loggers.prov.activities import Activities
 from stepwell.loggers.prov.checkpoint_sums import sum_key
 from stepwell.loggers.prov.digests import MAX_VALUE, digest_of, json_of, value_of

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.loggers.backend import ItemRecord
-from stepwell.loggers.backend_names import escape, shortened
+from stepwell.loggers.delivery.backend import ItemRecord
+from stepwell.loggers.delivery.names import escape, shortened
 
 Upload = Callable[[str, Path | bytes], None]
 

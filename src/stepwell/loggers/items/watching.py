@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell.journal.errors import report
-from stepwell.loggers.items import CannotKeep, Item
-from stepwell.loggers.models import is_sharded
+from stepwell.loggers.items.making import CannotKeep, Item
+from stepwell.loggers.items.models import is_sharded
 
 EVERY = 100
 MOST_LAYERS = 40

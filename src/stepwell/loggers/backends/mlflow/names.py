@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from stepwell.loggers.backend_names import NOTHING, escape, shortened
+from stepwell.loggers.delivery.names import NOTHING, escape, shortened
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from stepwell.loggers.crc32c import crc32c
+from stepwell.loggers.backends.tensorboard.crc32c import crc32c
 
 MAX_FLOAT32 = 3.4028235677973366e38
 """From here on a number rounds to infinity as a 32-bit float."""

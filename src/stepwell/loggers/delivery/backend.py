@@ -155,7 +155,7 @@ class Backend:
 
     def feed(self, folder: Path, source: Source | None = None) -> Feed:
         """What gives this backend the log of the process in this folder."""
-        from stepwell.loggers.delivery import LogFeed
+        from stepwell.loggers.delivery.sending import LogFeed
 
         return LogFeed(self, folder, source)
 

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from stepwell.journal.document import read_json
 from stepwell.journal.errors import StepwellError
-from stepwell.loggers.backend import Backend, NotYet, Source
-from stepwell.loggers.mlflow_backend_names import LONGEST_TAG, cut, key_of
+from stepwell.loggers.backends.mlflow.names import LONGEST_TAG, cut, key_of
+from stepwell.loggers.delivery.backend import Backend, NotYet, Source
 from stepwell.telemetry.run_document import RUN
 
 if TYPE_CHECKING:

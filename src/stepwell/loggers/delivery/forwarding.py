@@ -21,11 +21,11 @@ from stepwell.telemetry.forwarding import end_sending, recorded_processes, send_
 from stepwell.telemetry.sidecar_notes import remove_notes_of
 
 BACKENDS = {
-    "mlflow": "stepwell.loggers.mlflow_backend.MLFlowBackend",
-    "wandb": "stepwell.loggers.wandb_backend.WandBBackend",
-    "tensorboard": "stepwell.loggers.tensorboard_backend.TensorBoardBackend",
-    "prov": "stepwell.loggers.prov_backend.ProvBackend",
-    "console": "stepwell.loggers.console_backend.ConsoleBackend",
+    "mlflow": "stepwell.loggers.backends.mlflow.backend.MLFlowBackend",
+    "wandb": "stepwell.loggers.backends.wandb.backend.WandBBackend",
+    "tensorboard": "stepwell.loggers.backends.tensorboard.backend.TensorBoardBackend",
+    "prov": "stepwell.loggers.prov.backend.ProvBackend",
+    "console": "stepwell.loggers.backends.console.ConsoleBackend",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepwell.loggers.items import CannotKeep, Item
+from stepwell.loggers.items.making import CannotKeep, Item
 
 MEANING = {"unit": "FLOP", "counted": "forward pass, by torch.utils.flop_counter"}
 

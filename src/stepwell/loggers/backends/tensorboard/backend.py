@@ -12,9 +12,15 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepwell.loggers.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
-from stepwell.loggers.tensorboard_events import ItemEvents
-from stepwell.loggers.tfevents import file_version, frame, hparams_end, hparams_start, scalar
+from stepwell.loggers.backends.tensorboard.events import ItemEvents
+from stepwell.loggers.backends.tensorboard.tfevents import (
+    file_version,
+    frame,
+    hparams_end,
+    hparams_start,
+    scalar,
+)
+from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
 
 FILES = "files"
 DEFAULT_SAVEDIR = "mllogs/tensorboard"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stepwell.loggers.backend import ItemRecord
+from stepwell.loggers.delivery.backend import ItemRecord
 
 SUFFIXES = {"text": ".txt", "prov_documents": ".json"}
 """Of values that come without the name of a file; others are JSON."""

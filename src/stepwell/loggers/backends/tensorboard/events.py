@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepwell.loggers.backend import ItemRecord
-from stepwell.loggers.image_size import image_size
-from stepwell.loggers.kept_files import keep_file
-from stepwell.loggers.tfevents import image, scalar, text
+from stepwell.loggers.backends.tensorboard.image_size import image_size
+from stepwell.loggers.backends.tensorboard.tfevents import image, scalar, text
+from stepwell.loggers.delivery.backend import ItemRecord
+from stepwell.loggers.delivery.kept_files import keep_file
 
 MEASURES = ("system", "carbon", "flops_pb", "flops_pe", "execution_time")
 """Kinds that are numbers, or dicts of numbers."""

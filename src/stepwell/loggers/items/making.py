@@ -78,10 +78,10 @@ Maker = Callable[[Any, str, dict[str, Any]], Iterator[Item]]
 out of them."""
 
 MAKERS: dict[str, str] = {
-    "param": "items.param",
-    "artifact": "items.artifact",
-    "dict": "items.dictionary",
-    "text": "items.text",
+    "param": "making.param",
+    "artifact": "making.artifact",
+    "dict": "making.dictionary",
+    "text": "making.text",
     "figure": "pictures.figure",
     "image": "pictures.image",
     "torch": "models.anything",
@@ -98,7 +98,7 @@ MAKERS: dict[str, str] = {
 def made_of(kind: str, item: Any, identifier: str, more: Mapping[str, Any]) -> list[Item]:
     """The item as things to record; ``more`` becomes a part of what is said about each."""
     module, _, name = MAKERS[kind].rpartition(".")
-    make: Maker = getattr(import_module(f"stepwell.loggers.{module}"), name)
+    make: Maker = getattr(import_module(f"stepwell.loggers.items.{module}"), name)
     options = dict(more)
     found = list(make(item, identifier, options))
     if not options:
@@ -158,7 +158,7 @@ def artifact(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[It
     elif isinstance(item, dict | list | tuple) and (data := as_json(item)) is not None:
         yield Item(identifier, content=data, file=file_name(identifier, ".json"))
     elif type(item).__module__.partition(".")[0] == "torch":
-        from stepwell.loggers.models import anything
+        from stepwell.loggers.items.models import anything
 
         yield from anything(item, identifier, options)
     else:

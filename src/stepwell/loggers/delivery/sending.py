@@ -13,8 +13,8 @@ from typing import Any
 
 from stepwell.journal.follow_log import LogFollower
 from stepwell.journal.records import LogRecord, StatusRecord
-from stepwell.loggers.backend import Backend, NotYet
-from stepwell.loggers.delivery_state import DeliveryState, kept_state, state_path
+from stepwell.loggers.delivery.backend import Backend, NotYet
+from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_path
 from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.exports import Delivery
 from stepwell.telemetry.feeding import THREAD, Feed

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.journal.errors import warn_once
 from stepwell.journal.values import number, shown
-from stepwell.loggers.items import CannotKeep, Item
+from stepwell.loggers.items.making import CannotKeep, Item
 from stepwell.telemetry.runtime.energy import CpuEnergy, EstimatedEnergy
 from stepwell.telemetry.runtime.settings import Settings
 

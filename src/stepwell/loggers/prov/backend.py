@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepwell.journal.document import read_json, write_json
-from stepwell.loggers.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
+from stepwell.loggers.delivery.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
 
 DEFAULT_FOLDER = "mllogs/prov_logs"
 PLACEHOLDER = "experiment_name"

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stepwell.loggers import backend_files
-from stepwell.loggers.backend import ItemRecord, LogRecord, MetricRecord
-from stepwell.loggers.backend_names import escape, in_words, shortened
+from stepwell.loggers.delivery import files as backend_files
+from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
+from stepwell.loggers.delivery.names import escape, in_words, shortened
 
 Act: TypeAlias = dict[str, Any]
 """``{"index", "time", "row": {…}, "media": {…}}`` or ``{"index", "artifact": {…}}``."""

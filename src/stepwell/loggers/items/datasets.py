@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.journal.careful import plain
 from stepwell.journal.values import cut, text_of
-from stepwell.loggers.items import Item
+from stepwell.loggers.items.making import Item
 
 LARGEST_DIGESTED = 256 << 20
 """Bytes of a file, or of an array in memory, that are read through for a digest."""

@@ -12,7 +12,7 @@ from typing import Any
 from stepwell.journal.document import read_json
 from stepwell.journal.errors import StepwellError
 from stepwell.journal.files import read_file
-from stepwell.loggers.backend import Backend, NotYet
+from stepwell.loggers.delivery.backend import Backend, NotYet
 
 MAX_STATE = 64 << 20
 

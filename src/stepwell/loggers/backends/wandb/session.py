@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 from stepwell.journal.document import read_json, write_json
 from stepwell.journal.errors import StepwellError
-from stepwell.loggers import backend_files
-from stepwell.loggers.wandb_backend_file import NUMBER, Rows
-from stepwell.loggers.wandb_backend_rows import STEP, Act, kept_as_file
-from stepwell.loggers.wandb_backend_upload import ABOUT, fragment_files, mark_uploaded
+from stepwell.loggers.backends.wandb.file import NUMBER, Rows
+from stepwell.loggers.backends.wandb.rows import STEP, Act, kept_as_file
+from stepwell.loggers.backends.wandb.upload import ABOUT, fragment_files, mark_uploaded
+from stepwell.loggers.delivery import files as backend_files
 
 if TYPE_CHECKING:
     import wandb

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepwell.journal.errors import warn_once
-from stepwell.loggers.backend import Backend, LogRecord, Source
-from stepwell.loggers.wandb_backend_rows import Act, Plan, as_files, named_in
-from stepwell.loggers.wandb_backend_session import (
+from stepwell.loggers.backends.wandb.rows import Act, Plan, as_files, named_in
+from stepwell.loggers.backends.wandb.session import (
     DISABLED,
     ONLINE,
     OnDisk,
@@ -25,7 +24,8 @@ from stepwell.loggers.wandb_backend_session import (
     mode_of,
     start,
 )
-from stepwell.loggers.wandb_backend_upload import upload_what_was_left
+from stepwell.loggers.backends.wandb.upload import upload_what_was_left
+from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
 
 DEFAULT_PROJECT = "unnamed-experiment"
 DEFAULT_SAVEDIR = "mllogs/wandb"

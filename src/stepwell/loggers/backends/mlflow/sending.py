@@ -8,11 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from stepwell.loggers import backend_files
-from stepwell.loggers.backend import ItemRecord, LogRecord, MetricRecord
-from stepwell.loggers.backend_names import in_words
-from stepwell.loggers.mlflow_backend_images import Picture, picture_of
-from stepwell.loggers.mlflow_backend_names import (
+from stepwell.loggers.backends.mlflow.images import Picture, picture_of
+from stepwell.loggers.backends.mlflow.names import (
     LONGEST_KEY,
     LONGEST_PARAM,
     LONGEST_TAG,
@@ -24,6 +21,9 @@ from stepwell.loggers.mlflow_backend_names import (
     portions,
     text_of_param,
 )
+from stepwell.loggers.delivery import files as backend_files
+from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
+from stepwell.loggers.delivery.names import in_words
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepwell.loggers.items import CannotKeep, Item, file_name
+from stepwell.loggers.items.making import CannotKeep, Item, file_name
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff")

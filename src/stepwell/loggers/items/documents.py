@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stepwell.loggers.items import CannotKeep, Item
+from stepwell.loggers.items.making import CannotKeep, Item
 
 MAKE = """
 import json, sys

@@ -10,8 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.journal.errors import warn_once
-from stepwell.loggers.backend import Backend, LogRecord, Source
-from stepwell.loggers.mlflow_backend_runs import (
+from stepwell.loggers.backends.mlflow.runs import (
     Place,
     connect,
     keeps_metrics_once,
@@ -19,7 +18,8 @@ from stepwell.loggers.mlflow_backend_runs import (
     remembered,
     tracking_uri,
 )
-from stepwell.loggers.mlflow_backend_sending import Sending, in_milliseconds
+from stepwell.loggers.backends.mlflow.sending import Sending, in_milliseconds
+from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

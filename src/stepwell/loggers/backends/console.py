@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepwell.journal.values import cut
-from stepwell.loggers.backend import Backend, ItemRecord, LogRecord, Source
-from stepwell.loggers.backend_files import path_of
-from stepwell.loggers.kept_files import keep_file
+from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, Source
+from stepwell.loggers.delivery.files import path_of
+from stepwell.loggers.delivery.kept_files import keep_file
 
 DEFAULT_SAVEDIR = os.path.join("mllogs", "simple-logger")
 MAX_VALUE = 200

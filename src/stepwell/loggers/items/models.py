@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepwell.journal.errors import warn_once
-from stepwell.loggers.items import CannotKeep, Item, file_name
+from stepwell.loggers.items.making import CannotKeep, Item, file_name
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 
@@ -22,7 +22,7 @@ def anything(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[It
 
     if isinstance(item, torch.utils.data.DataLoader | torch.utils.data.Dataset):
         # Its pickle would be a copy of the data.
-        from stepwell.loggers.datasets import dataset
+        from stepwell.loggers.items.datasets import dataset
 
         yield from dataset(item, identifier, options)
         return

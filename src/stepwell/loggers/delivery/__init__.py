@@ -1,0 +1,1 @@
+"""Carrying what was logged to a backend, each record once."""
