@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stepwell.journal.errors import StepwellError
-from stepwell.loggers.forwarding import ForwardedLog, forward_log, is_backend
+from stepwell.loggers.delivery.forwarding import ForwardedLog, forward_log, is_backend
 from stepwell.reading import RecordedRun
 from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
 from stepwell.telemetry.forwarding import Forwarded, forward
