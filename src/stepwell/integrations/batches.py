@@ -15,13 +15,16 @@ def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 1
-    if depth and isinstance(batch, Mapping):
+    if not depth:
+        return None
+    if isinstance(batch, Mapping):
         batch = tuple(batch.values())
-    if depth and isinstance(batch, (list, tuple)):
-        for item in batch:
-            found = samples_in(item, depth - 1)
-            if found is not None:
-                return found
+    elif not isinstance(batch, (list, tuple)):
+        return None
+    for item in batch:
+        found = samples_in(item, depth - 1)
+        if found is not None:
+            return found
     return None
 
 

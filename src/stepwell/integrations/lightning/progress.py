@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 DEPTH = 3
 """So deep the first tensor of a batch is looked for."""
@@ -49,28 +46,3 @@ def samples_per_iteration(trainer: Any) -> int | None:
     if not isinstance(size, int) or size < 1:
         return None
     return size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)
-
-
-def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
-    """The length of the first tensor in a batch, None when there is none near the top."""
-    kind = type(batch)
-    if kind is torch.Tensor:
-        # len() of a tensor costs four times as much.
-        return int(batch.size(0)) if batch.ndim else 1
-    if not depth:
-        return None
-    if kind is list or kind is tuple:
-        items = batch
-    elif isinstance(batch, Mapping):
-        items = tuple(batch.values())
-    elif isinstance(batch, (list, tuple)):
-        items = tuple(batch)
-    elif isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 1
-    else:
-        return None
-    for item in items:
-        found = samples_in(item, depth - 1)
-        if found is not None:
-            return found
-    return None

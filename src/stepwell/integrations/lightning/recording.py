@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepwell.integrations.batches import samples_in
 from stepwell.integrations.lightning import progress
 from stepwell.integrations.lightning.parts import (
     WHERE,
@@ -329,7 +330,7 @@ class Recording:
         samples = None
         if self._counts_samples:
             # The last argument has what the training step is called with.
-            samples = progress.samples_in(args[-1].get("batch"))
+            samples = samples_in(args[-1].get("batch"))
         if samples == self._usual_samples and stepped:
             loop.end_usual()
             return

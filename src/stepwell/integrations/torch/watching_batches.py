@@ -1,33 +1,9 @@
-"""Batches: how many samples are in one, and loaders that cannot be followed where they are."""
+"""Loaders that cannot be followed where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
-
-import torch
-
-DEPTH = 3
-
-
-def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
-    """The length of the first tensor in a batch; None when there is none near the top."""
-    if isinstance(batch, torch.Tensor):
-        shape = batch.shape
-        return shape[0] if shape else 1
-    if not depth:
-        return None
-    if isinstance(batch, (list, tuple)):
-        items: Any = batch
-    elif isinstance(batch, Mapping):
-        items = batch.values()
-    else:
-        return None
-    for item in items:
-        found = samples_in(item, depth - 1)
-        if found is not None:
-            return found
-    return None
 
 
 class Feed:

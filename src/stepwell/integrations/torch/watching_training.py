@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from stepwell.diagnostics.telemetry import TrainingTelemetry
+from stepwell.integrations.batches import samples_in
 from stepwell.integrations.torch.flops import PassCount, can_count, peak_flops
 from stepwell.integrations.torch.following import following
-from stepwell.integrations.torch.watching_batches import samples_in
 from stepwell.integrations.torch.watching_loss import Loss
 from stepwell.journal.errors import report
 from stepwell.journal.metrics import context, log, set_context
