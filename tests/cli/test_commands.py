@@ -205,7 +205,7 @@ def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
     assert run.artifacts().collect()["name"].to_list() == ["model.pt"]
     assert "demo  finished after" in done.stdout
     hints = done.stdout.split("next\n")[1].splitlines()
-    shown = command(*hints[1].split()[1:], cwd=tmp_path)
+    shown = command(*hints[0].split()[1:], "--json", cwd=tmp_path)
     assert json.loads(shown.stdout)["id"] == run.id
 
 

@@ -1,4 +1,4 @@
-"""``stepwell demo``: a small real training, recorded, then summed up.
+"""``stepwell demo``: a small real training, recorded, then reported on.
 
 A convolutional network learns to tell circles, squares, crosses and triangles apart, on pictures that two
 DataLoader workers draw as they go. It is written the way a person would instrument a loop of their own.
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import stepwell
-from stepwell.analysis.overview import overview
 from stepwell.cli.drawing import console
-from stepwell.cli.summary import show_overview
+from stepwell.cli.reporting import show_report
 from stepwell.journal.errors import StepwellError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def run_demo(root: Path, seconds: float) -> None:
     with stepwell.init("demo", dir=root, config=CONFIG, tags=["demo"]) as run:
         _train(run, seconds)
     out.print()
-    show_overview(overview(stepwell.open_run(run.path)))
+    show_report(stepwell.open_run(run.path))
     out.print("\n[bold]next[/]")
     for line in _next_commands(run.path):
         out.print(f"  {line}", markup=False, soft_wrap=True)
@@ -62,9 +61,9 @@ def _next_commands(path: Path) -> list[str]:
         pass
     program = _program()
     return [
-        f"{program} ls",
-        f"{program} show {path} --json",
-        f"{program} export {path} --to parquet",
+        f"{program} show {path}",
+        f"{program} plot {path} -o curves.html",
+        f"{program} export {path} --to chrome",
         f'{program.replace("stepwell", "python")} -c "import stepwell; '
         f"print(stepwell.open_run('{path}').metrics().collect())\"",
     ]

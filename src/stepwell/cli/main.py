@@ -26,7 +26,9 @@ DirOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--dir", help="Where run folders are; else STEPWELL_DIR, else ./runs."),
 ]
-FORWARD_TO = "otlp, file; of what was logged mlflow, wandb, tensorboard, prov, console; or package.module.Class"
+FORWARD_TO = (
+    "otlp, file; of what was logged mlflow, wandb, tensorboard, prov, console; or module.Class"
+)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -239,6 +241,97 @@ def compare(
 
         save(panels(found, metric), output, " and ".join(run.name for run in found))
     show_comparison(comparison, json)
+
+
+@app.command("stacks")
+def stacks_command(
+    run: RunArgument = None,
+    after: Annotated[
+        float, typer.Option("--after", help="Seconds after which a rank may be said to hang.")
+    ] = 10.0,
+    dir: DirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what every rank and thread is inside of now, or was when it died, and who hangs."""
+    from stepwell.cli.stacks import show_stacks
+    from stepwell.reading.find import find_run
+
+    show_stacks(find_run(run, dir), after, json)
+
+
+@app.command("report")
+def report_command(
+    run: RunArgument = None,
+    fail_on: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--fail-on",
+            help="Exit with 1 when there is a finding of at least this weight: critical, warning or note.",
+        ),
+    ] = None,
+    dir: DirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say how a run is, what is wrong with it, where its time went and what it reached."""
+    if fail_on not in (None, "critical", "warning", "note"):
+        raise StepwellError(f"--fail-on {fail_on}: write critical, warning or note")
+    from stepwell.cli.reporting import show_report
+    from stepwell.reading.find import find_run
+
+    code = show_report(find_run(run, dir), json, fail_on)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command("alert")
+def alert_command(
+    run: RunArgument = None,
+    command: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--command", help="A program to run for each finding, which it gets as JSON."),
+    ] = None,
+    webhook: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--webhook", help="An address to post each finding to, as JSON."),
+    ] = None,
+    every: Annotated[
+        float, typer.Option("--every", help="Seconds from one look to the next.")
+    ] = 30,
+    least: Annotated[
+        str, typer.Option("--least", help="Tell from this weight on: critical, warning or note.")
+    ] = "warning",
+    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
+    dir: DirOption = None,
+) -> None:
+    """Look at a run while it goes on, and tell of each new finding once."""
+    from stepwell.cli.alerting import follow_run
+    from stepwell.reading.find import find_run
+
+    follow_run(find_run(run, dir), command, webhook, every, least, once)
+
+
+@app.command("simulate")
+def simulate_command(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The run folder to write; it must not exist.")
+    ],
+    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks.")] = 8,
+    steps: Annotated[int, typer.Option("--steps", help="How many steps.")] = 1000,
+    plant: Annotated[
+        list[str],
+        typer.Option(
+            "--plant",
+            help="straggler, stall, data or restart; repeatable. All of them if left out, "
+            "or nothing.",
+        ),
+    ] = [],  # noqa: B006
+    seed: Annotated[int, typer.Option("--seed", help="Another one gives another run.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Write a synthetic run with planted faults, for benchmarks and tests."""
+    from stepwell.cli.simulating import simulate_run
+
+    simulate_run(ranks, steps, output, plant, seed, json)
 
 
 @app.command()

@@ -58,6 +58,13 @@ class ContextLog:
         epoch = (word & EPOCH_MASK).astype(np.int64) - 1
         return step, epoch
 
+    def changes(self) -> tuple[Ints, Ints, Ints]:
+        """When something was set, and the step and epoch from then on, -1 for none."""
+        self._load(lambda part: True)
+        step = (self._word >> STEP_SHIFT).astype(np.int64) - 1
+        epoch = (self._word & EPOCH_MASK).astype(np.int64) - 1
+        return self._clock.astype(np.int64), step, epoch
+
     def window(self, first: int, end: int) -> Window | None:
         """From when the first of these steps began until the last one was over; None for none of them.
 

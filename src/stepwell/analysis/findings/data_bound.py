@@ -1,0 +1,127 @@
+"""Training that waits for its data: all the time, or for some batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.recurring import frequency, sharpened
+from stepwell.analysis.findings.wording import duration, listed, percent
+from stepwell.analysis.time import Burst
+from stepwell.analysis.time.patterns import EXPECTED
+
+WARN = 0.2
+CRITICAL = 0.5
+IN_BURSTS = 0.5
+"""Of the waiting, what bursts must explain to be what is told of it."""
+WINDOW = 20
+"""So many steps in a row at least are a stretch of the run …"""
+STRETCH = 0.03
+"""… if they waited for so much of its time."""
+
+
+def rule(facts: Facts) -> Iterator[Finding]:
+    """One finding for the run; a single rank that waits is a straggler and none of this."""
+    ns, share = facts.share("data")
+    burst = _burst(facts, ns)
+    if share < (WARN / 2 if burst else WARN):
+        yield from _for_a_while(facts)
+        return
+    severity = "critical" if share >= CRITICAL else "warning"
+    typical = facts.steady["data"].median()
+    evidence = {"phase": "data", "share": share, "ns": ns, "typical_ns": typical}
+    if burst is None:
+        step = facts.steady["period_ns"].median()
+        yield Finding(
+            "data-bound",
+            severity,
+            f"Training waits for data {percent(share)} of the time: {_each(typical)} "
+            f"of the {duration(_float(step))} that a step takes.",
+            evidence,
+            _ends(facts),
+            advice="More DataLoader workers or prefetching, cheaper transforms, data closer by.",
+            link=facts.command("show"),
+            cost_ns=ns,
+        )
+        return
+    yield Finding(
+        "data-bound",
+        severity,
+        f"Training waits for data {percent(share)} of the time, mostly for {frequency(burst, 'batch')}: "
+        f"it takes {duration(burst.slow_ns)}, the others {duration(burst.typical_ns)} "
+        f"({listed(burst.steps)}).",
+        {**evidence, "period": burst.period, "burst_share": burst.share, "slow_ns": burst.slow_ns},
+        burst.steps,
+        advice=_advice(facts, burst),
+        link=facts.command("show"),
+        cost_ns=ns,
+    )
+
+
+def _for_a_while(facts: Facts) -> Iterator[Finding]:
+    """Steps in a row that waited for data, in a run that does not on the whole."""
+    # All ranks together: one that waits by itself is a straggler.
+    # Validation and checkpoints after a step are no part of how it waits.
+    whole = pl.col("period_ns") - pl.sum_horizontal(EXPECTED)
+    table = facts.steady.with_columns(whole.alias("period_ns"))
+    table = table.group_by("attempt", "step").agg(pl.col("data", "period_ns").min())
+    table = table.sort("attempt", "step")
+    if table.height < 2 * WINDOW:
+        return
+    data, period = table["data"].to_numpy(), table["period_ns"].to_numpy()
+    waits = data > WARN * period
+    near = np.convolve(waits, np.ones(WINDOW), mode="same") >= WINDOW / 2
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], near.astype(int), [0]))))
+    usual = float(np.median(data))
+    for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        at = low + np.flatnonzero(waits[low:high])
+        lost = int((data[at] - usual).sum())
+        if len(at) < WINDOW or lost < STRETCH * period.sum():
+            continue
+        first, last = int(table["step"][int(at[0])]), int(table["step"][int(at[-1])])
+        slow = float(np.median(data[at]))
+        yield Finding(
+            "data-bound",
+            "warning",
+            f"From step {first} to {last} training waits for data: {duration(slow)} of the "
+            f"{duration(float(np.median(period[at])))} that a step takes there; else it is "
+            f"{duration(usual)}.",
+            {"phase": "data", "ns": lost, "slow_ns": slow, "typical_ns": usual},
+            (first, last),
+            advice="Find out what the data of these steps have in common, or what else used the disk.",
+            link=facts.command("show"),
+            cost_ns=lost,
+        )
+        return
+
+
+def _burst(facts: Facts, ns: int) -> Burst | None:
+    found = [b for b in facts.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
+    return sharpened(facts, found[0]) if found else None
+
+
+def _advice(facts: Facts, burst: Burst) -> str:
+    epochs = facts.steps.filter(pl.col("rank") == burst.rank).select("step", "epoch")
+    first = epochs.drop_nulls().group_by("epoch").agg(pl.col("step").min())["step"].to_list()
+    if len(first) > 2 and sum(step in first for step in burst.steps) >= 0.8 * len(burst.steps):
+        return "These are the first batches of epochs: persistent_workers=True keeps the workers."
+    return (
+        "Prefetch further ahead, or find what is special about these batches (a slow file, a lock)."
+    )
+
+
+def _each(typical: object) -> str:
+    return duration(_float(typical))
+
+
+def _float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _ends(facts: Facts) -> tuple[int, ...]:
+    numbers = facts.steady["step"]
+    return (int(numbers[0]), int(numbers[-1]))

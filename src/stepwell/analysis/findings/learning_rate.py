@@ -1,0 +1,169 @@
+"""A learning rate that is not what was asked for.
+
+What was asked for is in the configuration of the run: ``learning_rate`` or ``lr`` (a number, or one for
+each group), ``lr_ratio`` (``{"backbone": 1, "head": 10}``) and ``scheduler``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from stepwell.analysis.findings.curves import Curve, as_number
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.wording import number
+
+RATE = r"(^|[/_.-])(lr|learning_?rates?)([/_.-]|$)"
+PREFIX = "learning_rate/"
+WRONG = 0.05
+FEWEST = 5
+ALWAYS_CHANGING = ("cosine", "linear", "onecycle", "one_cycle", "polynomial", "exponential")
+KEYS = ("learning_rate", "learning_rates", "lr", "lrs", "base_lr")
+RATIOS = ("lr_ratio", "lr_ratios", "learning_rate_ratio", "learning_rate_ratios")
+SCHEDULERS = ("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule")
+
+
+def rule(facts: Facts) -> Iterator[Finding]:
+    """At most one finding: ratio, value, then schedule."""
+    rates = {c.name.removeprefix(PREFIX): c for c in facts.curves.matching(RATE) if len(c) >= 2}
+    if not rates:
+        return
+    config = facts.run.config
+    for look in (_ratio, _value, _left_behind, _schedule):
+        found = look(facts, config, rates)
+        if found is not None:
+            yield found
+            return
+
+
+def _ratio(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
+    """Groups against each other."""
+    wanted = _numbers(_first(config, RATIOS), rates)
+    if len(wanted) < 2:
+        return None
+    base, *others = wanted
+    for group in others:
+        common = np.intersect1d(rates[base].steps, rates[group].steps)
+        if not len(common):
+            continue
+        ours = rates[group].values[np.isin(rates[group].steps, common)]
+        theirs = rates[base].values[np.isin(rates[base].steps, common)]
+        known = theirs > 0
+        asked = wanted[group] / wanted[base]
+        actual = ours[known] / theirs[known]
+        off = np.abs(actual / asked - 1) > WRONG
+        if off.mean() > 0.5:
+            step = int(common[known][np.argmax(off)])
+            median = float(np.median(actual[off]))
+            text = (
+                f"The learning rates of {base} and {group} are 1 : {number(median)} from step {step} "
+                f"on, not 1 : {number(asked)} as configured."
+            )
+            evidence = {"metric": rates[group].name, "ratio": median, "asked": asked}
+            return _finding(facts, text, evidence, step, rates[group])
+    return None
+
+
+def _value(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
+    """A group against what it was configured with: never above it, nor constantly at something else."""
+    asked = _first(config, KEYS)
+    wanted = _numbers(asked, rates)
+    single = as_number(asked)
+    if single is not None and len(_groups(rates)) == 1:
+        wanted = {next(iter(rates)): single}
+    for group, value in wanted.items():
+        curve = rates[group]
+        highest = float(curve.values.max())
+        is_constant = len(curve) >= FEWEST and float(np.ptp(curve.values)) <= 1e-9 * highest
+        if highest > (1 + WRONG) * value or (is_constant and highest < (1 - WRONG) * value):
+            step = int(curve.steps[curve.values.argmax()])
+            text = (
+                f"The learning rate of {group} is {number(highest)} at step {step}, "
+                f"not {number(value)} as configured."
+            )
+            evidence = {"metric": curve.name, "value": highest, "asked": value}
+            return _finding(facts, text, evidence, step, curve)
+    return None
+
+
+def _left_behind(
+    facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]
+) -> Finding | None:
+    """A group that does not follow the schedule of the others."""
+    groups = {name: c for name, c in _groups(rates).items() if len(c) >= FEWEST}
+    still = {n: c for n, c in groups.items() if float(np.ptp(c.values)) <= 1e-9 * c.values.max()}
+    moving = [name for name in groups if name not in still]
+    still = {n: c for n, c in still.items() if c.values.max() > 0}
+    if not still or not moving:
+        return None
+    group, curve = next(iter(still.items()))
+    other = groups[moving[0]]
+    text = (
+        f"The learning rate of {group} stays at {number(float(curve.values[0]))} while that of "
+        f"{moving[0]} goes from {number(float(other.values[0]))} to "
+        f"{number(float(other.values[-1]))}: the schedule does not reach it."
+    )
+    return _finding(
+        facts, text, {"metric": curve.name, "moving": moving}, int(curve.steps[0]), curve
+    )
+
+
+def _schedule(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
+    """A schedule that was asked for, and rates that never change."""
+    name = str(_first(config, SCHEDULERS) or "").lower()
+    curve = max(rates.values(), key=len)
+    if not any(word in name for word in ALWAYS_CHANGING) or len(curve) < FEWEST:
+        return None
+    if any(float(np.ptp(c.values)) > 1e-9 * c.values.max() for c in rates.values()):
+        return None
+    text = (
+        f"The learning rate stays at {number(float(curve.values[0]))} from step {curve.steps[0]} to "
+        f"{curve.steps[-1]}, although the schedule is {name}: scheduler.step() is not called."
+    )
+    return _finding(
+        facts, text, {"metric": curve.name, "scheduler": name}, int(curve.steps[0]), curve
+    )
+
+
+def _finding(facts: Facts, text: str, evidence: dict[str, Any], step: int, curve: Curve) -> Finding:
+    return Finding(
+        "learning-rate",
+        "warning",
+        text,
+        evidence,
+        (step, int(curve.steps[-1])),
+        advice="Look at the parameter groups that the optimizer was given, and at who sets their rates.",
+        link=facts.command("plot", evidence["metric"]),
+    )
+
+
+def _groups(rates: dict[str, Curve]) -> dict[str, Curve]:
+    """One curve for each group of the optimizer: by number, where they also have names."""
+    numbered = {name: c for name, c in rates.items() if name.startswith("group_")}
+    return numbered or rates
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        if config.get(key) is not None:
+            return config[key]
+    for part in ("optimizer", "optim", "training", "train"):
+        inner = config.get(part)
+        if isinstance(inner, Mapping):
+            for key in keys:
+                if inner.get(key) is not None:
+                    return inner[key]
+    return None
+
+
+def _numbers(asked: Any, rates: dict[str, Curve]) -> dict[str, float]:
+    """What was asked for of each group that there is a rate of; a list is by number."""
+    if isinstance(asked, list | tuple):
+        asked = {f"group_{i}": value for i, value in enumerate(asked)}
+    if not isinstance(asked, Mapping):
+        return {}
+    found = {str(name): as_number(value) for name, value in asked.items()}
+    return {name: value for name, value in found.items() if value and name in rates}

@@ -1,0 +1,93 @@
+"""A loss or gradients that are NaN or infinite: since which step, and in which layer first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from stepwell.analysis.findings.curves import Curve
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.finding import Finding
+
+LOSS = r"(^|[/_.-])loss([/_.-]|$)"
+GRADIENT = r"grad(ient)?s?[/_.-]*norm"
+IN_A_ROW = 3
+"""So many gradients that are not finite, one after the other, are more than a scaler finding its scale."""
+
+
+def rule(facts: Facts) -> Iterator[Finding]:
+    """At most one finding: what was not finite first, with where it came from."""
+    curves = facts.curves
+    losses = [c for c in map(curves.curve, curves.names) if _is(LOSS, c)]
+    gradients = [c for c in map(curves.curve, curves.names) if _is(GRADIENT, c)]
+    gradients = [c for c in gradients if losses or _lasts(c)]
+    if not losses and not gradients:
+        return
+    loss_step = min((int(c.odd[0]) for c in losses), default=None)
+    gradient_step = min((int(c.odd[0]) for c in gradients), default=None)
+    first = min(step for step in (loss_step, gradient_step) if step is not None)
+    layer = _layer(facts, gradients, gradient_step)
+    names = [c.name for c in (losses or gradients)]
+    kind, ranks = _kind(facts, [*losses, *gradients], first)
+    main = losses[0] if losses else gradients[0]
+    ends = len(main) == 0 or main.odd[-1] >= main.steps[-1]
+    text = f"{main.name} is {kind} {'from' if ends else 'at'} step {int(main.odd[0])}"
+    text += " on" if ends else f" ({len(main.odd)} values)"
+    if gradient_step is not None and losses:
+        verb = "were so already at" if gradient_step < int(main.odd[0]) else "are so from"
+        text += f"; gradients {verb} step {gradient_step}"
+    if layer:
+        text += f", first in layer {layer}"
+    if facts.ranks > 1 and ranks:
+        text += f" (rank {ranks[0]})"
+    yield Finding(
+        "not-finite",
+        "critical" if ends else "warning",
+        f"{text}.",
+        {"metric": main.name, "metrics": names, "step": first, "layer": layer, "kind": kind},
+        (first,),
+        ranks if facts.ranks > 1 else (),
+        "Look at the batch of that step; lower the learning rate, clip gradients, guard log and "
+        "division, or use bfloat16 in place of float16.",
+        facts.command("plot", main.name),
+    )
+
+
+def _is(pattern: str, curve: Curve) -> bool:
+    return len(curve.odd) > 0 and bool(re.search(pattern, curve.name, re.IGNORECASE))
+
+
+def _lasts(curve: Curve) -> bool:
+    """Whether it was not finite several times in a row, or at the end."""
+    if len(curve) == 0:
+        return True
+    every = np.sort(np.concatenate([curve.steps, curve.odd]))
+    is_odd = np.isin(every, curve.odd)
+    runs = np.convolve(is_odd.astype(int), np.ones(IN_A_ROW, int))
+    return bool(runs.max() >= IN_A_ROW)
+
+
+def _layer(facts: Facts, gradients: list[Curve], step: int | None) -> str | None:
+    """The layer that it began in, when some others were still finite then.
+
+    Gradients are computed from the last layer to the first, so it is the last one of those.
+    """
+    if step is None:
+        return None
+    names = [n for n in facts.curves.names if re.search(GRADIENT, n, re.I) and "/" in n]
+    parts = [n for n in names if not n.endswith(("/overall", "/total"))]
+    odd = [n for n in parts if step in facts.curves.curve(n).odd]
+    if not odd or len(odd) == len(parts):
+        return None
+    return odd[-1].partition("/")[2]
+
+
+def _kind(facts: Facts, curves: list[Curve], step: int) -> tuple[str, tuple[int, ...]]:
+    """NaN or infinite, and on which ranks, at the first step."""
+    rows = [facts.curves.rows(c.name).filter(pl.col("step") == step) for c in curves]
+    table = pl.concat(rows).filter(~pl.col("value").is_finite())
+    has_nan = bool(table["value"].is_nan().any())
+    return "NaN" if has_nan else "infinite", tuple(sorted(set(table["rank"].to_list())))

@@ -1,0 +1,113 @@
+"""Ranks that should be the same and are not, or one that learns worse than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.analysis.findings.curves import Curve
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.wording import number
+
+SAME = (
+    r"^(learning_rate/|gradient_norm/overall|weight_(norm|delta|stats)/.*)|"
+    r"(^|[/_.-])(weight|param|parameter)s?[/_.-]*(norm|checksum|hash)"
+)
+"""What replicas of one model have in common."""
+DIFFERENT = 0.01
+IN_A_ROW = 3
+FEWEST = 20
+WORSE = 0.3
+ERRORS = 6.0
+
+
+def rule(facts: Facts) -> Iterator[Finding]:
+    """At most one finding: replicas that drifted apart, else a rank with a loss of its own."""
+    if facts.ranks < 2:
+        return
+    for curve in facts.curves.matching(SAME):
+        found = _apart(facts, curve.name)
+        if found is not None:
+            yield found
+            return
+    for curve in facts.curves.losses:
+        found = _worse(facts, curve.name)
+        if found is not None:
+            yield found
+            return
+
+
+def _side_by_side(curves: dict[int, Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The steps that all ranks have, and a row of values for each rank."""
+    common = next(iter(curves.values())).steps
+    for curve in curves.values():
+        common = np.intersect1d(common, curve.steps)
+    rows = [curve.values[np.isin(curve.steps, common)] for curve in curves.values()]
+    return common, np.array(rows)
+
+
+def _apart(facts: Facts, name: str) -> Finding | None:
+    curves = facts.curves.by_rank(name)
+    if len(curves) < 2:
+        return None
+    steps, values = _side_by_side(curves)
+    if len(steps) < IN_A_ROW:
+        return None
+    middle = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    off = np.abs(values - middle) > DIFFERENT * np.maximum(np.abs(middle), 1e-30)
+    some = off.any(axis=0)
+    # From where on they never agree again.
+    since = len(some) - int(np.argmax(~some[::-1])) if not some.all() else 0
+    if len(some) - since < IN_A_ROW:
+        return None
+    ranks = [r for r, row in zip(curves, off[:, since:], strict=True) if row.mean() > 0.5]
+    if not ranks:
+        return None
+    place = list(curves).index(ranks[0])
+    return Finding(
+        "rank-divergence",
+        "critical",
+        f"Rank {ranks[0]} differs from the others since step {int(steps[since])}: {name} is "
+        f"{number(float(values[place, since]))} there, {number(float(middle[since]))} on the others.",
+        {"metric": name, "since": int(steps[since]), "ranks": ranks},
+        (int(steps[since]), int(steps[-1])),
+        tuple(ranks),
+        "Replicas must not drift apart: a missing all-reduce, another seed, or a step that one rank skipped.",
+        facts.command("plot", name, "--by-rank"),
+    )
+
+
+def _worse(facts: Facts, name: str) -> Finding | None:
+    curves = facts.curves.by_rank(name)
+    if len(curves) < 2:
+        return None
+    steps, values = _side_by_side(curves)
+    third = len(steps) // 3
+    if len(steps) < FEWEST:
+        return None
+    begin, end = values[:, :third], values[:, -third:]
+    levels = end.mean(axis=1)
+    place = int(levels.argmax())
+    others = np.delete(end, place, axis=0).mean(axis=0)
+    gap = end[place] - others
+    was = begin[place] - np.delete(begin, place, axis=0).mean(axis=0)
+    error = max(float(gap.std()) / np.sqrt(third), 1e-12)
+    usual = abs(float(others.mean()))
+    is_new = abs(float(was.mean())) < 0.5 * float(gap.mean())
+    if gap.mean() < max(WORSE * usual, ERRORS * error) or not is_new:
+        return None
+    rank = list(curves)[place]
+    return Finding(
+        "rank-divergence",
+        "warning",
+        f"Rank {rank} does worse and worse: its {name} is {number(float(levels[place]))} in the last "
+        f"third of the steps, {number(float(others.mean()))} on the others.",
+        {"metric": name, "level": float(levels[place]), "others": float(others.mean())},
+        (int(steps[-third]), int(steps[-1])),
+        (rank,),
+        "It sees other data than the rest, or its gradients are not shared.",
+        facts.command("plot", name, "--by-rank"),
+    )

@@ -1,0 +1,73 @@
+"""What is slow again and again, told from what is slow by accident in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.wording import ordinal
+from stepwell.analysis.time import Burst
+
+MOST_OF_IT = 0.9
+"""Of the lost time: what the slow ones that are told of must account for."""
+REGULAR = 0.7
+EVIDENCE = 1000
+FEWEST = 3
+NOISE = 8.0
+
+Ints = NDArray[np.int64]
+
+
+def sharpened(facts: Facts, burst: Burst) -> Burst:
+    """The same burst without steps that hardly add to it, such as those that another program held up."""
+    table = facts.steady.filter(pl.col("rank") == burst.rank)
+    found = recurring(
+        table["step"].to_numpy(), table[burst.phase].to_numpy(), burst.phase, burst.rank
+    )
+    return burst if found is None else found
+
+
+def recurring(numbers: Ints, values: Ints, phase: str, rank: int) -> Burst | None:
+    """The few of these values that account for most of the time beyond the usual; None if there are none."""
+    usual = float(np.median(values))
+    spread = float(np.median(np.abs(values - usual)))
+    excess = np.where(values > max(2 * usual, usual + NOISE * spread), values - usual, 0.0)
+    if np.count_nonzero(excess) < FEWEST:
+        return None
+    ordered = np.sort(excess)[::-1]
+    enough = int(np.searchsorted(np.cumsum(ordered), MOST_OF_IT * ordered.sum())) + 1
+    # Those that are alike belong together, also where fewer would do.
+    at = np.flatnonzero(excess >= float(np.median(ordered[:enough])) / 2)
+    if not FEWEST <= len(at) <= 0.5 * len(values):
+        return None
+    rest = np.delete(values, at)
+    typical = int(np.median(rest))
+    return Burst(
+        rank=rank,
+        phase=phase,
+        share=len(at) / len(values),
+        period=_period(at),
+        first=int(numbers[at[0]]),
+        count=len(at),
+        typical_ns=typical,
+        slow_ns=int(np.median(values[at])),
+        lost_ns=int((values[at] - typical).sum()),
+        steps=tuple(numbers[at[:EVIDENCE]].tolist()),
+    )
+
+
+def _period(at: NDArray[np.intp]) -> int | None:
+    """The distance of one to the next, if it is mostly the same."""
+    distances, counts = np.unique(np.diff(at), return_counts=True)
+    common = int(distances[counts.argmax()])
+    is_regular = counts.max() >= REGULAR * (len(at) - 1)
+    return common if is_regular and common > 1 else None
+
+
+def frequency(burst: Burst, what: str) -> str:
+    """How often it happens: every 10th step, or 1 step in 20."""
+    if burst.period is not None:
+        return f"every {ordinal(burst.period)} {what}"
+    return f"1 {what} in {max(2, round(1 / burst.share))}"

@@ -1,0 +1,89 @@
+"""All rules, and going through them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from stepwell.analysis.findings import (
+    batches,
+    checkpoints,
+    data_bound,
+    died,
+    dropped,
+    first_steps,
+    frozen,
+    garbage,
+    goodput,
+    gradients,
+    hanging,
+    learning_rate,
+    memory,
+    nonfinite,
+    overfitting,
+    pauses,
+    rank_divergence,
+    slow_steps,
+    spikes,
+    stalls,
+    straggling,
+    stuck,
+    throughput,
+)
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.finding import Finding, by_weight
+from stepwell.reading import RecordedRun
+
+Rule = Callable[[Facts], Iterator[Finding]]
+
+RULES: dict[str, Rule] = {
+    module.__name__.rpartition(".")[2]: module.rule
+    for module in (
+        died,
+        hanging,
+        nonfinite,
+        overfitting,
+        stuck,
+        gradients,
+        rank_divergence,
+        frozen,
+        learning_rate,
+        batches,
+        spikes,
+        straggling,
+        data_bound,
+        pauses,
+        slow_steps,
+        throughput,
+        stalls,
+        checkpoints,
+        garbage,
+        memory,
+        goodput,
+        first_steps,
+        dropped,
+    )
+}
+"""By the name of the file that each is in, in the order in which they are told among equals."""
+
+LEAST_COST_NS = 300_000_000
+"""What cost less time than this in all is not worth a sentence, whatever share of a tiny run it is."""
+
+
+def findings(run: RecordedRun | Facts) -> list[Finding]:
+    """All that is wrong with a run, what matters most first; nothing for a healthy one.
+
+    A rule that fails says so as a finding of its own: one of them does not take the others away.
+    """
+    facts = run if isinstance(run, Facts) else Facts(run)
+    found: list[Finding] = []
+    for name, rule in RULES.items():
+        try:
+            found += rule(facts)
+        except Exception as error:
+            if os.environ.get("STEPWELL_STRICT") == "1":
+                raise
+            text = f"The rule {name} could not be applied: {type(error).__name__}: {error}"
+            found.append(Finding("rule-failed", "note", text, {"metric": name}))
+    told = [f for f in found if not f.cost_ns or f.cost_ns >= LEAST_COST_NS]
+    return sorted(told, key=by_weight)

@@ -1,0 +1,56 @@
+"""Steps that take longer and longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.wording import duration, phase_word
+
+LEAST = 1.4
+CRITICAL = 2.0
+LEAST_NS = 100_000
+"""Of a step: a few microseconds more are the machine's."""
+
+
+def rule(facts: Facts) -> Iterator[Finding]:
+    """At most one finding: of the rank that slowed down most."""
+    drift = facts.drift
+    if drift is None or drift.ratio < LEAST or drift.to_ns - drift.from_ns < LEAST_NS:
+        return
+    where = (
+        f"suddenly between step {drift.from_step} and {drift.to_step}"
+        if drift.kind == "sudden"
+        else f"gradually from step {drift.from_step} to {drift.to_step}"
+    )
+    yield Finding(
+        "throughput-drop",
+        "critical" if drift.ratio >= CRITICAL else "warning",
+        f"Steps slow down {where}: {duration(drift.from_ns)} at the start, {duration(drift.to_ns)} "
+        f"at the end, mostly in {phase_word(drift.phase)}.",
+        {
+            "phase": drift.phase,
+            "ratio": drift.ratio,
+            "from_ns": drift.from_ns,
+            "to_ns": drift.to_ns,
+            "kind": drift.kind,
+        },
+        (drift.from_step, drift.to_step),
+        (drift.rank,) if facts.ranks > 1 else (),
+        _advice(drift.phase),
+        facts.command("show"),
+        drift.lost_ns,
+    )
+
+
+def _advice(phase: str) -> str:
+    if phase == "data":
+        return "A cache that is full, a disk that is shared, or workers that leak memory."
+    if phase in ("idle", "unaccounted"):
+        return (
+            "Something between steps grows with their number, such as a list that is gone through."
+        )
+    return (
+        "Look for longer batches, a graph that grows (loss kept with its history), or a hot device."
+    )

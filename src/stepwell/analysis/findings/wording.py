@@ -1,0 +1,88 @@
+"""How times, shares, steps and ranks are put in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PHASE_WORDS = {
+    "startup": "setting up",
+    "restore": "loading a checkpoint",
+    "data": "waiting for data",
+    "transfer": "copying to the device",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "communication": "communication",
+    "checkpoint": "saving checkpoints",
+    "validation": "validation",
+    "testing": "testing",
+    "training": "the training step",
+    "garbage collection": "garbage collection",
+    "idle": "pauses between steps",
+    "ending": "the time after the last step",
+    "unaccounted": "code in no known span",
+}
+
+
+def phase_word(phase: str) -> str:
+    """A phase as a person would say it."""
+    return PHASE_WORDS.get(phase, phase)
+
+
+def duration(ns: float) -> str:
+    """A duration with three figures: 1.23 s, 45.6 ms, 2 h 03 min."""
+    seconds = ns / 1e9
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    # What would be shown as 1000 ms is a second.
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def percent(share: float) -> str:
+    """A share in whole per cent, with one decimal where it is small."""
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return f"{share:.1%}" if 0 < share < 0.0995 else f"{share:.0%}"
+
+
+def number(value: float) -> str:
+    """A number with three figures."""
+    return f"{value:.3g}"
+
+
+def listed(steps: Sequence[int], most: int = 3) -> str:
+    """Steps in a sentence: ``step 4``, or ``steps 4, 9 and 14``; of many the first ones."""
+    shown = [f"{step}" for step in steps[:most]]
+    if len(steps) == 1:
+        return f"step {shown[0]}"
+    if len(steps) > most:
+        return f"steps {', '.join(shown)}, …"
+    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def ranks_listed(ranks: Sequence[int], most: int = 4) -> str:
+    """Ranks in a sentence."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > most:
+        return f"ranks {', '.join(map(str, ranks[:most]))} and {len(ranks) - most} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def ordinal(value: int) -> str:
+    """2nd, 3rd, 10th, 21st."""
+    if value % 100 in (11, 12, 13):
+        return f"{value}th"
+    return f"{value}{({1: 'st', 2: 'nd', 3: 'rd'}).get(value % 10, 'th')}"
+
+
+def capital(text: str) -> str:
+    """With a capital letter at the beginning."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,85 @@
+"""The attempts of a run: from when to when, and what its ranks did step by step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepwell.analysis.goodput.rates import Energy
+from stepwell.analysis.ranks.grid import Grid, read_grids
+from stepwell.analysis.time.words import ITERATION, LIKE_ITERATION, code_of
+from stepwell.journal.liveness import status_of
+from stepwell.reading import RecordedRun
+
+
+@dataclass
+class JobAttempt:
+    """One attempt of a job."""
+
+    run: str
+    number: int
+    start_ns: int
+    end_ns: int
+    status: str
+    grid: Grid | None
+    """None when it recorded no span that is part of a step or has a phase."""
+
+    @property
+    def first_step(self) -> int | None:
+        """The step that it began with; None when it came to none."""
+        has_steps = self.grid is not None and len(self.grid.steps)
+        return int(self.grid.steps[0]) if self.grid is not None and has_steps else None
+
+    @property
+    def done_steps(self) -> set[int]:
+        """The steps that all its ranks completed."""
+        if self.grid is None:
+            return set()
+        return set(self.grid.steps[self.grid.complete].tolist())
+
+
+def read_attempts(run: RecordedRun, energy: Energy) -> list[JobAttempt]:
+    """All of them, in order; the energy that they used is noted on the way."""
+    grids = {grid.attempt: grid for grid in read_grids(run, energy.note)}
+    documents = [d for d in run.documents() if d["role"] != "worker"]
+    found = []
+    for number in sorted({int(d["attempt"]) for d in documents}):
+        mine = [d for d in documents if d["attempt"] == number]
+        grid = grids.get(number)
+        statuses = {status_of(d) for d in mine}
+        order = ("running", "failed", "killed", "finished")
+        status = next((s for s in order if s in statuses), "killed")
+        starts = [int(d["started"]) for d in mine if d["started"]]
+        ends = [int(d["heartbeat"]) for d in mine if d["heartbeat"]]
+        if grid is not None:
+            if status == "failed":
+                _mark_failed(run, grid)
+            # Heartbeats are seconds apart: the last span may tell better when it died.
+            ends.append(int(grid.last_ns.max()))
+            starts = starts or [int(np.where(grid.begin > 0, grid.begin, grid.last_ns.max()).min())]
+        if status == "running":
+            ends.append(time.time_ns())
+        if starts and ends:
+            start = min(starts)
+            found.append(JobAttempt(run.id, number, start, max(start, *ends), status, grid))
+    return found
+
+
+def _mark_failed(run: RecordedRun, grid: Grid) -> None:
+    """A step that an exception went through was not completed."""
+    failed = (
+        run.spans()
+        .filter((pl.col("attempt") == grid.attempt) & (pl.col("status") == "error"))
+        .select("rank", "step", "name", "category")
+        .drop_nulls()
+        .collect()
+    )
+    for rank, step, name, category in failed.iter_rows():
+        if not code_of(name, category) & (ITERATION | LIKE_ITERATION):
+            continue
+        column = int(np.searchsorted(grid.steps, step))
+        if rank in grid.ranks and column < len(grid.steps) and grid.steps[column] == step:
+            grid.is_done[grid.ranks.index(rank), column] = False

@@ -1,0 +1,101 @@
+"""How far a run is, and how long it will go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepwell.vocabulary import StandardTrainingJobSpanName
+
+if TYPE_CHECKING:
+    from stepwell.analysis.findings import Facts
+
+STEPS = (
+    "target_steps",
+    "max_steps",
+    "total_steps",
+    "num_steps",
+    "train_steps",
+    "train_iterations_target",
+    "steps",
+)
+EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
+LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
+LATEST = 200
+"""So many steps tell how fast it goes now."""
+
+
+@dataclass(frozen=True)
+class TimeLeft:
+    """What is left: steps done and to be done, and the time until then at the present pace."""
+
+    done: int
+    target: int
+    ns: int
+
+
+def time_left(facts: Facts) -> TimeLeft | None:
+    """None when nothing says how many steps there are to be, or none was made yet."""
+    steps = facts.steady if facts.steady.height else facts.steps
+    if steps.is_empty():
+        return None
+    rank = steps.filter(pl.col("rank") == steps["rank"].min()).sort("start_ns")
+    last = rank["step"].max()
+    done = int(last) + 1 if isinstance(last, int) else 0
+    target = _target(facts, rank)
+    if target is None or target < done:
+        return None
+    latest = rank.tail(LATEST)
+    pace = float(latest["period_ns"].sum()) / latest.height
+    return TimeLeft(done, target, round(pace * (target - done)))
+
+
+def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
+    config = facts.run.config
+    known = _from_loop(facts) or _whole(config, STEPS)
+    if known is not None:
+        return known
+    epochs = _whole(config, EPOCHS)
+    if epochs is None:
+        return None
+    counts = (
+        steps.drop_nulls("epoch").group_by("epoch").agg(pl.col("step").n_unique()).sort("epoch")
+    )
+    if counts.height < 2:
+        return None
+    # The last one is under way, and the first may lack its warm-up.
+    whole = counts["step"].head(counts.height - 1).max()
+    return epochs * int(whole) if isinstance(whole, int) else None
+
+
+def _from_loop(facts: Facts) -> int | None:
+    """What the latest training loop was said to go on to."""
+    loops = (
+        facts.run.spans()
+        .filter(pl.col("name") == LOOP)
+        .select("start_ns", "attributes")
+        .drop_nulls()
+        .collect()
+        .sort("start_ns")
+    )
+    if loops.is_empty():
+        return None
+    attributes = json.loads(loops["attributes"][-1])
+    return (
+        _whole(attributes, ("train_iterations_target",)) if isinstance(attributes, dict) else None
+    )
+
+
+def _whole(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    parts = [config, *(config.get(name) for name in ("training", "train", "trainer"))]
+    for part in parts:
+        if isinstance(part, Mapping):
+            for key in keys:
+                value = part.get(key)
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                    return value
+    return None

@@ -1,0 +1,176 @@
+"""What every rank and thread is inside of now, or was when it died."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from stepwell.journal.liveness import status_of
+from stepwell.reading import RecordedRun
+from stepwell.reading.spans import SpanReader
+from stepwell.reading.tables import ProcessTables
+from stepwell.reading.window import ends_of
+
+MAIN = "MainThread"
+COLUMNS = {"thread", "step", "name", "category", "depth", "start_ns", "attributes", "id"}
+ENDED = {"thread", "step", "name", "category", "start_ns", "duration_ns"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One open span."""
+
+    name: str
+    category: str
+    start_ns: int
+    seconds: float
+    """For how long it is open, or was when its process ended."""
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Last:
+    """The span that ended last, of a thread that is in none."""
+
+    name: str
+    category: str
+    seconds: float
+    """How long ago it ended."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One thread: the spans that it is in, the outermost first."""
+
+    rank: int
+    attempt: int
+    process: str
+    role: str
+    status: str
+    """Of its process: running, finished, failed or killed."""
+    host: str
+    pid: int
+    thread: str
+    step: int | None
+    frames: tuple[Frame, ...]
+    last: Last | None
+    seen_ns: int
+    """As of when: now, or the last sign of life of its process."""
+
+    @property
+    def innermost(self) -> Frame | None:
+        """What it is in at the moment."""
+        return self.frames[-1] if self.frames else None
+
+
+def stacks(run: RecordedRun, *, attempt: int | None = None) -> list[Stack]:
+    """The threads that are inside of something, by rank; of the latest attempt if none is given.
+
+    A main thread is told of while its process runs, also when it is inside of nothing.
+    """
+    documents = run.documents()
+    if attempt is None:
+        attempt = max((int(d["attempt"]) for d in documents), default=0)
+    # Read first, looked at afterwards: what is open has been open since before that.
+    found = []
+    for tables in run.by_process(partial=True):
+        about = tables.process.about
+        if about["attempt"] == attempt:
+            found += _of_process(tables, _parent_status(about, documents))
+    return sorted(found, key=lambda s: (s.rank, s.role != "main", s.process, s.thread != MAIN))
+
+
+def _parent_status(about: dict[str, Any], documents: list[dict[str, Any]]) -> str:
+    """A worker renews no heartbeat of its own: where its parent has ended, so has it."""
+    own = status_of(about)
+    if about["role"] != "worker" or own != "running":
+        return own
+    parents = [status_of(d) for d in documents if d["process"] == about.get("parent")]
+    return own if not parents or parents[0] == "running" else "killed"
+
+
+def _of_process(tables: ProcessTables, status: str) -> list[Stack]:
+    frames = [f for f in tables.spans(COLUMNS, only_open=True) if f.height]
+    spans = pl.concat(frames).sort("depth", "start_ns") if frames else None
+    seen = _seen(tables, status, spans)
+    found = []
+    if spans is not None:
+        for (thread,), part in spans.group_by("thread", maintain_order=True):
+            inside = tuple(_frame(row, seen) for row in part.iter_rows(named=True))
+            found.append(_stack(tables, status, seen, str(thread), part["step"][-1], inside))
+    has_main = any(stack.thread == MAIN for stack in found)
+    if not has_main and tables.process.about["role"] == "main" and status == "running":
+        last = _last(tables, seen)
+        step = tables.context.latest()[0]
+        found.append(_stack(tables, status, seen, MAIN, step, (), last))
+    return found
+
+
+def _stack(
+    tables: ProcessTables,
+    status: str,
+    seen: int,
+    thread: str,
+    step: int | None,
+    frames: tuple[Frame, ...],
+    last: Last | None = None,
+) -> Stack:
+    about = tables.process.about
+    return Stack(
+        rank=int(about["rank"]),
+        attempt=int(about["attempt"]),
+        process=tables.process.name,
+        role=str(about["role"] or "main"),
+        status=status,
+        host=str(about["host"]),
+        pid=int(about["pid"]),
+        thread=thread,
+        step=step,
+        frames=frames,
+        last=last,
+        seen_ns=seen,
+    )
+
+
+def _seen(tables: ProcessTables, status: str, spans: pl.DataFrame | None) -> int:
+    """Until when something is known of a process."""
+    if status == "running":
+        return time.time_ns()
+    about = tables.process.about
+    latest = max((ends_of(s) for s in tables.process.of_kind("spans")), default=0)
+    began = 0 if spans is None else int(spans["start_ns"].max() or 0)  # type: ignore[arg-type]
+    return max(int(about["heartbeat"] or 0), latest + tables.offset if latest else 0, began)
+
+
+def _frame(row: dict[str, Any], seen: int) -> Frame:
+    try:
+        attributes = json.loads(row["attributes"] or "{}")
+    except (ValueError, RecursionError):
+        attributes = {}
+    return Frame(
+        name=row["name"],
+        category=row["category"],
+        start_ns=row["start_ns"],
+        seconds=max(0, seen - row["start_ns"]) / 1e9,
+        attributes=attributes if isinstance(attributes, dict) else {},
+    )
+
+
+def _last(tables: ProcessTables, seen: int) -> Last | None:
+    """The span of the main thread that ended last; only its newest segment is read."""
+    mine = [lane for lane, name in tables.threads.items() if name == MAIN]
+    reader = SpanReader(tables.process)
+    segments = [s for s in reader.segments if s.lane in mine]
+    for segment in reversed(segments):
+        frame = tables.span_frame(segment, reader.rows(segment, depths=False), None, ENDED)
+        ended = frame.drop_nulls("duration_ns").with_columns(
+            (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
+        )
+        if ended.height:
+            row = ended.sort("end_ns").row(-1, named=True)
+            return Last(row["name"], row["category"], max(0, seen - row["end_ns"]) / 1e9)
+    return None

@@ -1,0 +1,244 @@
+"""The report of a run: how it is, what is wrong with it, where its time went, what it reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from stepwell.analysis.findings import Facts, Finding, findings
+from stepwell.analysis.findings.curves import Curve
+from stepwell.analysis.progress import TimeLeft, time_left
+from stepwell.analysis.recording_cost import RecordingCost, recording_cost
+from stepwell.analysis.time import background, ledger
+from stepwell.reading import RecordedRun
+
+MOST_VALUES = 10
+
+
+@dataclass(frozen=True)
+class PhaseLine:
+    """A phase of the time: of all ranks together, and its typical and slowest time in a step."""
+
+    phase: str
+    ns: int
+    share: float
+    p50_ns: int | None = None
+    p95_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class BackgroundLine:
+    """Work beside the training thread, for as long as at least one was at it."""
+
+    kind: str
+    ns: int
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """How long steps take, from one to the next: the first few of each attempt left out."""
+
+    count: int
+    p50_ns: int
+    p95_ns: int
+    max_ns: int
+    max_step: int
+
+
+@dataclass(frozen=True)
+class ValueLine:
+    """A metric: its last value, and its best where more or less of it is better."""
+
+    name: str
+    last: float | None
+    last_step: int | None
+    best: float | None = None
+    best_step: int | None = None
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class Hint:
+    """Something that was not recorded, and the lines that record it."""
+
+    text: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``stepwell report`` tells."""
+
+    id: str
+    name: str
+    path: Path
+    status: str
+    wall_ns: int
+    step: int | None
+    epoch: int | None
+    ranks: int
+    attempts: int
+    findings: list[Finding]
+    time: list[PhaseLine]
+    background: list[BackgroundLine]
+    steps: StepLine | None
+    values: list[ValueLine]
+    left: TimeLeft | None
+    cost: RecordingCost
+    goodput: float | None
+    hints: list[Hint] = field(default_factory=list)
+
+
+def report(run: RecordedRun) -> Report:
+    """Read a run once and sum it up."""
+    facts = Facts(run)
+    found = findings(facts)
+    processes = facts.processes.filter(pl.col("role") != "worker")
+    latest = processes.filter(pl.col("attempt") == max(processes["attempt"], default=0))
+    metrics = facts.curves.everything.height
+    walls = sum(part.wall_ns for part in facts.accounts.parts)
+    needs_goodput = facts.attempts > 1 and facts.steps.height > 0
+    return Report(
+        id=run.id,
+        name=run.name,
+        path=run.path,
+        status=facts.status,
+        wall_ns=facts.wall_ns,
+        step=_highest(latest, "step"),
+        epoch=_highest(latest, "epoch"),
+        ranks=facts.ranks,
+        attempts=facts.attempts,
+        findings=found,
+        time=_time(facts),
+        background=_background(facts),
+        steps=_steps(facts),
+        values=_values(facts),
+        left=time_left(facts) if facts.status == "running" else None,
+        cost=recording_cost(run, metrics, walls),
+        goodput=facts.goodput.share if needs_goodput else None,
+        hints=_hints(facts),
+    )
+
+
+def _highest(table: pl.DataFrame, column: str) -> int | None:
+    value = table[column].max()
+    return int(value) if isinstance(value, int) else None
+
+
+def _time(facts: Facts) -> list[PhaseLine]:
+    """All of the wall time of all ranks, in the order of what took longest."""
+    lines = []
+    for row in ledger(facts.accounts, by=()).sort("ns", descending=True).iter_rows(named=True):
+        phase = str(row["phase"])
+        each = (
+            facts.steady[phase] if phase in facts.steady.columns else pl.Series([], dtype=pl.Int64)
+        )
+        each = each.filter(each > 0)
+        # Rare ones are no part of a step.
+        typical = each.len() >= 20 and each.len() >= facts.steady.height / 2
+        lines.append(
+            PhaseLine(
+                phase,
+                int(row["ns"]),
+                float(row["share"]),
+                _quantile(each, 0.5) if typical else None,
+                _quantile(each, 0.95) if typical else None,
+            )
+        )
+    return lines
+
+
+def _quantile(values: pl.Series, share: float) -> int:
+    found = values.quantile(share, "nearest")
+    return int(found) if found is not None else 0
+
+
+def _background(facts: Facts) -> list[BackgroundLine]:
+    table = background(facts.accounts).group_by("kind").agg(pl.col("ns").sum()).sort("kind")
+    return [BackgroundLine(str(kind), int(ns)) for kind, ns in table.iter_rows()]
+
+
+def _steps(facts: Facts) -> StepLine | None:
+    table = facts.steady if facts.steady.height >= 20 else facts.steps
+    if table.is_empty():
+        return None
+    longest = table.sort("period_ns").row(-1, named=True)
+    return StepLine(
+        facts.steps.select("attempt", "step").n_unique(),
+        _quantile(table["period_ns"], 0.5),
+        _quantile(table["period_ns"], 0.95),
+        int(longest["period_ns"]),
+        int(longest["step"]),
+    )
+
+
+def _values(facts: Facts) -> list[ValueLine]:
+    """Those that have a better and a worse first, then what else was logged."""
+    from stepwell.analysis.compare.metrics import goal_of
+
+    names = facts.curves.names
+    goals = {name: goal_of(name) for name in names}
+    judged = [name for name in names if goals[name]]
+    others = [name for name in names if not goals[name] and "/group_" not in name]
+    chosen = (judged + others)[:MOST_VALUES]
+    return [_value(facts.curves.curve(name), goals[name]) for name in chosen]
+
+
+def _value(curve: Curve, goal: str | None) -> ValueLine:
+    if not len(curve):
+        return ValueLine(curve.name, None, None, nonfinite=len(curve.odd))
+    last, step = float(curve.values[-1]), int(curve.steps[-1])
+    if goal is None:
+        return ValueLine(curve.name, last, step, nonfinite=len(curve.odd))
+    choose = np.argmin if goal == "lower" else np.argmax
+    place = int(choose(curve.values))
+    best, best_step = float(curve.values[place]), int(curve.steps[place])
+    return ValueLine(curve.name, last, step, best, best_step, len(curve.odd))
+
+
+def _hints(facts: Facts) -> list[Hint]:
+    """What would have to be recorded for more to be said; the two most useful ones."""
+    hints = []
+    if facts.steps.is_empty():
+        hints.append(
+            Hint(
+                "No training step was recorded. With PyTorch, before the loop:",
+                ("import stepwell", "stepwell.watch(model, optimizer, loader)"),
+            )
+        )
+        hints.append(
+            Hint(
+                "In any other loop, for every step:",
+                ("run.set_step(step)", 'with run.span("forward"): …'),
+            )
+        )
+        return hints
+    told = {"data", "forward", "backward", "optimizer"} & {
+        phase
+        for phase in facts.steps.columns
+        if facts.steps[phase].dtype == pl.Int64 and facts.steps[phase].max()
+    }
+    if not told:
+        hints.append(
+            Hint(
+                "What steps consist of was not recorded. Around its parts:",
+                ('with run.span("wait for data"): …', 'with run.span("forward"): …'),
+            )
+        )
+    if not facts.curves.names:
+        hints.append(
+            Hint("No value was logged. In the loop:", ('stepwell.log({"train/loss": loss})',))
+        )
+    elif not any(
+        "val" in name or "eval" in name or "holdout" in name for name in facts.curves.names
+    ):
+        hints.append(
+            Hint(
+                "No validation was logged, so overfitting cannot be seen. After validating:",
+                ('stepwell.log({"val/loss": loss})',),
+            )
+        )
+    return hints[:2]

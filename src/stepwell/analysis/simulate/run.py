@@ -1,0 +1,279 @@
+"""Writing a synthetic run: the folder of every process, run.json, and the truth about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.analysis.simulate.layout import LOSS, Layout, Names, lay_out
+from stepwell.analysis.simulate.plan import SECOND, Hang, Plan, Restart
+from stepwell.analysis.simulate.timing import Attempt, attempts, saving, setup
+from stepwell.analysis.simulate.truth import make_truth
+from stepwell.journal.archive import Archive
+from stepwell.journal.document import PROCESS, write_json
+from stepwell.journal.errors import StepwellError
+from stepwell.journal.format import (
+    CONTEXT_NAME,
+    ERROR,
+    HEADER_BYTES,
+    METRIC_ROWS,
+    STEP_BIAS,
+    STEP_SHIFT,
+    pack_header,
+)
+from stepwell.journal.journal import NAMES
+from stepwell.journal.seal import seal
+
+TRUTH = "truth.json"
+INTERVAL = 5.0
+"""Seconds between heartbeats."""
+ERROR_TEXT = {"type": "RuntimeError", "message": "simulated: a peer closed the connection"}
+THREAD = {"lane": 0, "thread": "MainThread", "native": 1}
+
+Ints = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+
+
+def simulate(
+    path: str | os.PathLike[str], plan: Plan, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write a run folder, with ``truth.json`` in it; returns what that says.
+
+    ``progress`` is called with the number of processes written, and of all of them.
+    """
+    folder = Path(path).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StepwellError(f"{str(folder)!r} exists already: give a folder that does not")
+    folder.mkdir(parents=True, exist_ok=True)
+    run = folder.resolve().name
+    all_attempts = attempts(plan)
+    total, done = plan.ranks * len(all_attempts), 0
+    for attempt in all_attempts:
+        writer = _AttemptWriter(plan, attempt, folder, run)
+        for rank in range(plan.ranks):
+            writer.write(rank)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    write_json(folder / "run.json", _about(plan, run, all_attempts))
+    truth = make_truth(plan, all_attempts)
+    write_json(folder / TRUTH, truth)
+    return truth
+
+
+def _about(plan: Plan, run: str, all_attempts: list[Attempt]) -> dict[str, Any]:
+    config = {"ranks": plan.ranks, "steps": plan.steps, "seed": plan.seed}
+    return {
+        "stepwell": 1,
+        "id": run,
+        "name": plan.name,
+        "tags": ["simulated"],
+        "config": config,
+        "labels": {"session_tag": plan.session} if plan.session else {},
+        "created": plan.began_ns,
+        "world_size": plan.ranks,
+        "attempts": [
+            {
+                "attempt": attempt.number,
+                "started": attempt.started_ns,
+                "world_size": plan.ranks,
+                "launcher": "simulated",
+                "argv": ["stepwell", "simulate"],
+                "config": config,
+            }
+            for attempt in all_attempts
+        ],
+    }
+
+
+class _AttemptWriter:
+    """Writes the processes of one attempt."""
+
+    def __init__(self, plan: Plan, attempt: Attempt, folder: Path, run: str) -> None:
+        self._plan = plan
+        self._attempt = attempt
+        self._folder = folder
+        self._run = run
+        self._names = Names()
+        self._loss = self._names.metric(LOSS)
+        self._layout = lay_out(plan, attempt, self._names)
+        segments = list(self._layout.segments())
+        self._segments = [(segment, segment.metas().tobytes()) for segment in segments]
+
+    def write(self, rank: int) -> None:
+        """The folder of one rank."""
+        number = self._attempt.number
+        pid = 1000 + rank % self._plan.ranks_per_node + 100 * number
+        process = f"rank-{rank:05d}.attempt-{number}.pid-{pid}"
+        place = self._folder / process
+        place.mkdir()
+        node = rank // self._plan.ranks_per_node
+        # Every machine has been up for another while.
+        offset = self._plan.began_ns - (node + 1) * 1000 * SECOND
+        rows = _rank_rows(self._plan, self._attempt, self._layout, rank)
+        spans = Archive(place, "spans")
+        starts = np.where(rows[0] != 0, rows[0] - offset, 0)
+        ends = np.where(rows[1] != 0, rows[1] - offset, 0)
+        if _fails(self._attempt):
+            ends = ends.astype(np.uint64)
+            ends[rows[1] == self._attempt.ended_ns] |= np.uint64(ERROR)
+        for segment, metas in self._segments:
+            header = {"kind": "spans", "seq": segment.seq, **THREAD}
+            _append(spans, process, header, segment.body(metas, starts, ends))
+        self._write_metrics(place, process, rank, starts[self._layout.steps])
+        (place / NAMES).write_bytes(self._names.lines())
+        write_json(place / PROCESS, self._document(rank, process, pid, offset))
+
+    def _write_metrics(self, place: Path, process: str, rank: int, clock: Ints) -> None:
+        """The step from the beginning of each iteration on, and on rank 0 the loss."""
+        first, count = self._attempt.steps.start, len(clock)
+        step = first + np.arange(count)
+        rows = np.zeros((count, 4), np.uint64)
+        rows[:, 0] = clock
+        rows[:, 1] = ((step + 1) << STEP_SHIFT) | (step // self._plan.steps_per_epoch + 1)
+        rows[:, 3] = CONTEXT_NAME
+        if rank == 0:
+            losses = rows.copy()
+            losses[:, 1] = (step + STEP_BIAS).astype(np.uint64)
+            losses[:, 2] = _loss(self._plan, step).view(np.uint64)
+            losses[:, 3] = self._loss
+            rows = np.stack([rows, losses], axis=1).reshape(-1, 4)
+        archive = Archive(place, "metrics")
+        for seq, at in enumerate(range(0, len(rows), METRIC_ROWS), len(self._segments)):
+            header = {"kind": "metrics", "seq": seq, **THREAD}
+            _append(archive, process, header, rows[at : at + METRIC_ROWS].tobytes())
+
+    def _document(self, rank: int, process: str, pid: int, offset: int) -> dict[str, Any]:
+        attempt, per_node = self._attempt, self._plan.ranks_per_node
+        node = rank // per_node
+        anchors = (attempt.started_ns, attempt.ended_ns)
+        return {
+            "process": process,
+            "run": self._run,
+            "attempt": attempt.number,
+            "rank": rank,
+            "local_rank": rank % per_node,
+            "world_size": self._plan.ranks,
+            "node_rank": node,
+            "launcher": "simulated",
+            "host": f"node-{node:04d}",
+            "boot": f"simulated-{node:04d}",
+            "argv": ["stepwell", "simulate"],
+            "pid": pid,
+            "start": 1,
+            "role": "main",
+            "parent": None,
+            "spool": None,
+            "started": attempt.started_ns,
+            # One that was killed says that it runs, and has not been heard of since.
+            "status": "finished"
+            if attempt.dies is None
+            else "failed"
+            if _fails(attempt)
+            else "running",
+            "error": ERROR_TEXT if _fails(attempt) else None,
+            "heartbeat": attempt.ended_ns,
+            "interval": INTERVAL,
+            "anchors": [[wall - offset, wall] for wall in anchors],
+            "drops": {},
+            "problems": 0,
+        }
+
+
+def _append(archive: Archive, process: str, header: dict[str, Any], body: bytes) -> None:
+    frame = seal(process, pack_header(header).ljust(HEADER_BYTES, b"\0") + body)
+    assert frame is not None
+    archive.append(frame)
+
+
+def _fails(attempt: Attempt) -> bool:
+    return isinstance(attempt.dies, Restart) and attempt.dies.failed
+
+
+def _loss(plan: Plan, step: Ints) -> NDArray[np.float64]:
+    random = np.random.default_rng([plan.seed, 7, int(step[0])])
+    curve = 0.3 + 2.2 * np.exp(-3.0 * step / plan.steps)
+    return np.asarray(curve * (1 + 0.01 * random.standard_normal(len(step))), np.float64)
+
+
+def _rank_rows(plan: Plan, attempt: Attempt, layout: Layout, rank: int) -> tuple[Ints, Ints]:
+    """When each row of a rank begins and ends, since the epoch; 0 for no end."""
+    starts, ends = np.zeros((2, len(layout.names)), np.int64)
+    _fill_setup(plan, attempt, layout, starts, ends)
+    parts = {name: values[rank] for name, values in attempt.parts.items()}
+    _fill_steps(attempt, layout, parts, starts, ends)
+    _fill_pauses(plan, layout, starts, ends)
+    ends[[0, layout.loop]] = attempt.ended_ns
+    ends[layout.loop] -= plan.pace.ending if attempt.dies is None else 0
+    if attempt.dies is not None:
+        _fill_death(attempt, layout, rank, starts, ends)
+    return starts, ends
+
+
+def _fill_setup(plan: Plan, attempt: Attempt, layout: Layout, starts: Ints, ends: Ints) -> None:
+    at = attempt.started_ns + plan.pace.launch
+    starts[0] = at
+    for row, (_, ns) in enumerate(setup(plan, attempt.number), 1):
+        starts[row], ends[row] = at, at + ns
+        at += ns
+    starts[layout.loop] = at
+
+
+def _fill_steps(
+    attempt: Attempt, layout: Layout, parts: dict[str, Ints], starts: Ints, ends: Ints
+) -> None:
+    sync = attempt.sync_ns
+    arrive = sync - attempt.parts["communication"][0]
+    # All ranks begin relative to the last collective; who is early waits in this one.
+    longest = _arrivals(attempt)
+    began = arrive - longest
+    own = [parts[name] for name in ("data", "zero", "forward", "backward")]
+    edges = [began + parts["before"]]
+    for part in own:
+        edges.append(edges[-1] + part)
+    rows = layout.steps
+    for i in range(4):
+        starts[rows + 1 + i], ends[rows + 1 + i] = edges[i], edges[i + 1]
+    starts[rows] = edges[0]
+    starts[rows + 5], ends[rows + 5] = edges[4], sync
+    ends[rows + 4] = sync
+    starts[rows + 6], ends[rows + 6] = sync, sync + parts["optimizer"]
+    ends[rows] = sync + parts["optimizer"]
+
+
+def _arrivals(attempt: Attempt) -> Ints:
+    """From the end of one collective until the last rank comes to the next."""
+    before = np.concatenate([[attempt.first_ns], attempt.sync_ns[:-1]])
+    longest: Ints = attempt.sync_ns - attempt.parts["communication"][0] - before
+    return longest
+
+
+def _fill_pauses(plan: Plan, layout: Layout, starts: Ints, ends: Ints) -> None:
+    """Checkpoints right after the iteration before them, then validation."""
+    rows = layout.pauses
+    if not len(rows):
+        return
+    # Behind the seven rows of the iteration before.
+    after = ends[rows - 7]
+    starts[rows], ends[rows] = after, after + plan.pace.checkpoint
+    if plan.pace.validation:
+        starts[rows + 1], ends[rows + 1] = ends[rows], after + saving(plan)
+
+
+def _fill_death(attempt: Attempt, layout: Layout, rank: int, starts: Ints, ends: Ints) -> None:
+    """The last step is never completed: what is open stays so, or ends with the exception."""
+    row = int(layout.steps[-1])
+    inside = [0, layout.loop, row, row + 4, row + 5]
+    never = [row + 6]
+    if isinstance(attempt.dies, Hang) and rank == attempt.dies.rank:
+        inside, never = (
+            [0, layout.loop, row, row + 1],
+            [row + 2, row + 3, row + 4, row + 5, row + 6],
+        )
+    ends[inside] = attempt.ended_ns if _fails(attempt) else 0
+    starts[never] = ends[never] = 0

@@ -1,0 +1,29 @@
+"""Time: every nanosecond of a rank's wall time has one owner, and so is in one phase of one step.
+
+``account`` reads the spans of a run once; the ledger, the table of steps and what stands out in it come from
+that. Imports reading and the vocabulary; knows nothing of goodput, other ranks or what to advise.
+"""
+
+from stepwell.analysis.time.account import Accounts, RankTime, account
+from stepwell.analysis.time.ledger import background, ledger
+from stepwell.analysis.time.patterns import Burst, Drift, Outlier, bursts, drift, outliers
+from stepwell.analysis.time.steps import percentiles, steps
+from stepwell.analysis.time.words import PHASES, phase_of_span
+
+__all__ = [
+    "PHASES",
+    "Accounts",
+    "Burst",
+    "Drift",
+    "Outlier",
+    "RankTime",
+    "account",
+    "background",
+    "bursts",
+    "drift",
+    "ledger",
+    "outliers",
+    "percentiles",
+    "phase_of_span",
+    "steps",
+]

@@ -1,0 +1,253 @@
+"""Accounts: of each rank and attempt, how long it was in which phase in which step. Reads the spans once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.analysis.time import intervals
+from stepwell.analysis.time.background import Background, background_of
+from stepwell.analysis.time.intervals import Ints, Set
+from stepwell.analysis.time.lanes import FOREVER, Lane, LaneReader
+from stepwell.analysis.time.ownership import Pieces, owned
+from stepwell.analysis.time.periods import (
+    Changes,
+    Iterations,
+    Stretches,
+    find_iterations,
+    stretches,
+)
+from stepwell.analysis.time.words import CODE_MASK, FINAL, NAMES, NOTHING, Bytes
+from stepwell.journal import clock
+from stepwell.journal.liveness import status_of
+from stepwell.reading import RecordedRun
+from stepwell.reading.tables import ProcessTables
+
+_FINAL = FINAL.ravel()
+NO_SPANS = Lane(
+    "",
+    True,
+    np.empty(0, np.int64),
+    np.empty(0, np.int64),
+    np.empty(0, np.uint8),
+    np.empty((3, 0), np.int64),
+)
+
+
+@dataclass
+class RankTime:
+    """The time of one rank in one attempt.
+
+    Attributes:
+        start_ns: when the process began to record.
+        end_ns: when it ended; now, while it runs; its last sign of life, if it was killed.
+        iterations: its training iterations, None where nothing tells of any.
+        steps: the step of each row of ``cells``, -1 for none; the first row is what was before the first
+            step, the last one what was after the last.
+        epochs: likewise the epoch.
+        cells: nanoseconds, a row for each phase (as in ``PHASES``) and a column for each row above.
+        background: what other threads and workers did meanwhile.
+    """
+
+    rank: int
+    attempt: int
+    process: str
+    status: str
+    start_ns: int
+    end_ns: int
+    iterations: Iterations | None
+    steps: Ints
+    epochs: Ints
+    cells: Ints
+    background: list[Background] = field(default_factory=list)
+
+    @property
+    def wall_ns(self) -> int:
+        """How long it lasted in all: what ``cells`` sum to, to the nanosecond."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def first_ns(self) -> int | None:
+        """When the first iteration began."""
+        return None if self.iterations is None else int(self.iterations.starts[0])
+
+    @property
+    def last_ns(self) -> int | None:
+        """When the last iteration ended."""
+        return None if self.iterations is None else int(self.iterations.ends[-1])
+
+
+@dataclass
+class Accounts:
+    """The time of a run: a part for each rank and attempt."""
+
+    parts: list[RankTime]
+
+
+def account(run: RecordedRun | Accounts, rank: int | None = None) -> Accounts:
+    """Read the spans of a run and give each instant of each rank to one phase.
+
+    What this returns can be given to ``ledger``, ``steps`` and ``background`` in the place of the run, so
+    that it is read once.
+    """
+    if isinstance(run, Accounts):
+        return run
+    parts = [account_group(group) for group in _groups(run, rank)]
+    return Accounts(sorted(parts, key=lambda part: (part.rank, part.attempt, part.start_ns)))
+
+
+def _groups(run: RecordedRun, rank: int | None) -> Iterator[list[ProcessTables]]:
+    """The main process of each rank and attempt, with what helped it."""
+    expected = Counter((d["rank"], d["attempt"]) for d in run.documents())
+    waiting: dict[tuple[int, int], list[ProcessTables]] = {}
+    for tables in run.by_process(rank):
+        about = tables.process.about
+        key = about["rank"], about["attempt"]
+        waiting.setdefault(key, []).append(tables)
+        if len(waiting[key]) == expected[key]:
+            yield _main_first(waiting.pop(key))
+    # Processes that came or went meanwhile.
+    yield from map(_main_first, waiting.values())
+
+
+def _main_first(group: list[ProcessTables]) -> list[ProcessTables]:
+    """Of several, as other tools leave them, the one that began first is the rank's own."""
+    abouts = [tables.process.about for tables in group]
+    keys = [(about["role"] == "worker", about["started"] or 0) for about in abouts]
+    return [group[i] for i in sorted(range(len(group)), key=keys.__getitem__)]
+
+
+def account_group(group: list[ProcessTables]) -> RankTime:
+    """The time of one rank in one attempt: of its main process, which comes first, and its helpers."""
+    tables, helpers = group[0], group[1:]
+    about = tables.process.about
+    reader = LaneReader(tables)
+    lanes = reader.read()
+    main = max(lanes, key=lambda lane: lane.rank_as_trainer, default=NO_SPANS)
+    changes = _changes(tables)
+    status = status_of(about)
+    start, end = _wall(about, status, lanes, changes)
+    for lane in lanes:
+        np.minimum(lane.ends, end, out=lane.ends)
+    pauses = intervals.clip(_joined(reader.pauses), start, end)
+    iterations = find_iterations(main, changes, start, end)
+    rows = stretches(main, iterations, changes, start, end)
+    others = [lane for lane in lanes if lane is not main]
+    return RankTime(
+        rank=about["rank"],
+        attempt=about["attempt"],
+        process=tables.process.name,
+        status=status,
+        start_ns=start,
+        end_ns=end,
+        iterations=iterations,
+        steps=rows.steps,
+        epochs=rows.epochs,
+        cells=fill(main, rows.overlaid(pauses), start, end),
+        background=background_of(main, others, helpers, (start, end)),
+    )
+
+
+def _joined(pauses: list[tuple[Ints, Ints]]) -> Set:
+    if not pauses:
+        return intervals.EMPTY
+    starts, ends = zip(*pauses, strict=True)
+    return intervals.union(np.concatenate(starts), np.concatenate(ends))
+
+
+def _changes(tables: ProcessTables) -> Changes:
+    times, steps, epochs = tables.context.changes()
+    return Changes(times + tables.offset, steps, epochs)
+
+
+def _wall(
+    about: dict[str, Any], status: str, lanes: list[Lane], changes: Changes
+) -> tuple[int, int]:
+    """From when to when the process recorded, as far as anything tells."""
+    firsts = [int(lane.starts[0]) for lane in lanes]
+    lasts = [int(lane.starts[-1]) for lane in lanes]
+    lasts += [int(lane.ends.max(where=lane.ends < FOREVER, initial=0)) for lane in lanes]
+    if len(changes.times):
+        firsts.append(int(changes.times[0]))
+        lasts.append(int(changes.times[-1]))
+    signs = [about["started"], about["heartbeat"], clock.wall() if status == "running" else None]
+    known_signs = [sign for sign in signs if sign is not None]
+    start = min([*known_signs[:1], *firsts], default=0)
+    return start, max([start, *known_signs, *lasts])
+
+
+def fill(lane: Lane, rows: Stretches, start: int, end: int) -> Ints:
+    """Nanoseconds by phase and row, for all of the time from ``start`` to ``end``."""
+    cells = np.zeros((len(NAMES), len(rows.steps)), np.int64)
+    filling = _Filling(cells, rows, end)
+    first = int(lane.starts[0]) if len(lane.starts) else end
+    nothing = np.array([NOTHING], np.uint8)
+    filling.add_cut(nothing, np.array([start]), np.array([first]))
+    for low, high, lists in owned(lane.starts, lane.ends, end):
+        filling.add_chunk(lane, low, high, lists)
+    return cells
+
+
+class _Filling:
+    """Adds pieces of time to the cells that they belong in."""
+
+    def __init__(self, cells: Ints, rows: Stretches, end: int) -> None:
+        self._cells = cells
+        self._begins = rows.begins
+        self._rows = rows.rows
+        # Where the line of a place begins in the table of phases.
+        self._lines = rows.places * np.uint8(FINAL.shape[1])
+        self._beyond = np.append(rows.begins, end)
+
+    def add_chunk(self, lane: Lane, low: int, high: int, lists: list[Pieces]) -> None:
+        """Add what the spans from ``low`` to ``high`` own, and what those around them do in between."""
+        at = _stretch_of(self._begins, lane.starts[low:high])
+        rows, lines, beyond = self._rows[at], self._lines[at], self._beyond[at + 1]
+        first, width = int(rows[0]), int(rows[-1] - rows[0]) + 1
+        rows -= first
+        keys, amounts = [], []
+        for number, (row, owner, start, end) in enumerate(lists):
+            if number:
+                local: Any = row - low
+                codes = np.where(owner < 0, np.uint8(NOTHING), lane.codes[owner] & CODE_MASK)
+            else:
+                # Each span itself, in order: nothing to look up.
+                local, codes = slice(None), lane.codes[low:high] & CODE_MASK
+            reaches = end > beyond[local]
+            if reaches.any():
+                far = np.flatnonzero(reaches)
+                self.add_cut(codes[far], start[far], end[far])
+                end = np.where(reaches, start, end)
+            phases = _FINAL.take(lines[local] + codes)
+            keys.append(phases * np.intp(width) + rows[local])
+            amounts.append(end - start)
+        self._count(np.concatenate(keys), np.concatenate(amounts), first, width)
+
+    def add_cut(self, codes: Bytes, starts: Ints, ends: Ints) -> None:
+        """Add pieces of spans with these codes, cut where a stretch ends and another begins."""
+        source, low, high = intervals.split(starts, ends, self._begins)
+        at = np.searchsorted(self._begins, low, side="right") - 1
+        rows = self._rows[at]
+        first, width = int(rows.min()), int(rows.max() - rows.min()) + 1
+        phases = _FINAL.take(self._lines[at] + codes[source])
+        self._count(phases * np.intp(width) + rows - first, high - low, first, width)
+
+    def _count(self, keys: NDArray[np.intp], amounts: Ints, first: int, width: int) -> None:
+        found = intervals.sums(keys, amounts, len(self._cells) * width)
+        found = found.reshape(len(self._cells), width)
+        # Rows that nothing is added to take no memory.
+        for phase in np.flatnonzero(found.any(axis=1)).tolist():
+            self._cells[phase, first : first + width] += found[phase]
+
+
+def _stretch_of(begins: Ints, starts: Ints) -> NDArray[np.intp]:
+    """The stretch that each of these sorted instants lies in."""
+    first = int(np.searchsorted(begins, starts[0], side="right")) - 1
+    last = int(np.searchsorted(begins, starts[-1], side="right")) - 1
+    changes = np.searchsorted(starts, begins[first + 1 : last + 1])
+    return first + np.cumsum(np.bincount(changes, minlength=len(starts)))[: len(starts)]

@@ -1,0 +1,194 @@
+"""``stepwell report``: the answer first, in 80 columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import textwrap
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stepwell.analysis.findings import SEVERITIES, Finding
+from stepwell.analysis.findings.wording import duration, percent
+from stepwell.analysis.report import Hint, PhaseLine, Report, ValueLine, report
+from stepwell.cli.drawing import console, number, plain, size
+from stepwell.cli.summary import COLOURS
+from stepwell.reading import RecordedRun
+
+LEAST_SHARE = 0.001
+"""Phases that took less are taken together."""
+MARKS = {"critical": ("!!", "red"), "warning": ("! ", "yellow"), "note": ("· ", "cyan")}
+
+
+def show_report(run: RecordedRun, as_json: bool = False, fail_on: str | None = None) -> int:
+    """Print the report of a run; returns the exit code: 1 when there is a finding to fail on."""
+    made = report(run)
+    if as_json:
+        print(json.dumps(_as_json(made), indent=1))
+    else:
+        _print(made)
+    if fail_on is None:
+        return 0
+    limit = SEVERITIES.index(fail_on)
+    return int(any(SEVERITIES.index(f.severity) <= limit for f in made.findings))
+
+
+def _print(made: Report) -> None:
+    out = console()
+    out.print(_headline(made))
+    out.print(_facts(made))
+    out.print()
+    if made.findings:
+        for finding in made.findings:
+            _print_finding(out, finding)
+    elif made.steps is not None:
+        out.print("Nothing conspicuous was found.", style="green")
+    if made.time:
+        out.print()
+        _print_time(out, made)
+    if made.values:
+        out.print()
+        _print_values(out, made.values)
+    if made.hints:
+        out.print()
+        _print_hints(out, made.hints)
+    out.print()
+    out.print(plain(_cost(made)))
+
+
+def _print_hints(out: Console, hints: list[Hint]) -> None:
+    for hint in hints:
+        out.print(plain(hint.text))
+        for line in hint.lines:
+            out.print(plain(f"    {line}"))
+
+
+def _headline(made: Report) -> Text:
+    text = plain(made.name)
+    text.stylize("bold")
+    text.append("  ")
+    text.append(made.status, COLOURS.get(made.status, "yellow"))
+    text.append(f" after {duration(made.wall_ns)}")
+    if made.step is not None:
+        text.append(f" at step {made.step}")
+    if made.left is not None:
+        done = percent(made.left.done / made.left.target)
+        text.append(f", {done} of {made.left.target} steps, about {duration(made.left.ns)} left")
+    return text
+
+
+def _facts(made: Report) -> Text:
+    parts = ["1 rank" if made.ranks == 1 else f"{made.ranks} ranks"]
+    if made.attempts > 1:
+        parts.append(f"{made.attempts} attempts")
+    if made.goodput is not None:
+        parts.append(f"goodput {percent(made.goodput)}")
+    if made.steps is not None:
+        line = made.steps
+        parts.append(
+            f"{line.count:,} steps of {duration(line.p50_ns)} (p95 {duration(line.p95_ns)}, "
+            f"longest {duration(line.max_ns)} at {line.max_step})"
+        )
+    return plain(" · ".join(parts))
+
+
+def _print_finding(out: Console, finding: Finding) -> None:
+    mark, colour = MARKS[finding.severity]
+    sentence = _indented(out, finding.sentence)
+    if finding.severity == "critical":
+        sentence.stylize(colour)
+    out.print(Text.assemble((f"{mark} ", colour), sentence))
+    if finding.advice:
+        out.print(Text.assemble("   ", _indented(out, f"→ {finding.advice}")))
+
+
+def _indented(out: Console, text: str) -> Text:
+    """Broken into lines, all but the first of them indented."""
+    lines = textwrap.wrap(plain(text).plain, out.width - 3, break_on_hyphens=False)
+    return Text("\n   ".join(lines))
+
+
+def _print_time(out: Console, made: Report) -> None:
+    shown = [line for line in made.time if line.share >= LEAST_SHARE]
+    rest = [line for line in made.time if line.share < LEAST_SHARE]
+    title = "where the time went" if made.ranks == 1 else "where the time of all ranks went"
+    rows = [_phase_cells(line) for line in shown]
+    if rest:
+        ns = sum(line.ns for line in rest)
+        share = sum(line.share for line in rest)
+        rows.append([plain("other"), duration(ns), percent(share), "", ""])
+    headings: tuple[str, ...] = ("time", "share", "p50 a step", "p95")
+    if not any(row[3] for row in rows):
+        rows, headings = [row[:3] for row in rows], headings[:2]
+    out.print(_table(title, headings, rows))
+    for line in made.background:
+        out.print(plain(f"beside it: {line.kind} {duration(line.ns)}"))
+
+
+def _phase_cells(line: PhaseLine) -> list[str | Text]:
+    name = {"idle": "between steps", "ending": "after the last step"}.get(line.phase, line.phase)
+    p50 = "" if line.p50_ns is None else duration(line.p50_ns)
+    p95 = "" if line.p95_ns is None else duration(line.p95_ns)
+    return [plain(name), duration(line.ns), percent(line.share), p50, p95]
+
+
+def _print_values(out: Console, lines: list[ValueLine]) -> None:
+    has_best = any(line.best is not None for line in lines)
+    rows = []
+    for line in lines:
+        row: list[str | Text] = [plain(line.name), _number(line.last), _step(line.last_step)]
+        if has_best:
+            row += ["" if line.best is None else number(line.best), _step(line.best_step)]
+        rows.append(row)
+    headings = ("last", "step", "best", "step") if has_best else ("last", "step")
+    out.print(_table("values", headings, rows))
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else number(value)
+
+
+def _step(step: int | None) -> str:
+    return "" if step is None else f"{step}"
+
+
+def _cost(made: Report) -> str:
+    cost = made.cost
+    each = cost.ns / (made.steps.count * max(1, made.ranks)) if made.steps else 0.0
+    a_step = f", {duration(each)} a step" if each else ""
+    return (
+        f"recording: {cost.spans:,} spans and {cost.metrics:,} numbers, {size(cost.bytes)}, "
+        f"estimated {duration(cost.ns)} ({percent(cost.share)} of the time{a_step})"
+    )
+
+
+def _table(title: str, headings: tuple[str, ...], rows: list[list[str | Text]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(title, no_wrap=True, max_width=36)
+    for number_of, heading in enumerate(headings, 1):
+        width = max([len(heading), *(len(row[number_of]) for row in rows)])
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _as_json(made: Report) -> Any:
+    return _plain(dataclasses.asdict(made))
+
+
+def _plain(value: Any) -> Any:
+    """Strict JSON: non-finite numbers as null, paths as text, NumPy's numbers as Python's."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

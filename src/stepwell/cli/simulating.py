@@ -1,0 +1,81 @@
+"""``stepwell simulate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stepwell.analysis.simulate import make_plan, simulate
+from stepwell.analysis.simulate.plan import FAULTS
+from stepwell.cli.drawing import seconds
+from stepwell.journal.errors import StepwellError
+
+
+def simulate_run(
+    ranks: int, steps: int, output: Path, plant: list[str], seed: int, as_json: bool = False
+) -> None:
+    """Write a synthetic run, with a progress bar, and say what was planted."""
+    kinds = _kinds(plant)
+    plan = make_plan(ranks, steps, kinds, seed=seed)
+    err = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("processes"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(f"{output}")
+        truth = simulate(
+            output, plan, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if as_json:
+        print(json.dumps(truth, indent=1))
+        return
+    print(f"{output}: {ranks} ranks, {steps} steps, {seconds(truth['wall_ns'] / 1e9)}")
+    for line in _planted(truth):
+        print(f"  {line}")
+    print(f"what was planted is in {output / 'truth.json'}")
+
+
+def _kinds(plant: list[str]) -> tuple[str, ...]:
+    if not plant:
+        return FAULTS
+    if "nothing" in plant:
+        if len(plant) > 1:
+            raise StepwellError("--plant nothing goes with no other --plant")
+        return ()
+    return tuple(plant)
+
+
+def _planted(truth: dict[str, list[dict[str, object]]]) -> list[str]:
+    found = []
+    for kind, title in (
+        ("stragglers", "straggler"),
+        ("stalls", "stall"),
+        ("data_bound", "data-bound"),
+    ):
+        for item in truth[kind]:
+            steps, ns = item["steps"], item["ns"]
+            assert isinstance(steps, list)
+            assert isinstance(ns, int)
+            who = f"rank {item['rank']}" if item.get("rank") is not None else "all ranks"
+            where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+            phase = item.get("phase", "data")
+            found.append(f"{title}: {who}, {phase}, {where}, {seconds(ns / 1e9)} in all")
+    for item in truth["restarts"]:
+        redone, gap = item["redone_ns"], item["gap_ns"]
+        assert isinstance(redone, int)
+        assert isinstance(gap, int)
+        found.append(
+            f"restart: died in step {item['died_in_step']}, went on from {item['resumed_from_step']} "
+            f"after {seconds(gap / 1e9)}; {seconds(redone / 1e9)} of work redone"
+        )
+    return found

@@ -1,0 +1,93 @@
+"""A real training on a CPU with a fault planted in it; run as a program, alone or under torchrun.
+
+python planted.py CASE
+"""
+
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import stepwell
+
+CASE = sys.argv[1]
+STEPS = {"overfit": 300, "tenth": 300, "crash": 300}.get(CASE, 120)
+RANK = int(os.environ.get("RANK", "0"))
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Data(torch.utils.data.Dataset):
+    """Random examples; some cases are slow to give them."""
+
+    def __len__(self) -> int:
+        return 64 * STEPS
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index % 64 == 0:
+            batch = index // 64
+            if CASE == "slow-loader" or (CASE == "slow-rank-loader" and RANK == 1):
+                time.sleep(0.015)
+            if CASE == "burst" and batch % 20 == 7:
+                time.sleep(0.3)
+        return torch.randn(64), torch.tensor(index % 4)
+
+
+class Model(torch.nn.Module):
+    """A small network that is slow on one rank, or in every tenth step, if that is the case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 4)
+        )
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005)
+        if CASE == "slow-rank-forward" and RANK == 1:
+            time.sleep(0.015)
+        if CASE == "tenth" and self.count % 10 == 9:
+            time.sleep(0.025)
+        self.count += 1
+        result: torch.Tensor = self.layers(x)
+        return result
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model: torch.nn.Module = Model()
+    if WORLD > 1:
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=64)
+    run = stepwell.init(CASE, dir=Path(os.environ["TEST_RUNS"]))
+    with run, stepwell.watch(model, optimizer, loader, loss=CASE != "overfit"):
+        for step, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if CASE == "overfit":
+                log_overfit(run, step)
+            if CASE == "crash" and step == 150:
+                raise ValueError("the batch of step 150 is broken")
+            if CASE == "pauses" and step % 10 == 9:
+                time.sleep(0.2)
+    if WORLD > 1:
+        torch.distributed.destroy_process_group()
+
+
+def log_overfit(run: stepwell.Run, step: int) -> None:
+    """Curves that part at step 120, as noisy as real ones."""
+    noise = 0.02 * math.sin(12.9898 * step) * math.cos(78.233 * step)
+    train = 0.25 + 2.0 * math.exp(-step / 70)
+    val = 0.85 + 1.45 * math.exp(-step / 80) if step < 120 else 1.17 + 0.005 * (step - 120)
+    run.log({"train/loss": train + noise, "val/loss": val + 2 * noise}, step=step)
+
+
+main()

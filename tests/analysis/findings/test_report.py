@@ -1,0 +1,143 @@
+"""``stepwell report``, as a person sees it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepwell
+from stepwell.analysis.report import report
+from stepwell.testing import FakeClock
+from tests.analysis.findings.training import healthy_values, train
+from tests.processes.programs import environ
+
+
+def run_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command line, piped."""
+    return subprocess.run(
+        [sys.executable, "-c", "from stepwell.cli import main; main()", *words],
+        env=environ(folder, COLUMNS="200"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def slow(step: int) -> dict[str, float]:
+    return {"wait for data": 0.05}
+
+
+def test_the_answer_comes_first(tmp_path: Path) -> None:
+    """State, findings, time, values, cost; in 80 columns, without an empty row."""
+    run = train(tmp_path / "runs", times=slow)
+    done = run_command(tmp_path, "report", str(run.path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "training  finished after 10.5 s at step 119"
+    assert lines[1].startswith("1 rank · 120 steps of 81.6 ms (p95 ")
+    assert lines[3].startswith("!! Training waits for data 61% of the time: 49.7 ms of the 81.6 ms")
+    assert all(len(line) <= 80 for line in lines)
+    (best,) = [line.split() for line in lines if line.startswith("val/loss")]
+    assert (best[0], best[2]) == ("val/loss", "119")
+    assert any(line.startswith("recording: 600 spans and 240 numbers") for line in lines)
+    # Nothing is there that was not: no transfers, no communication, no garbage collections.
+    assert not any(line.startswith(("transfer", "communication", "garbage")) for line in lines)
+
+
+def test_the_time_sums_to_the_wall_time(tmp_path: Path) -> None:
+    """To the nanosecond."""
+    made = report(train(tmp_path, times=slow))
+    assert sum(line.ns for line in made.time) == made.wall_ns
+    assert math.isclose(sum(line.share for line in made.time), 1.0)
+
+
+def test_values_have_their_best_and_its_step(tmp_path: Path) -> None:
+    """Not only the last one."""
+
+    def values(step: int) -> dict[str, float]:
+        return {"val/accuracy": 0.9 - abs(step - 30) / 1000}
+
+    (line,) = report(train(tmp_path, values=values)).values
+    assert (line.name, line.best, line.best_step) == ("val/accuracy", 0.9, 30)
+    assert (line.last, line.last_step) == (pytest.approx(0.811), 119)
+
+
+def test_json_for_scripts(tmp_path: Path) -> None:
+    """The same, strict: NaN is null."""
+
+    def values(step: int) -> dict[str, float]:
+        return {"loss": math.nan}
+
+    run = train(tmp_path / "runs", times=slow, values=values)
+    done = run_command(tmp_path, "report", str(run.path), "--json")
+    made: dict[str, Any] = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(word))
+    assert {f["rule"] for f in made["findings"]} == {"not-finite", "data-bound"}
+    assert made["values"][0]["last"] is None
+    assert sum(line["ns"] for line in made["time"]) == made["wall_ns"]
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    """0 unless asked to fail; 2 for a wrong word."""
+    run = train(tmp_path / "runs", times=slow)
+    assert run_command(tmp_path, "report", str(run.path), "--fail-on", "warning").returncode == 1
+    fine = train(tmp_path / "runs")
+    done = run_command(tmp_path, "report", str(fine.path), "--fail-on", "note")
+    assert done.returncode == 0
+    assert "Nothing conspicuous was found." in done.stdout
+    assert run_command(tmp_path, "report", str(run.path), "--fail-on", "x").returncode == 2
+    missing = run_command(tmp_path, "report", "nowhere")
+    assert missing.returncode == 2
+    assert "Traceback" not in missing.stderr
+
+
+def test_without_steps_it_says_what_to_add(tmp_path: Path) -> None:
+    """Two lines, not an empty table."""
+    with stepwell.init("bare", dir=tmp_path / "runs") as run:
+        pass
+    out = run_command(tmp_path, "report", str(run.path)).stdout
+    assert "    import stepwell\n    stepwell.watch(model, optimizer, loader)\n" in out
+    assert "Nothing conspicuous" not in out
+
+
+def test_without_validation_it_says_so(tmp_path: Path) -> None:
+    """Overfitting cannot be seen then."""
+    run = train(tmp_path, values=lambda step: {"train/loss": healthy_values(step)["train/loss"]})
+    assert [hint.lines for hint in report(run).hints] == [('stepwell.log({"val/loss": loss})',)]
+    assert report(train(tmp_path)).hints == []
+
+
+def test_the_time_left_of_one_that_runs(tmp_path: Path) -> None:
+    """At the pace of the latest steps, validation and pauses included."""
+    with (
+        FakeClock() as clock,
+        stepwell.init("runs", dir=tmp_path, config={"max_steps": 200}) as run,
+    ):
+        for step in range(50):
+            run.set_step(step)
+            with run.span("train step"):
+                clock.advance(0.1)
+            clock.advance(0.1)
+        run.flush()
+        left = report(stepwell.open_run(run.path)).left
+        assert left is not None
+        assert (left.done, left.target) == (50, 200)
+        assert left.ns == pytest.approx(150 * 0.2e9, rel=0.02)
+    assert report(stepwell.open_run(run.path)).left is None
+
+
+def test_a_run_that_was_not_told_apart(tmp_path: Path) -> None:
+    """Steps without parts: it says how to tell them apart."""
+    with FakeClock() as clock, stepwell.init("steps", dir=tmp_path) as run:
+        for step in range(30):
+            run.set_step(step)
+            clock.advance(0.1)
+    made = report(stepwell.open_run(run.path))
+    assert made.hints[0].text.startswith("What steps consist of was not recorded")

@@ -1,0 +1,600 @@
+"""Each rule finds what it is there for, with the right steps, and nothing in a healthy run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import stepwell
+from stepwell.analysis.findings import RULES, Facts, Finding, findings
+from stepwell.analysis.simulate import (
+    Hang,
+    Pace,
+    Plan,
+    Restart,
+    Stall,
+    Straggler,
+    make_plan,
+    simulate,
+)
+from stepwell.analysis.simulate.plan import MS, SECOND
+from stepwell.reading import RecordedRun
+from stepwell.testing import FakeClock
+from tests.analysis.findings.training import healthy_values, noise, train
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that fails is raised."""
+    monkeypatch.setenv("STEPWELL_STRICT", "1")
+
+
+def only(run: RecordedRun, rule: str) -> Finding:
+    """The one finding of a run, which is of this rule."""
+    found = findings(run)
+    assert [finding.rule for finding in found] == [rule], [f.sentence for f in found]
+    return found[0]
+
+
+def nothing(run: RecordedRun) -> None:
+    """Nothing is found."""
+    assert [finding.sentence for finding in findings(run)] == []
+
+
+def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
+    """Neither with validation and checkpoints, which come now and then as they are meant to."""
+    nothing(train(tmp_path))
+    often = {49: {"validate": 0.3, "save checkpoint": 0.05}}
+    nothing(train(tmp_path, times=lambda step: often.get(step % 50, {})))
+
+
+def test_an_empty_run_has_no_finding(tmp_path: Path) -> None:
+    """There is nothing to look at."""
+    with stepwell.init("empty", dir=tmp_path) as run:
+        pass
+    nothing(stepwell.open_run(run.path))
+
+
+def test_every_rule_has_a_test() -> None:
+    """The table of rules grows with this file."""
+    text = Path(__file__).read_text()
+    assert [name for name in RULES if f"def test_{name}" not in text] == []
+
+
+def test_died(tmp_path: Path) -> None:
+    """The error, the step and the span that it was raised in."""
+    with pytest.raises(ValueError, match="bad batch"):
+        _die(tmp_path)
+    (recorded,) = stepwell.list_runs(tmp_path)
+    found = only(recorded, "died")
+    assert (
+        found.sentence == "It failed at step 25 inside train step › forward: ValueError: bad batch."
+    )
+    assert (found.severity, found.steps, found.ranks) == ("critical", (25,), (0,))
+
+
+def _die(folder: Path) -> None:
+    with FakeClock() as clock, stepwell.init("dies", dir=folder) as run:
+        for step in range(30):
+            run.set_step(step)
+            with run.span("train step"), run.span("forward"):
+                clock.advance(0.01)
+                if step == 25:
+                    raise ValueError("bad batch")
+
+
+def test_died_when_it_was_killed(tmp_path: Path) -> None:
+    """What it was inside of, for want of an exception."""
+    simulate(tmp_path / "run", Plan(2, 50, (Hang(1, 40, ns=2 * SECOND),)))
+    found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
+    assert found["died"].sentence.startswith("Ranks 0 and 1 were killed at step 40 inside ")
+    assert "hang" not in found
+
+
+def test_hanging(tmp_path: Path) -> None:
+    """The rank that never came is named, with what the others wait in."""
+    simulate(tmp_path / "run", Plan(3, 50, (Hang(1, 40),)))
+    found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
+    assert found["hang"].ranks == (1,)
+    assert found["hang"].steps == (40,)
+    assert "rank 1 never came" in found["hang"].sentence
+
+
+def test_hanging_is_not_what_takes_long_the_first_time(tmp_path: Path) -> None:
+    """Nobody knows yet how long an epoch takes."""
+    with FakeClock() as clock, stepwell.init("long", dir=tmp_path) as run:
+        run.set_step(0)
+        with run.span("epoch"):
+            clock.advance(120)
+            run.flush()
+            nothing(stepwell.open_run(run.path))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nonfinite(tmp_path: Path, value: float) -> None:
+    """A loss that is lost: since when, after which gradients."""
+
+    def values(step: int) -> dict[str, float]:
+        made = {**healthy_values(step), "gradient_norm/stem": 1.0, "gradient_norm/head": 1.0}
+        made["gradient_norm/neck"] = value if step >= 70 else 1.0
+        return {**made, "train/loss": value if step >= 72 else made["train/loss"]}
+
+    found = only(train(tmp_path, values=values), "not-finite")
+    kind = "NaN" if math.isnan(value) else "infinite"
+    assert found.sentence == (
+        f"train/loss is {kind} from step 72 on; gradients were so already at step 70, "
+        "first in layer neck."
+    )
+    assert (found.severity, found.steps) == ("critical", (70,))
+
+
+def test_nonfinite_gradients_of_a_scaler(tmp_path: Path) -> None:
+    """One that overflows now and then looks for its scale, and is fine."""
+
+    def values(step: int) -> dict[str, float]:
+        norm = math.inf if step in (3, 60) else 1.0
+        return {**healthy_values(step), "gradient_norm/overall": norm}
+
+    nothing(train(tmp_path, values=values))
+
+
+def test_overfitting(tmp_path: Path) -> None:
+    """Since which step, and what validation was at best."""
+
+    def values(step: int) -> dict[str, float]:
+        turned = 0.006 * max(0, step - 60) + 0.7 * math.exp(-60 / 30)
+        val = 1.0 + (0.7 * math.exp(-step / 30) if step < 60 else turned)
+        return {**healthy_values(step), "val/loss": val + 0.01 * noise(step)}
+
+    found = only(train(tmp_path, values=values), "overfitting")
+    assert found.steps[0] == pytest.approx(60, abs=6)
+    assert found.evidence["best"] == pytest.approx(1.09, abs=0.02)
+    assert found.sentence.startswith(f"It overfits since step {found.steps[0]}: val/loss was best")
+
+
+def test_overfitting_of_accuracy(tmp_path: Path) -> None:
+    """Where higher is better it falls; few values will do."""
+
+    def values(step: int) -> dict[str, float]:
+        val = 0.5 + 0.3 * min(step, 50) / 50 - 0.2 * max(0, step - 50) / 70
+        return {"train_acc": 0.5 + 0.5 * min(step, 110) / 110, "val_acc": val}
+
+    found = only(train(tmp_path, values=values, every=10), "overfitting")
+    assert found.steps[0] == 50
+    assert "falls to" in found.sentence
+
+
+def test_overfitting_is_not_a_plateau(tmp_path: Path) -> None:
+    """Validation that stays where it is best is fine, and so is one that wavers."""
+
+    def values(step: int) -> dict[str, float]:
+        return {
+            "train/loss": 0.2 + 2 * math.exp(-step / 60),
+            "val/loss": 0.5 + 1.7 * math.exp(-step / 15) + 0.05 * noise(step),
+        }
+
+    nothing(train(tmp_path, values=values))
+
+
+def test_stuck_at_chance(tmp_path: Path) -> None:
+    """Training learns by heart, and validation guesses."""
+
+    def values(step: int) -> dict[str, float]:
+        return {
+            "train/loss": 0.05 + 0.65 * math.exp(-step / 30),
+            "holdout/accuracy": 0.5 + 0.03 * noise(step),
+        }
+
+    found = only(train(tmp_path, values=values, config={"num_classes": 2}), "at-chance")
+    assert "no better than guessing: holdout/accuracy stays at 49% with 2 classes" in found.sentence
+    better = train(
+        tmp_path,
+        values=lambda step: {**values(step), "holdout/accuracy": 0.5 + 0.4 * min(1, step / 60)},
+        config={"num_classes": 2},
+    )
+    nothing(better)
+
+
+def test_stuck_without_knowing_the_classes(tmp_path: Path) -> None:
+    """Training improves, validation stays."""
+
+    def values(step: int) -> dict[str, float]:
+        return {
+            "train/loss": 0.1 + 2.2 * math.exp(-step / 30),
+            "val/loss": 2.3 + 0.02 * noise(step),
+        }
+
+    found = only(train(tmp_path, values=values), "not-generalising")
+    assert "train/loss goes from 2.3 to" in found.sentence
+    assert "val/loss stays at 2.3" in found.sentence
+
+
+def test_gradients_explode(tmp_path: Path) -> None:
+    """Since which step, and in which layer most."""
+
+    def values(step: int) -> dict[str, float]:
+        grown = math.exp(max(0, step - 60) / 8)
+        return {
+            **healthy_values(step),
+            "gradient_norm/overall": 1 + grown + 0.1 * noise(step),
+            "gradient_norm/stem": 0.5,
+            "gradient_norm/head": 0.5 + grown,
+        }
+
+    found = only(train(tmp_path, values=values), "exploding-gradients")
+    assert 60 < found.steps[0] < 90
+    assert "most in layer head" in found.sentence
+
+
+def test_gradients_vanish(tmp_path: Path) -> None:
+    """While the loss stays; where the model has learnt, small ones are fine."""
+
+    def values(step: int) -> dict[str, float]:
+        norm = max(1e-6, math.exp(-step / 5)) * (1 + 0.1 * noise(step))
+        return {"train/loss": 2.3 + 0.01 * noise(step), "gradient_norm/overall": norm}
+
+    found = only(train(tmp_path, values=values), "vanishing-gradients")
+    assert found.steps[0] < 40
+    nothing(train(tmp_path, values=lambda step: {**values(step), **healthy_values(step)}))
+
+
+def test_gradients_vanish_towards_a_layer(tmp_path: Path) -> None:
+    """The first layer that gets next to nothing is named."""
+
+    def values(step: int) -> dict[str, float]:
+        layers = {"stem": 1e-9, "middle": 1e-7, "late": 0.1, "head": 1.0}
+        norms = {f"gradient_norm/{name}": norm for name, norm in layers.items()}
+        return {**healthy_values(step), **norms}
+
+    found = only(train(tmp_path, values=values), "vanishing-gradients")
+    assert "on their way to layer stem and 1 more layers" in found.sentence
+
+
+def test_frozen(tmp_path: Path) -> None:
+    """Weights that do not move although they have gradients."""
+
+    def values(step: int) -> dict[str, float]:
+        return {
+            **healthy_values(step),
+            "weight_delta/backbone": 0.0,
+            "weight_delta/head": 0.1,
+            "gradient_norm/backbone": 1.0,
+            "gradient_norm/head": 1.0,
+        }
+
+    found = only(train(tmp_path, values=values, every=20), "frozen-layers")
+    assert found.evidence["layers"] == ["backbone"]
+    assert (found.severity, found.steps) == ("warning", (0, 100))
+    nothing(train(tmp_path, values=lambda step: {**values(step), "weight_delta/backbone": 0.01}))
+
+
+def rates(one: float, ten: float) -> dict[str, float]:
+    return {
+        "learning_rate/group_0": one,
+        "learning_rate/group_1": ten,
+        "learning_rate/backbone": one,
+        "learning_rate/head": ten,
+    }
+
+
+def test_learning_rate_ratio(tmp_path: Path) -> None:
+    """Two groups that should be 1 : 10 and are not."""
+    config = {"lr_ratio": {"backbone": 1, "head": 10}}
+
+    def wrong(step: int) -> dict[str, float]:
+        return {**healthy_values(step), **rates(1e-4, 1e-3 if step < 40 else 1e-4)}
+
+    found = only(train(tmp_path, values=wrong, config=config), "learning-rate")
+    assert "are 1 : 1 from step 40 on, not 1 : 10 as configured" in found.sentence
+
+    def right(step: int) -> dict[str, float]:
+        rate = 1e-4 * (1 - step / 200)
+        return {**healthy_values(step), **rates(rate, 10 * rate)}
+
+    nothing(train(tmp_path, values=right, config=config))
+
+
+def test_learning_rate_value(tmp_path: Path) -> None:
+    """Against the number in the configuration; a warm-up stays below it."""
+
+    def values(step: int, top: float) -> dict[str, float]:
+        return {**healthy_values(step), "train/lr": top * min(1, (step + 1) / 30)}
+
+    config = {"lr": 0.01}
+    found = only(train(tmp_path, values=lambda s: values(s, 0.1), config=config), "learning-rate")
+    assert "is 0.1 at step 29, not 0.01 as configured" in found.sentence
+    nothing(train(tmp_path, values=lambda s: values(s, 0.01), config=config))
+
+
+def test_learning_rate_schedule(tmp_path: Path) -> None:
+    """One that does not reach a group, and one that is never stepped."""
+
+    def one_stays(step: int) -> dict[str, float]:
+        return {**healthy_values(step), **rates(1e-4, 1e-3 * (1 - step / 200))}
+
+    found = only(train(tmp_path, values=one_stays), "learning-rate")
+    assert "of group_0 stays at 0.0001" in found.sentence
+
+    def all_stay(step: int) -> dict[str, float]:
+        return {**healthy_values(step), **rates(1e-4, 1e-3)}
+
+    config = {"scheduler": "CosineAnnealingLR"}
+    found = only(train(tmp_path, values=all_stay, config=config), "learning-rate")
+    assert "scheduler.step() is not called" in found.sentence
+    nothing(train(tmp_path, values=all_stay))
+
+
+def test_batches_out_of_balance(tmp_path: Path) -> None:
+    """Far more of one class than of the other."""
+
+    def values(step: int, share: float) -> dict[str, float]:
+        part = share + 3 * noise(step)
+        shares = {"batch/label_0_pct": part, "batch/label_1_pct": 100 - part}
+        return {**healthy_values(step), **shares, "batch/batch_size": 64.0}
+
+    found = only(train(tmp_path, values=lambda s: values(s, 92), every=5), "imbalanced-batches")
+    assert "92% are class 0" in found.sentence
+    nothing(train(tmp_path, values=lambda s: values(s, 55), every=5))
+
+
+def test_batches_that_are_not_shuffled(tmp_path: Path) -> None:
+    """One class after the other."""
+
+    def values(step: int) -> dict[str, float]:
+        part = 100.0 if step // 30 % 2 else 0.0
+        shares = {"batch/label_0_pct": part, "batch/label_1_pct": 100 - part}
+        return {**healthy_values(step), **shares, "batch/batch_size": 64.0}
+
+    found = only(train(tmp_path, values=values, every=5), "unshuffled-batches")
+    assert "swings between 0% and 100%" in found.sentence
+
+
+def test_spikes(tmp_path: Path) -> None:
+    """At which steps, and how high."""
+
+    def values(step: int) -> dict[str, float]:
+        spike = 4.0 if step in (50, 51, 90) else 0.0
+        return {"train/loss": healthy_values(step)["train/loss"] + spike}
+
+    found = only(train(tmp_path, values=values), "loss-spikes")
+    assert found.steps == (50, 90)
+    assert found.sentence.startswith("train/loss spikes at steps 50 and 90: it jumps from ")
+    noisy = train(
+        tmp_path, values=lambda s: {"loss": healthy_values(s)["train/loss"] * (1 + 0.4 * noise(s))}
+    )
+    nothing(noisy)
+
+
+def test_rank_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas that part, since which step; losses differ as the data do."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def two_ranks(name: str, since: int) -> RecordedRun:
+        for rank in (0, 1):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("LOCAL_RANK", str(rank))
+            with stepwell.init(name, dir=tmp_path, run_id=name) as run:
+                for step in range(60):
+                    off = 0.1 if rank == 1 and step >= since else 0.0
+                    loss = healthy_values(step)["train/loss"] + 0.05 * noise(step + 77 * rank)
+                    run.log({"gradient_norm/overall": 1.0 + off, "train/loss": loss}, step=step)
+        for document in run.path.glob("*/process.json"):
+            text = document.read_text()
+            # Two ranks of one launch, although they were recorded one after the other.
+            document.write_text(text.replace('"attempt": 1', '"attempt": 0'))
+        return stepwell.open_run(run.path)
+
+    found = only(two_ranks("apart", 40), "rank-divergence")
+    assert found.steps == (40, 59)
+    assert "since step 40: gradient_norm/overall is " in found.sentence
+    nothing(two_ranks("together", 100))
+
+
+def test_straggling(tmp_path: Path) -> None:
+    """The rank, the phase and how much slower it is; nobody else is blamed."""
+    fault = Straggler(2, "forward", range(300), 15 * MS)
+    simulate(tmp_path / "slow", Plan(4, 300, (fault,)))
+    found = only(stepwell.open_run(tmp_path / "slow"), "straggler")
+    assert (found.ranks, found.evidence["phase"]) == ((2,), "forward")
+    assert (
+        "Rank 2 is slower than the others in the forward pass, in nearly all steps"
+        in found.sentence
+    )
+    simulate(tmp_path / "even", Plan(4, 300, pace=Pace(checkpoint=200 * MS)))
+    nothing(stepwell.open_run(tmp_path / "even"))
+
+
+def test_straggling_once(tmp_path: Path) -> None:
+    """One rank holds the others up a single time."""
+    simulate(tmp_path / "run", Plan(4, 300, (Stall(150, "data", 8 * SECOND, rank=1),)))
+    found = only(stepwell.open_run(tmp_path / "run"), "straggler")
+    assert (found.ranks, found.steps) == ((1,), (150,))
+
+
+def test_data_bound(tmp_path: Path) -> None:
+    """How much of the time, and of a step."""
+    found = only(train(tmp_path, times=lambda step: {"wait for data": 0.05}), "data-bound")
+    assert found.evidence["share"] == pytest.approx(50 / 82, abs=0.01)
+    assert found.sentence.startswith("Training waits for data 61% of the time: 49.7 ms of the 81.6")
+
+
+def test_data_bound_by_one_batch_in_20(tmp_path: Path) -> None:
+    """Which batches, and how slow they are."""
+    run = train(tmp_path, times=lambda step: {"wait for data": 0.3} if step % 20 == 7 else {})
+    found = only(run, "data-bound")
+    assert found.steps == (7, 27, 47, 67, 87, 107)
+    assert "mostly for every 20th batch: it takes " in found.sentence
+    assert found.evidence["slow_ns"] == pytest.approx(0.3e9, rel=0.05)
+
+
+def test_data_bound_for_a_while(tmp_path: Path) -> None:
+    """Some steps in a row, in a run that does not wait on the whole."""
+    run = train(
+        tmp_path, steps=400, times=lambda s: {"wait for data": 0.06} if 100 <= s < 140 else {}
+    )
+    found = only(run, "data-bound")
+    assert found.steps == (100, 139)
+    assert found.evidence["ns"] == pytest.approx(40 * 0.059e9, rel=0.02)
+
+
+def test_what_is_planted_is_found(tmp_path: Path) -> None:
+    """A straggler, a stall, a stretch that waits for data and a restart, with ranks, steps and amounts."""
+    truth = simulate(tmp_path / "run", make_plan(4, 1000))
+    found = {
+        f.rule: f for f in findings(stepwell.open_run(tmp_path / "run")) if f.rule != "straggler"
+    }
+    late = [f for f in findings(stepwell.open_run(tmp_path / "run")) if f.rule == "straggler"]
+    assert found.keys() == {"data-bound", "restarts"}
+    assert found["data-bound"].steps == (300, 399)
+    assert found["data-bound"].evidence["ns"] == pytest.approx(6e9, rel=0.02)
+    assert found["restarts"].evidence["redone_steps"] == 50
+    planted = {s["rank"]: s for s in truth["stragglers"]}
+    (stall,), (slow,) = (
+        [f for f in late if f.evidence["kind"] == k] for k in ("one-off", "chronic")
+    )
+    assert (stall.ranks, stall.steps) == ((2,), (450,))
+    assert slow.ranks == (3,)
+    assert list(slow.steps) == planted[3]["steps"]
+    assert slow.evidence["ns"] == pytest.approx(planted[3]["ns"], rel=0.01)
+
+
+def test_pauses(tmp_path: Path) -> None:
+    """After which steps, for how long."""
+    run = train(tmp_path, times=lambda step: {"pause": 0.2} if step % 10 == 9 else {})
+    found = only(run, "pauses")
+    assert found.steps[:3] == (9, 19, 29)
+    assert "a pause of 200 ms after every 10th step (steps 9, 19, 29, …)" in found.sentence
+    assert found.evidence["share"] == pytest.approx(20 / 53, abs=0.02)
+    nothing(train(tmp_path, times=lambda step: {"pause": 0.002}))
+
+
+def test_slow_steps(tmp_path: Path) -> None:
+    """Every tenth takes four times as long, in the forward pass."""
+    run = train(tmp_path, times=lambda step: {"forward": 0.11} if step % 10 == 3 else {})
+    found = only(run, "slow-steps")
+    assert found.steps[:3] == (3, 13, 23)
+    assert found.sentence.startswith("Every 10th step takes 134 ms, the others 32.9 ms")
+    nothing(train(tmp_path, times=lambda step: {"forward": 0.015} if step % 10 == 3 else {}))
+    assert "the forward pass takes 111 ms there instead of 9.92 ms" in found.sentence
+
+
+def test_throughput(tmp_path: Path) -> None:
+    """Gradually or suddenly, from which step on, in which phase."""
+    grows = train(tmp_path, times=lambda step: {"backward": 0.02 + 0.0005 * step})
+    found = only(grows, "throughput-drop")
+    assert "gradually" in found.sentence
+    assert found.evidence["phase"] == "backward"
+    jumps = train(tmp_path, times=lambda step: {"backward": 0.02 if step < 60 else 0.06})
+    found = only(jumps, "throughput-drop")
+    assert "suddenly" in found.sentence
+    assert found.steps[0] <= 60 <= found.steps[1]
+    nothing(train(tmp_path, times=lambda step: {"backward": 0.02 + 0.008 * noise(step)}))
+
+
+def test_stalls(tmp_path: Path) -> None:
+    """A single step that took very long, and where."""
+    run = train(tmp_path, times=lambda step: {"optimizer": 3.0} if step == 77 else {})
+    found = only(run, "stall")
+    assert found.steps == (77,)
+    nothing(train(tmp_path, times=lambda step: {"optimizer": 0.2} if step == 77 else {}))
+    assert "in the optimizer" in found.sentence
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    """How much of the time they take; few short ones are fine."""
+    run = train(tmp_path, times=lambda step: {"save checkpoint": 0.5} if step % 20 == 19 else {})
+    found = only(run, "checkpoint-stall")
+    assert found.steps == (19, 39, 59, 79, 99, 119)
+    assert "6 of them, 50" in found.sentence
+    nothing(train(tmp_path, times=lambda step: {"save checkpoint": 0.1} if step % 50 == 49 else {}))
+
+
+def test_garbage(tmp_path: Path) -> None:
+    """Collections that take a good part of the time."""
+    with FakeClock() as clock, stepwell.init("collects", dir=tmp_path) as run:
+        for step in range(60):
+            run.set_step(step)
+            with run.span("train step"), run.span("forward"):
+                clock.advance(0.05)
+                if step % 5 == 0:
+                    _collect(clock)
+    found = only(stepwell.open_run(run.path), "gc-pauses")
+    assert found.evidence["share"] == pytest.approx(0.1 / 0.35, abs=0.03)
+
+
+def _collect(clock: FakeClock) -> None:
+    from stepwell.journal.clock import now
+    from stepwell.journal.state import state
+    from stepwell.journal.track import Track
+
+    began = now()
+    clock.advance(0.1)
+    assert state.journal is not None
+    Track(state.journal, "gc").write("gc", "runtime", began, now(), b"{}")
+
+
+def test_memory(tmp_path: Path) -> None:
+    """Growth that does not end; what settles is fine."""
+
+    def values(step: int, bytes: float) -> dict[str, float]:
+        return {**healthy_values(step), "system/memory_rss_bytes": bytes}
+
+    grows = train(tmp_path, values=lambda step: values(step, 1e9 + 1e7 * step))
+    found = only(grows, "memory-growth")
+    assert found.ranks == (0,)
+    assert found.evidence["bytes"] == pytest.approx(0.75e9, rel=0.1)
+    settles = 1.5e9
+    nothing(train(tmp_path, values=lambda step: values(step, min(settles, 1e9 + 5e7 * step))))
+
+
+def test_goodput_of_restarts(tmp_path: Path) -> None:
+    """What was done again and waited for."""
+    fault = Restart(650, gap_ns=5 * SECOND)
+    plan = Plan(2, 1000, (fault,), pace=Pace(checkpoint=200 * MS))
+    simulate(tmp_path / "run", plan)
+    found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
+    assert found.keys() == {"restarts"}
+    assert found["restarts"].evidence["redone_steps"] == pytest.approx(50, abs=1)
+
+
+def test_goodput_that_is_low(tmp_path: Path) -> None:
+    """A long job that is mostly something else."""
+    run = train(tmp_path, steps=60, times=lambda s: {"validate": 40.0} if s % 20 == 10 else {})
+    found = only(run, "low-goodput")
+    assert "validation" in found.sentence
+
+
+def test_first_steps(tmp_path: Path) -> None:
+    """The first one took much longer than all others."""
+    run = train(tmp_path, times=lambda step: {"forward": 8.0} if step == 0 else {})
+    found = only(run, "slow-first-steps")
+    assert found.sentence.startswith("Step 0 took ")
+    assert (found.severity, found.steps) == ("note", (0,))
+    nothing(train(tmp_path, times=lambda step: {"forward": 0.4} if step == 0 else {}))
+
+
+def test_dropped(tmp_path: Path) -> None:
+    """Records that were lost are told."""
+    run = train(tmp_path)
+    (document,) = run.path.glob("*/process.json")
+    about = json.loads(document.read_text())
+    document.write_text(json.dumps({**about, "drops": {"spans": 12}}))
+    found = only(stepwell.open_run(run.path), "dropped-records")
+    assert found.sentence.startswith("12 records were not kept")
+
+
+def test_a_rule_that_fails_does_not_take_the_others_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a note of its own."""
+    monkeypatch.delenv("STEPWELL_STRICT")
+
+    def broken(facts: Facts) -> list[Finding]:
+        raise KeyError("x")
+
+    monkeypatch.setitem(RULES, "spikes", broken)  # type: ignore[arg-type]
+    run = train(tmp_path, times=lambda step: {"wait for data": 0.05})
+    assert [f.rule for f in findings(run)] == ["data-bound", "rule-failed"]

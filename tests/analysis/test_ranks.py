@@ -1,0 +1,388 @@
+"""Ranks against each other: who is slow, who waits for whom, who never came."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import stepwell
+from stepwell.analysis.ranks import Straggler, hang, read_grids, skew, stacks, stragglers, waits
+from stepwell.analysis.ranks.stragglers import others_median
+from stepwell.analysis.simulate import Hang, Pace, Plan, Restart, simulate
+from stepwell.analysis.simulate import Straggler as PlantedStraggler
+from stepwell.analysis.simulate.plan import MS, SECOND, Fault, Stall
+from stepwell.analysis.time.steps import steps
+from stepwell.reading import RecordedRun
+from tests.cli.test_commands import command
+from tests.processes.programs import environ, only_run, write_program
+from tests.processes.test_torchrun import end, plain, start
+
+Simulate = Callable[..., tuple[RecordedRun, dict[str, Any]]]
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Simulate:
+    """Write a run of so many ranks and steps with these faults."""
+    numbers = iter(range(100))
+
+    def make(
+        ranks: int, steps: int, *faults: Fault, **options: Any
+    ) -> tuple[RecordedRun, dict[str, Any]]:
+        path = tmp_path / f"run-{next(numbers)}"
+        truth = simulate(path, Plan(ranks, steps, tuple(faults), **options))
+        return stepwell.open_run(path), truth
+
+    return make
+
+
+def check(found: Straggler, planted: dict[str, Any]) -> None:
+    """The right rank, phase and steps, and the amount within 1 %."""
+    assert (found.rank, found.phase) == (planted["rank"], planted["phase"])
+    assert list(found.steps) == planted["steps"]
+    assert found.ns == pytest.approx(planted["ns"], rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
+def test_a_chronic_straggler(simulated: Simulate, ranks: int, phase: str) -> None:
+    """It is found with its rank, its phase, its steps and what it cost, and nobody else is."""
+    planted = PlantedStraggler(ranks - 1, phase, range(40, 240), 25 * MS)
+    run, truth = simulated(ranks, 300, planted)
+    (found,) = stragglers(run)
+    check(found, truth["stragglers"][0])
+    assert found.kind == "chronic"
+    assert found.share == pytest.approx(200 / 300)
+
+
+def test_a_rank_that_is_slow_in_all_steps(simulated: Simulate) -> None:
+    """There need be no step in which it is as fast as the others."""
+    run, truth = simulated(4, 100, PlantedStraggler(0, "forward", range(100), 10 * MS))
+    (found,) = stragglers(run)
+    check(found, truth["stragglers"][0])
+
+
+def test_a_rank_that_is_slow_now_and_then(simulated: Simulate) -> None:
+    """One step in twenty is told with these steps alone."""
+    run, truth = simulated(2, 600, PlantedStraggler(1, "data", range(0, 600, 20), 200 * MS))
+    (found,) = stragglers(run)
+    check(found, truth["stragglers"][0])
+    assert found.kind == "chronic"
+    assert found.share == pytest.approx(0.05)
+
+
+def test_a_stall_on_one_rank(simulated: Simulate) -> None:
+    """What happens once for long is told apart from what recurs, also on the same rank and phase."""
+    chronic = PlantedStraggler(2, "forward", range(50, 150), 20 * MS)
+    run, truth = simulated(4, 200, chronic, Stall(180, "forward", 5 * SECOND, rank=2))
+    once, again = stragglers(run)
+    assert (once.kind, again.kind) == ("one-off", "chronic")
+    check(once, truth["stalls"][0])
+    check(again, truth["stragglers"][0])
+
+
+def test_two_stragglers_at_once(simulated: Simulate) -> None:
+    """One hides the other where ranks wait, not where they work."""
+    first = PlantedStraggler(1, "data", range(200), 30 * MS)
+    second = PlantedStraggler(3, "backward", range(100, 200), 40 * MS)
+    run, truth = simulated(4, 200, first, second)
+    found = {s.rank: s for s in stragglers(run)}
+    assert sorted(found) == [1, 3]
+    for planted in truth["stragglers"]:
+        check(found[planted["rank"]], planted)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16])
+@pytest.mark.parametrize("jitter", [0.0, 0.02, 0.2])
+def test_a_healthy_run_has_none(simulated: Simulate, ranks: int, jitter: float) -> None:
+    """However much its steps vary, if all ranks vary alike."""
+    run, _ = simulated(ranks, 200, pace=Pace(jitter=jitter))
+    assert stragglers(run) == []
+    assert hang(run) is None
+    assert stacks(run) == []
+
+
+def test_who_waits_for_whom(simulated: Simulate) -> None:
+    """All others wait for the slow rank, as long as it is slow; it waits for nobody much."""
+    run, truth = simulated(3, 100, PlantedStraggler(1, "forward", range(100), 50 * MS))
+    table = waits(run)
+    assert set(table.columns) == {"rank", "waited_for", "steps", "ns"}
+    amount = truth["stragglers"][0]["ns"]
+    for rank in (0, 2):
+        row = table.row(
+            by_predicate=(pl.col("rank") == rank) & (pl.col("waited_for") == 1), named=True
+        )
+        assert row["steps"] == 100
+        assert row["ns"] == pytest.approx(amount, rel=0.05)
+    assert table.filter(pl.col("rank") == 1)["ns"].sum() < amount / 50
+
+
+def test_skew(simulated: Simulate) -> None:
+    """The mean time of each rank in a phase, against the rank in the middle."""
+    run, _ = simulated(4, 100, PlantedStraggler(2, "forward", range(100), 20 * MS))
+    table = skew(run).filter(pl.col("phase") == "forward").sort("rank")
+    assert table["steps"].to_list() == [100] * 4
+    assert table["relative"].to_list() == pytest.approx([1, 1, 2, 1], abs=0.02)
+
+
+def test_others_median_leaves_oneself_out() -> None:
+    """Worked out one by one: the median of the others, between the two in its middle if these are close."""
+    random = np.random.default_rng(1)
+    for count in range(2, 9):
+        values = random.integers(0, 12, (count, 40))
+        found = others_median(values)
+        for rank, step in np.ndindex(*values.shape):
+            others = sorted(np.delete(values[:, step], rank).tolist())
+            low, high = others[(count - 2) // 2], others[(count - 1) // 2]
+            is_close = 4 * (high - low) < values[rank, step] - low
+            assert found[rank, step] == ((low + high) // 2 if is_close else low)
+
+
+def test_the_grid_agrees_with_the_ledger(simulated: Simulate) -> None:
+    """Nanosecond for nanosecond in each completed step, though found in another way."""
+    faults = (Restart(70), Stall(30, "data", SECOND, rank=1))
+    run, _ = simulated(3, 100, *faults, checkpoint_every=25, pace=Pace(validation=50 * MS))
+    table = steps(run)
+    for grid in read_grids(run):
+        for place, rank in enumerate(grid.ranks):
+            mine = table.filter(
+                (pl.col("attempt") == grid.attempt) & (pl.col("rank") == rank)
+            ).sort("step")
+            assert mine["step"].to_list() == grid.steps.tolist()
+            done = grid.is_done[place]
+            for phase in grid.phases:
+                if phase != "idle":
+                    assert (
+                        mine[phase].to_numpy()[done].tolist()
+                        == grid.total(phase)[place, done].tolist()
+                    )
+
+
+def test_steps_of_plain_spans(tmp_path: Path) -> None:
+    """Spans with names of one's own: data that is fetched before its step is set belongs to it."""
+    with stepwell.init("plain", dir=tmp_path) as run:
+        for step in range(5):
+            with run.span("wait for data"):
+                time.sleep(0.01 if step == 3 else 0)
+            run.set_step(step)
+            with run.span("train step"), run.span("forward"):
+                pass
+    (grid,) = read_grids(stepwell.open_run(run.path))
+    assert grid.steps.tolist() == [0, 1, 2, 3, 4]
+    assert grid.total("data")[0].argmax() == 3
+    assert grid.complete.all()
+
+
+def test_a_hang_that_was_killed(simulated: Simulate) -> None:
+    """Which ranks sat in which collective, since when, and who never came."""
+    run, _ = simulated(4, 120, Hang(2, 77, 300 * SECOND))
+    found = hang(run)
+    assert found is not None
+    assert (found.collective, found.step) == ("all_reduce", 77)
+    (waiting,) = found.waiting
+    assert waiting.ranks == (0, 1, 3)
+    assert waiting.number == 77
+    assert waiting.seconds == pytest.approx(300, abs=0.1)
+    (missing,) = found.missing
+    assert missing.rank == 2
+    assert missing.inside[-1] == "data_loading"
+    assert "rank 2 never came" in found.sentence
+    inside = {stack.rank: stack.frames[-1].name for stack in stacks(run)}
+    assert inside == {0: "all_reduce", 1: "all_reduce", 2: "data_loading", 3: "all_reduce"}
+
+
+HUNG = """
+import torch, torch.distributed as dist
+from stepwell.integrations.torch import annotate
+dist.init_process_group("gloo")
+run = stepwell.init("hung", dir=RUNS)
+annotate()
+for step in range(5):
+    run.set_step(step)
+    with run.span("train step"):
+        if step == 4 and run.rank == 1:
+            (RUNS / "hangs").touch()
+            with run.span("reading a file that never comes"):
+                time.sleep(300)
+        dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_stacks_of_a_hung_torchrun(tmp_path: Path) -> None:
+    """Two real ranks, one of which never comes to the collective that the other waits in."""
+    pytest.importorskip("torch")
+    job = start(tmp_path, write_program(tmp_path, HUNG), plain())
+    try:
+        limit = time.monotonic() + 120
+        while not (tmp_path / "runs" / "hangs").exists():
+            assert job.poll() is None, job.communicate()[1]
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        time.sleep(2.5)
+        alive = told_by_stacks(tmp_path)
+    finally:
+        for child in children(job.pid):
+            subprocess.run(["kill", "-9", str(child)], check=False)
+        job.send_signal(signal.SIGKILL)
+        job.communicate()
+    assert alive["status"] == "running"
+    check_hang(alive)
+    killed = told_by_stacks(tmp_path)
+    assert killed["status"] == "killed"
+    check_hang(killed)
+
+
+def told_by_stacks(folder: Path) -> dict[str, Any]:
+    run = only_run(folder)
+    code = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
+    command = [sys.executable, "-c", code, "stacks", str(run.path), "--after", "1"]
+    text = subprocess.run(command, capture_output=True, text=True, env=environ(folder), check=True)
+    assert "rank 1 never came" in " ".join(text.stdout.split())
+    assert all(len(line) <= 80 for line in text.stdout.splitlines())
+    json_text = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, env=environ(folder), check=True
+    )
+    told: dict[str, Any] = json.loads(json_text.stdout)
+    return told
+
+
+def check_hang(told: dict[str, Any]) -> None:
+    found = told["hang"]
+    assert found["collective"] == "all_reduce"
+    assert found["step"] == 4
+    assert [waiting["ranks"] for waiting in found["waiting"]] == [[0]]
+    assert [missing["rank"] for missing in found["missing"]] == [1]
+    assert found["missing"][0]["inside"] == ["train step", "reading a file that never comes"]
+    paths = {s["rank"]: [f["name"] for f in s["frames"]] for s in told["stacks"]}
+    assert paths == {
+        0: ["train step", "all_reduce"],
+        1: ["train step", "reading a file that never comes"],
+    }
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+TRAINING = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from stepwell.integrations.torch import annotate
+CASE = "{case}"
+dist.init_process_group("gloo")
+run = stepwell.init("ddp", dir=RUNS)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 10))
+
+    def forward(self, x):
+        if CASE == "forward" and run.rank == 1:
+            time.sleep(0.03)
+        return self.layers(x)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60 * 8
+
+    def __getitem__(self, i):
+        if CASE == "data" and run.rank == 1 and i % 8 == 0:
+            time.sleep(0.03)
+        return torch.randn(64), i % 10
+
+model = DistributedDataParallel(Model())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = torch.utils.data.DataLoader(Data(), 8)
+annotate(model, optimizer, loader)
+for step, (x, y) in enumerate(loader):
+    run.set_step(step)
+    with run.span("train step"):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+run.finish()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["forward", "data", "none"])
+def test_a_real_slow_rank(tmp_path: Path, case: str) -> None:
+    """The collectives of DDP are part of its backward pass, in which the fast rank waits for the slow one."""
+    pytest.importorskip("torch")
+    end(start(tmp_path, write_program(tmp_path, TRAINING.replace("{case}", case)), plain()))
+    found = stragglers(only_run(tmp_path))
+    if case == "none":
+        assert [s for s in found if s.kind == "chronic"] == []
+        return
+    (slow,) = [s for s in found if s.kind == "chronic"]
+    assert (slow.rank, slow.phase) == (1, case)
+    assert len(slow.steps) >= 58
+    assert slow.ns / len(slow.steps) == pytest.approx(30 * MS, rel=0.25)
+
+
+def test_steps_that_spans_tell_themselves(tmp_path: Path) -> None:
+    """An iteration with the step among its attributes needs no ``set_step``."""
+    with stepwell.init("told", dir=tmp_path) as run:
+        for step in (10, 20, 30):
+            with run.span("train step", step=step), run.span("forward"):
+                pass
+    (grid,) = read_grids(stepwell.open_run(run.path))
+    assert grid.steps.tolist() == [10, 20, 30]
+
+
+def test_stacks_of_a_living_run(tmp_path: Path) -> None:
+    """Threads with what they are in; a main thread that is in nothing, with what it did last."""
+    go_on, inside = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with stepwell.span("upload", part=3):
+            inside.set()
+            go_on.wait(30)
+
+    with stepwell.init("alive", dir=tmp_path) as run:
+        run.set_step(7)
+        with run.span("forward"):
+            pass
+        thread = threading.Thread(target=work, name="uploader")
+        thread.start()
+        inside.wait(30)
+        main, other = stacks(stepwell.open_run(run.path))
+        go_on.set()
+        thread.join()
+    assert (main.thread, main.status, main.step) == ("MainThread", "running", 7)
+    assert main.frames == ()
+    assert main.last is not None
+    assert main.last.name == "forward"
+    assert (other.thread, [f.name for f in other.frames]) == ("uploader", ["upload"])
+    assert other.frames[0].attributes == {"part": 3}
+    assert 0 <= other.frames[0].seconds < 60
+
+
+def test_the_command_tells_ranks_in_the_same_place_together(simulated: Simulate) -> None:
+    """One paragraph for all of them, 80 columns wide, the hang first."""
+    run, _ = simulated(12, 40, Hang(5, 30))
+    shown = command("stacks", str(run.path), cwd=run.path)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[1].startswith("ranks 0, 1, 2, 3, 4, 6 and 5 more sit in all_reduce for 300 s")
+    assert "rank 5 never came" in " ".join(shown.stdout.split())
+    assert "ranks 0-4, 6-11 · MainThread · step 30" in shown.stdout
+    healthy, _ = simulated(2, 40)
+    assert "No thread" in command("stacks", str(healthy.path), cwd=run.path).stdout

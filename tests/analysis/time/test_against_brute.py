@@ -1,0 +1,107 @@
+"""Random runs: the ledger and the table of steps against a look at every instant."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepwell.analysis.time import PHASES, account, ledger, steps
+from tests.analysis.time.brute import NAMES, Slow
+from tests.analysis.time.writing import WALL, Process, Thread, Written, write_run
+
+END = 200
+
+
+@st.composite
+def nested(draw: Any) -> list[Written]:
+    """Spans as ``with`` statements leave them."""
+    spans: list[Written] = []
+    stack: list[int] = []
+    now = draw(st.integers(0, 20))
+    for _ in range(draw(st.integers(0, 40))):
+        now = min(now + draw(st.integers(0, 9)), END)
+        if stack and draw(st.booleans()):
+            spans[stack.pop()].end = now
+        elif len(stack) < 6:
+            parent = stack[-1] if stack else None
+            stack.append(len(spans))
+            spans.append(Written(draw(st.sampled_from(NAMES)), now, None, parent))
+    for number in stack:
+        # Some are never left.
+        spans[number].end = None
+    return spans
+
+
+@st.composite
+def tangled(draw: Any) -> list[Written]:
+    """Spans that overlap in any way, under any parent that began before: tasks, children that outlive it."""
+    count = draw(st.integers(1, 25))
+    begins = sorted(draw(st.lists(st.integers(0, END - 1), min_size=count, max_size=count)))
+    spans = []
+    for number, start in enumerate(begins):
+        end = min(start + draw(st.integers(0, 60)), END)
+        parent = draw(st.none() | st.integers(0, number - 1)) if number else None
+        spans.append(Written(draw(st.sampled_from(NAMES)), start, end, parent))
+    return spans
+
+
+pauses = st.lists(st.tuples(st.integers(0, END), st.integers(0, 15)), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(nested(), tangled()), pauses)
+def test_every_instant_has_the_phase_and_step_that_a_slow_look_finds(
+    spans: list[Written], collections: list[tuple[int, int]]
+) -> None:
+    """To the nanosecond, and the sum is the wall time."""
+    gc = [Written("gc", a, min(a + b, END), None, "runtime") for a, b in collections]
+    _compare(Process([Thread(spans), Thread(gc, "gc")], END))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(nested(), tangled()), st.sets(st.integers(0, END - 1), max_size=8))
+def test_steps_that_were_set_are_told_apart_as_a_slow_look_does(
+    spans: list[Written], times: set[int]
+) -> None:
+    """Where there are no standard iterations, what was computed in a step is one."""
+    for span in spans:
+        if span.name == "training_single_iteration":
+            span.name = "model_backward"
+    spans.append(Written("model_forward", END - 1, END))
+    changes = [(time, step, None) for step, time in enumerate(sorted(times))]
+    _compare(Process([Thread(spans)], END, steps=list(changes)))
+
+
+def _compare(process: Process) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = write_run(Path(folder), process)
+        slow = Slow(run, [WALL + time for time, _, _ in process.steps])
+        expected = slow.ledger()
+        found = account(run)
+        iterations = slow.iterations()
+        table = steps(found)
+        assert table["start_ns"].to_list() == [i["start"] for i in iterations]
+        assert table["duration_ns"].to_list() == [i["end"] - i["start"] for i in iterations]
+        part = found.parts[0]
+        assert part.cells.sum() == part.wall_ns == END
+        by_row = {
+            (row - 1 if 0 < row <= len(iterations) else None, phase): int(ns)
+            for code, phase in enumerate(PHASES)
+            for row, ns in enumerate(part.cells[code])
+            if ns and iterations
+        }
+        in_all = dict(ledger(found).select("phase", "ns").rows())
+        if iterations:
+            # What is before the first one and what is after the last have no step, both.
+            outside = {p: int(part.cells[c, [0, -1]].sum()) for c, p in enumerate(PHASES)}
+            by_row |= {(None, phase): ns for phase, ns in outside.items() if ns}
+            assert by_row == expected
+        for phase in PHASES:
+            assert in_all.get(phase, 0) == sum(n for (_, p), n in expected.items() if p == phase)
+        phases = table.select(pl.sum_horizontal(table.columns[8:]).alias("sum"))["sum"]
+        assert phases.to_list() == table["period_ns"].to_list()

@@ -1,0 +1,106 @@
+"""Sets of instants as arrays, against sets of whole numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepwell.analysis.time import intervals
+from stepwell.analysis.time.intervals import Set
+from stepwell.analysis.time.ownership import CHUNK, owned, previous_greater
+
+pairs = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),
+    max_size=12,
+)
+
+
+def arrays(found: list[tuple[int, int]]) -> tuple[Any, Any]:
+    return (
+        np.array([a for a, _ in found], np.int64),
+        np.array([b for _, b in found], np.int64),
+    )
+
+
+def points(found: list[tuple[int, int]]) -> set[int]:
+    return {i for a, b in found for i in range(a, b)}
+
+
+def of(found: Set) -> set[int]:
+    """The instants of a set, which has to be sorted, disjoint and without empty parts."""
+    starts, ends = found
+    assert (ends > starts).all()
+    assert (starts[1:] > ends[:-1]).all()
+    return points(list(zip(starts.tolist(), ends.tolist(), strict=True)))
+
+
+@given(pairs, pairs)
+def test_algebra_is_that_of_sets_of_instants(one: Any, other: Any) -> None:
+    """Union, intersection, subtraction, complement, clipping and length."""
+    a, b = intervals.union(*arrays(one)), intervals.union(*arrays(other))
+    assert of(a) == points(one)
+    assert of(intervals.intersection(a, b)) == points(one) & points(other)
+    assert of(intervals.subtraction(a, b)) == points(one) - points(other)
+    assert of(intervals.complement(a, 5, 30)) == set(range(5, 30)) - points(one)
+    assert of(intervals.clip(a, 5, 30)) == set(range(5, 30)) & points(one)
+    assert intervals.length(a) == len(points(one))
+    inside = intervals.contains(a, np.arange(60)) if len(a[0]) else np.zeros(60, bool)
+    assert set(np.flatnonzero(inside).tolist()) == points(one)
+
+
+@given(pairs, st.lists(st.integers(0, 55), max_size=10))
+def test_cutting_loses_nothing(found: Any, at: list[int]) -> None:
+    """The pieces of an interval cover it, and none has a point inside."""
+    starts, ends = arrays(found)
+    cuts = np.array(sorted(at), np.int64)
+    source, low, high = intervals.split(starts, ends, cuts)
+    for number, pair in enumerate(found):
+        own = source == number
+        assert points(list(zip(low[own].tolist(), high[own].tolist(), strict=True))) == points(
+            [pair]
+        )
+        assert (high - low)[own].sum() == pair[1] - pair[0]
+    assert not [1 for a, b in zip(low, high, strict=True) for c in at if a < c < b]
+
+
+def test_sums_are_exact_past_what_floats_can_tell() -> None:
+    """A hundred years in nanoseconds and one more."""
+    century = 100 * 365 * 24 * 3600 * 10**9
+    found = intervals.sums(np.array([0, 1, 0, 1]), np.array([century, 7, 1, century]), 3)
+    assert found.tolist() == [century + 1, century + 7, 0]
+
+
+@given(st.lists(st.integers(0, 10), max_size=40))
+def test_previous_greater_is_what_a_walk_back_finds(ends: list[int]) -> None:
+    """The last one before that ends no earlier."""
+    expected = [
+        max((j for j in range(i) if ends[j] >= ends[i]), default=-1) for i in range(len(ends))
+    ]
+    assert previous_greater(np.array(ends, np.int64)).tolist() == expected
+
+
+@given(pairs.filter(len), st.sampled_from([1, 2, 3, 5, CHUNK]))
+def test_the_owner_is_the_latest_of_those_that_are_open(found: Any, chunk: int) -> None:
+    """However spans overlap, and wherever a chunk of them ends."""
+    spans = sorted(found, key=lambda pair: pair[0])
+    until = 60
+    owner_at: dict[int, int] = {}
+    from stepwell.analysis.time import ownership
+
+    before, ownership.CHUNK = ownership.CHUNK, chunk
+    try:
+        for _, _, lists in owned(*arrays(spans), until):
+            for _, owners, low, high in lists:
+                for who, a, b in zip(owners.tolist(), low.tolist(), high.tolist(), strict=True):
+                    for instant in range(a, b):
+                        assert instant not in owner_at
+                        owner_at[instant] = who
+    finally:
+        ownership.CHUNK = before
+    for instant in range(spans[0][0], until):
+        is_open = [i for i, (a, b) in enumerate(spans) if a <= instant < b]
+        assert owner_at.pop(instant) == max(is_open, default=-1)
+    assert not owner_at
