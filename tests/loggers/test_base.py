@@ -19,6 +19,7 @@ import pytest
 
 import stepwell
 from stepwell import Run, StepwellError
+from stepwell.journal import errors
 from stepwell.loggers import (
     BackendRun,
     ConsoleLogger,
@@ -31,6 +32,7 @@ from stepwell.loggers import (
     TensorBoardLogger,
     WandBLogger,
     get_mlflow_logger,
+    recording,
 )
 from stepwell.loggers import context as contexts
 from tests.loggers.logged import Another, Own, items, logger_lines, metrics, process_folder
@@ -208,6 +210,90 @@ def test_without_a_context_it_says_what_to_call(
     assert f".{call}() comes before its context" in str(error.value)
     assert "create_logger_context()" in str(error.value)
     assert "start_logging()" in str(error.value)
+
+
+def test_after_it_was_destroyed_that_is_said(root: Path) -> None:
+    """It is not the same as never created."""
+    logger = Own()
+    with pytest.raises(StepwellError) as error:
+        logger.log(1.0, "loss")
+    assert "destroyed" not in str(error.value)
+    with logger.start_logging():
+        pass
+    with pytest.raises(StepwellError, match="The one that it had was destroyed"):
+        logger.destroy_logger_context()
+
+
+def test_a_timeout_that_is_none_is_refused(recorded: Run) -> None:
+    """Before anything has happened."""
+    for logger in (Own(), LoggersCollection([Own()])):
+        logger.create_logger_context()
+        wrong: Any = "5 s"
+        for call in (logger.flush, logger.backend_run, logger.destroy_logger_context):
+            with pytest.raises(StepwellError, match="timeout is '5 s': write a number of seconds"):
+                call(wrong)
+        assert logger.is_initialized
+        logger.destroy_logger_context(timeout=5)
+
+
+def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None:
+    """No context, and no run that goes on."""
+
+    class Lost(Own):
+        backend_class = "tests.loggers.no_such.Backend"
+
+    logger = Lost()
+    with pytest.raises(StepwellError, match=r"backend_class is 'tests.loggers.no_such.Backend'"):
+        logger.create_logger_context()
+    assert not logger.is_initialized
+    assert stepwell.active_run() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: MLFlowLogger(tracking_uri="http://[bad"), "tracking_uri is 'http://"),
+        (lambda: MLFlowLogger(tracking_uri="https://token@host"), "a password or token in it"),
+        (lambda: MLFlowLogger(tracking_uri="http://host/?token=abc"), "a password or token in it"),
+        (lambda: MLFlowLogger(run_id=["a"]), "run_id is"),  # type: ignore[arg-type]
+        (lambda: MLFlowLogger(experiment_id=True), "experiment_id is"),  # type: ignore[arg-type]
+        (lambda: MLFlowLogger().create_logger_context(run_id=["a"]), "run_id is"),
+        (
+            lambda: LoggersCollection([MLFlowLogger()]).create_logger_context(run_name=3),
+            "run_name is 3",
+        ),
+        (lambda: WandBLogger(tags=5), "tags is 5"),  # type: ignore[arg-type]
+        (lambda: ConsoleLogger(savedir="a\0b"), "savedir is"),
+        (lambda: Prov4MLLogger(provenance_save_dir=None), "provenance_save_dir is None"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_that_makes_no_sense_is_said_at_once(root: Path, make: Any, said: str) -> None:
+    """By the name of the argument."""
+    with pytest.raises(StepwellError) as error:
+        make()
+    assert said in str(error.value)
+    assert stepwell.active_run() is None
+
+
+def test_addresses_of_databases_and_numbers_as_ids_are_taken() -> None:
+    """A user's name without a password is no secret there."""
+    assert MLFlowLogger(tracking_uri="postgresql://me@host/db").tracking_uri is not None
+    made = MLFlowLogger(experiment_id=5)  # type: ignore[arg-type]
+    assert made.experiment_id == "5"
+
+
+def test_of_many_metrics_that_are_no_numbers_ten_are_said(
+    recorded: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names may be new each time."""
+    for key in [key for key in errors.counts if key.startswith(recording.NO_NUMBER)]:
+        monkeypatch.delitem(errors.counts, key)
+    with Own(log_freq="batch").start_logging() as logger:
+        for number in range(30):
+            logger.log("text", f"words/{number}")
+    assert caplog.text.count("goes to no backend") == 10
+    for number in range(10):
+        del errors.counts[f"{recording.NO_NUMBER}words/{number}"]
 
 
 def test_a_status_that_is_none_is_refused(recorded: Run) -> None:

@@ -283,6 +283,22 @@ def feed_of(run: Run, out: Path, **options: Any) -> LogFeed:
     return LogFeed(LinesBackend(number=1, path=str(out), **options), folder_of(run.path))
 
 
+@pytest.mark.parametrize("who", ["me:hunter2", "hunter2", "me:hun@ter2"])
+def test_an_error_does_not_tell_secrets(
+    recorded: Run, tmp_path: Path, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SDKs put whole addresses into their messages, which are printed and written into the run."""
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionError(f"request to https://{who}@host/api?token=hunter2 failed")
+
+    monkeypatch.setattr(LinesBackend, "open", refuse)
+    feed = feed_of(recorded, tmp_path / "out")
+    feed.step()
+    assert feed.last_error == "ConnectionError: request to https://***@host/api?token=*** failed"
+    feed.close()
+
+
 def test_only_one_delivers_at_a_time(recorded: Run, tmp_path: Path) -> None:
     """The other waits, and goes on where the first was."""
     out = tmp_path / "out"

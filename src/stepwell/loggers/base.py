@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter_ns as _now
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +21,7 @@ from stepwell.journal.metrics import context as current
 from stepwell.journal.state import local, state
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience, Words, current_batch
+from stepwell.loggers.checks import folder, optional_id, optional_text, seconds
 from stepwell.loggers.context import STATUSES, Context, find_run, load_backend, place_rank
 from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
 from stepwell.loggers.frequency import (
@@ -46,6 +46,12 @@ READINGS = ("system", "carbon", "execution_time")
 UNNAMED = "unnamed-experiment"
 UNSAID = (UNNAMED, "experiment_name")
 """Documented defaults of what a run is called, which say nothing."""
+BECAME = {
+    "": "",
+    "destroyed": ". (The one that it had was destroyed.)",
+    "elsewhere": ". (A logger that went to another process is created there.)",
+}
+"""What has become of an earlier context."""
 
 
 class Logger:
@@ -82,20 +88,19 @@ class Logger:
         experiment_id: str | None = None,
         run_id: str | None = None,
     ) -> None:
-        if not isinstance(savedir, str | os.PathLike):
-            raise StepwellError(f"savedir is {shown(savedir)}: write a folder, such as 'mllogs'")
-        self.savedir = Path(savedir) / self.subfolder
+        self.savedir = folder("savedir", savedir) / self.subfolder
         self._log_freq = check_log_freq(log_freq)
         self._workers = check_workers(log_on_workers)
         self.log_on_workers = log_on_workers
         self.worker_rank = 0
-        self._experiment_id = experiment_id
-        self._run_id = run_id
+        self._experiment_id = optional_id("experiment_id", experiment_id)
+        self._run_id = optional_id("run_id", run_id)
         self._context: Context | None = None
         # For the quick way through log(); None sends every call the slow way.
         self._audience: Audience | None = None
         self._hearers: Audience | None = None
         self._collections: list[Any] = []
+        self._had = ""
 
     # What it is
 
@@ -175,6 +180,7 @@ class Logger:
 
         The run is finished too when this logger had started it. The logger may be used again.
         """
+        check_timeout(timeout)
         context = self._ends(status)
         context.end(status)
         context.close_delivery(timeout)
@@ -199,7 +205,7 @@ class Logger:
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until what was logged is with the backend; whether it was in time."""
-        return self._created("flush").flush(timeout)
+        return self._created("flush").flush(seconds("timeout", timeout))
 
     def backend_run(self, timeout: float = 10.0) -> BackendRun | Any | None:
         """The backend's own run, once it is there; None when it is not in time.
@@ -207,7 +213,7 @@ class Logger:
         Of MLflow a ``mlflow.entities.Run``, of others a ``BackendRun`` with its id, name, URL and folder.
         """
         context = self._created("backend_run")
-        found = wait_for_run(context.delivery, timeout)
+        found = wait_for_run(context.delivery, seconds("timeout", timeout))
         return None if found is None else self._as_backend_run(found)
 
     # Logging
@@ -380,12 +386,18 @@ class Logger:
 
     def _begin(self, context: Context, options: Mapping[str, Any]) -> None:
         self._context = context
-        if context.logs:
-            context.register(self.to)
-            backend = self._make_backend(context, options)
-            context.announce(self.to, backend)
-            if backend is not None:
-                context.deliver(backend)
+        try:
+            if context.logs:
+                context.register(self.to)
+                backend = self._make_backend(context, options)
+                context.announce(self.to, backend)
+                if backend is not None:
+                    context.deliver(backend)
+        except BaseException:
+            # Somebody's own backend that cannot be made: as if it had never begun.
+            self._context = None
+            self._finish_run(context, "failed")
+            raise
         self._has_changed()
 
     def _make_backend(self, context: Context, options: Mapping[str, Any]) -> Any:
@@ -426,6 +438,7 @@ class Logger:
             raise StepwellError(f"status is {shown(status)}: write one of {', '.join(STATUSES)}")
         context = self._created("destroy_logger_context")
         self._context = None
+        self._had = "destroyed"
         self._has_changed()
         return context
 
@@ -438,10 +451,8 @@ class Logger:
         if self._context is None:
             own = type(self).__name__
             raise StepwellError(
-                f"{own}.{call}() comes before its context: call "
-                f"{own[:1].lower()}{own[1:]}.create_logger_context() first, or use it inside of "
-                "`with logger.start_logging():`. (A logger that went to another process is created "
-                "there.)"
+                f"{own}.{call}() comes before its context: call logger.create_logger_context() "
+                f"first, or use it inside of `with logger.start_logging():`{BECAME[self._had]}"
             )
         return self._context
 
@@ -453,6 +464,7 @@ class Logger:
                     f"{type(self).__name__}.create_logger_context() takes no {name!r}: "
                     f"it takes {known}"
                 )
+        check_texts(options)
 
     def _application(self, options: Mapping[str, Any]) -> str | None:
         """What a run that is started for this logger is called."""
@@ -474,7 +486,9 @@ class Logger:
 
     def __getstate__(self) -> dict[str, Any]:
         # The context belongs to this process: another one creates its own.
-        return {**self.__dict__, "_context": None, "_audience": None, "_hearers": None}
+        nothing = dict.fromkeys(("_context", "_audience", "_hearers"))
+        had = self._had if self._context is None else "elsewhere"
+        return {**self.__dict__, **nothing, "_had": had}
 
     def __repr__(self) -> str:
         state = "logging" if self._context is not None else "no context"
@@ -482,6 +496,18 @@ class Logger:
 
 
 clock.follow(globals())
+
+
+def check_timeout(timeout: Any) -> None:
+    """How long to wait; StepwellError for what is no time."""
+    if timeout is not None:
+        seconds("timeout", timeout)
+
+
+def check_texts(options: Mapping[str, Any]) -> None:
+    """Names and ids that a context is created with; StepwellError for what is none."""
+    for name, value in options.items():
+        (optional_id if name.endswith("_id") else optional_text)(name, value)
 
 
 def _name_of(identifier: Any, kind: str) -> str | None:

@@ -11,7 +11,8 @@ from typing import Any
 from stepwell.journal.errors import StepwellError, warn_once
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience
-from stepwell.loggers.base import Logger
+from stepwell.loggers.base import Logger, check_texts, check_timeout
+from stepwell.loggers.checks import seconds
 from stepwell.loggers.context import Context, find_run, place_rank
 from stepwell.loggers.empty import EmptyLogger
 from stepwell.loggers.frequency import LogFreq, check_rank
@@ -91,6 +92,7 @@ class LoggersCollection(Logger):
         self, timeout: float | None = None, *, status: str = "finished"
     ) -> None:
         """End logging for all members, within this time together."""
+        check_timeout(timeout)
         own = self._ends(status)
         own.complete()
         contexts: dict[str, Context] = {}
@@ -112,6 +114,7 @@ class LoggersCollection(Logger):
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until what was logged is with all backends; whether it was in time."""
         self._created("flush")
+        seconds("timeout", timeout)
         calls = {
             name: partial(member.flush, timeout)
             for name, member in self.members.items()
@@ -122,7 +125,7 @@ class LoggersCollection(Logger):
     def backend_run(self, timeout: float = 10.0) -> dict[str, Any]:
         """The run of each backend by the name of its logger, None for one that is not in time."""
         self._created("backend_run")
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds("timeout", timeout)
         return {
             name: member.backend_run(max(0.0, deadline - time.monotonic()))
             for name, member in self.members.items()
@@ -194,6 +197,7 @@ class LoggersCollection(Logger):
                     f"no logger of this collection takes {name!r} in create_logger_context(): "
                     f"they take {', '.join(['rank', *sorted(taken)])}"
                 )
+        check_texts(options)
 
     def _application(self, options: Mapping[str, Any]) -> str | None:
         names = (member._application({}) for member in self.loggers)

@@ -220,4 +220,9 @@ def _readings(run: Run | None) -> Readings:
 def load_backend(name: str) -> Any:
     """A class by its dotted name."""
     module, _, own = name.rpartition(".")
-    return getattr(import_module(module), own)
+    try:
+        return getattr(import_module(module), own)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise StepwellError(
+            f"backend_class is {name!r}: {error}; write package.module.Class, as it is imported"
+        ) from None

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.values import shown
 from stepwell.loggers.base import UNNAMED, Logger
 from stepwell.loggers.checks import optional_text
 from stepwell.loggers.collection import LoggersCollection
 from stepwell.loggers.frequency import LogFreq, Workers
+from stepwell.telemetry.masking import mask
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -89,10 +91,18 @@ def get_mlflow_logger(logger: Logger | None) -> MLFlowLogger | None:
 
 def _checked_uri(uri: str | None) -> str | None:
     text = optional_text("tracking_uri", uri)
-    if text is not None and urlsplit(text).password:
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise StepwellError(f"tracking_uri is {shown(text)}: {error}") from None
+    # In front of the host of a server, a name alone is a token.
+    is_token = bool(parts.username) and parts.scheme in ("http", "https")
+    if parts.password or is_token or mask(text) != text:
         raise StepwellError(
-            "tracking_uri has a password in it, which would be written into the run: leave it out, and "
-            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or set the whole of it as "
-            "MLFLOW_TRACKING_URI"
+            "tracking_uri has a password or token in it, which would be written into the run: leave it "
+            "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN, or set the whole of it as MLFLOW_TRACKING_URI"
         )
     return text

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from stepwell.loggers.base import Logger
-from stepwell.loggers.checks import flag, optional_text, positive
+from stepwell.loggers.checks import flag, folder, optional_text, positive
 from stepwell.loggers.frequency import LogFreq, Workers
 
 DEFAULT_EXPERIMENT = "experiment_name"
@@ -41,7 +41,9 @@ class Prov4MLLogger(Logger):
         log_freq: LogFreq = "epoch",
         log_on_workers: Workers = 0,
     ) -> None:
-        super().__init__(provenance_save_dir, log_freq, log_on_workers)
+        super().__init__(
+            folder("provenance_save_dir", provenance_save_dir), log_freq, log_on_workers
+        )
         self.prov_user_namespace = optional_text("prov_user_namespace", prov_user_namespace)
         self.experiment_name = optional_text("experiment_name", experiment_name)
         self.save_after_n_logs = positive("save_after_n_logs", save_after_n_logs)

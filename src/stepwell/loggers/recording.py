@@ -7,7 +7,7 @@ from time import perf_counter_ns as _now
 from typing import Any
 
 from stepwell.journal import clock, metrics
-from stepwell.journal.errors import misuse, quietly, warn_once
+from stepwell.journal.errors import counts, misuse, quietly, warn_once
 from stepwell.journal.follow_items import OWN_KEYS
 from stepwell.journal.format import ROW_BYTES, STEP_BIAS, WHOLE_ROW
 from stepwell.journal.journal import ITEM, Journal
@@ -22,6 +22,9 @@ from stepwell.loggers.items.making import CannotKeep, Item
 
 _pack = WHOLE_ROW.pack_into
 READINGS = ("system", "carbon", "execution_time")
+NO_NUMBER = "no number "
+MOST_SAID = 10
+"""Of so many metrics that are no numbers it is said."""
 
 
 def journal_of(context: Context) -> Journal | None:
@@ -197,8 +200,11 @@ def _too_large(value: Any) -> bytes | None:
 
 
 def _say_no_number(identifier: str, value: Any) -> None:
+    key = f"{NO_NUMBER}{identifier[:200]}"
+    if key not in counts and sum(one.startswith(NO_NUMBER) for one in counts) >= MOST_SAID:
+        return
     warn_once(
-        f"no number {identifier[:200]}",
+        key,
         "the metric %r is %s, no number: it is kept with the run, and goes to no backend. Other "
         "things have a kind of their own, such as kind='text'",
         identifier[:200],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stepwell.journal.errors import StepwellError
@@ -82,6 +82,7 @@ class WandBLogger(Logger):
 def _checked_tags(tags: Any) -> list[str] | None:
     if tags is None:
         return None
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+    several = isinstance(tags, Iterable) and not isinstance(tags, str | bytes)
+    if not several or not all(isinstance(tag, str) for tag in tags):
         raise StepwellError(f"tags is {shown(tags)}: write a list of texts, such as ['baseline']")
     return list(tags)

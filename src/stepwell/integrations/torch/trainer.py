@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
@@ -290,11 +291,13 @@ class TorchTrainer:
         is_ours = self._is_distributed and not dist.is_initialized()
         if is_ours:
             with distributed_init():
-                dist.init_process_group("nccl" if has_gpu else "gloo")
+                _join("nccl" if has_gpu else "gloo")
         try:
             yield
         finally:
             if is_ours:
+                # What wraps the model talks to this group.
+                self.model = None if self.model is None else self.bare_model
                 dist.destroy_process_group()
 
     def _prepare(self, train: Dataset[Any], validation: Dataset[Any] | None) -> None:
@@ -333,6 +336,24 @@ class TorchTrainer:
         if isinstance(batch, list | tuple):
             return [self._to_device(one) for one in batch]
         return batch
+
+
+_joined = itertools.count()
+
+
+def _join(backend: str) -> None:
+    """Form a group with the other processes, also when there was one before."""
+    number = next(_joined)
+    if not number:
+        dist.init_process_group(backend)
+        return
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    # Below other keys: those of the earlier group still lead to its connections.
+    store, rank, world_size = next(rendezvous("env://"))
+    prefixed = PrefixStore(f"stepwell-{number}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size)
 
 
 def _named(what: str, known: dict[str, Any], given: Any) -> Any:

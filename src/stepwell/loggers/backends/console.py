@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any, ClassVar
 from stepwell.journal.values import cut
 from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, Source
 from stepwell.loggers.delivery.files import path_of
-from stepwell.loggers.delivery.kept_files import keep_file
+from stepwell.loggers.delivery.kept_files import as_one_part, keep_file
 
 DEFAULT_SAVEDIR = os.path.join("mllogs", "simple-logger")
 MAX_VALUE = 200
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What a terminal might obey: names may be somebody else's."""
 
 
 class ConsoleBackend(Backend):
@@ -33,7 +36,8 @@ class ConsoleBackend(Backend):
         """Find the folder, which is made when there is a file for it."""
         if "folder" not in state:
             savedir = Path(str(self.options.get("savedir") or DEFAULT_SAVEDIR)).expanduser()
-            place = [source.run] if self.is_first else [source.run, f"rank-{self.rank:05d}"]
+            run = as_one_part(source.run)
+            place = [run] if self.is_first else [run, f"rank-{self.rank:05d}"]
             state["folder"] = str(savedir.absolute().joinpath(*place))
         self._folder = Path(state["folder"])
         self._prefix = "" if self.is_first else f"rank {self.rank}: "
@@ -41,7 +45,7 @@ class ConsoleBackend(Backend):
     def deliver(self, records: list[LogRecord], again: bool) -> None:
         """Keep the files, then print: what is printed cannot be taken back."""
         lines = [self._line(record) for record in records]
-        _print(f"{self._prefix}{line}" for line in lines)
+        _print(f"{self._prefix}{CONTROL.sub('?', line)}" for line in lines)
 
     def _line(self, record: LogRecord) -> str:
         places = {"step": record.step, "epoch": record.epoch}
@@ -52,6 +56,8 @@ class ConsoleBackend(Backend):
         if record.content is None:
             return _with(f"{record.name} = {_shown(record.value)}", about)
         content = self.content_path(record.content)
+        if not content.is_file():
+            return _with(f"{record.name}: its content is not in the run folder (any more)", about)
         path = keep_file(content, record.content, self._folder, path_of(record))
         return _with(f"{record.name}: {path}", about)
 

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 BACKENDS = "backends"
 """The folder of a run where its backends tell each other what all ranks share."""
 
+PLACES = ("tracking_uri", "savedir", "provenance_save_dir", "entity")
+"""Options that say where a backend sends to."""
+FOLDER = "folder"
+"""In place of an option: the folder that was chosen when it was first opened."""
+
 
 class NotYet(Exception):
     """What is needed comes from another rank, and is not there yet: raised to be called again."""
@@ -112,10 +117,12 @@ class Backend:
         return self.rank == (0 if not self.ranks else self.ranks[0])
 
     def content_path(self, sha256: str) -> Path:
-        """The file with this content."""
+        """The file with this content; there is none where the content is gone."""
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
             raise ValueError(f"{sha256!r} is no sha256")
-        return artifact_path(self.run_folder, sha256)
+        path = artifact_path(self.run_folder, sha256)
+        # Contents are never links: one in a run folder of somebody else's may lead to a secret of ours.
+        return path.with_name(f"{sha256} (a link)") if path.is_symlink() else path
 
     def shared(self, key: str) -> dict[str, Any] | None:
         """What some rank of this run published under this key; None: nothing yet."""
@@ -140,6 +147,14 @@ class Backend:
         return self.run_folder / BACKENDS / (re.sub(r"[^\w.-]", "_", key)[:100] + ".json")
 
     # What delivery needs
+
+    def places(self, state: dict[str, Any]) -> dict[str, str]:
+        """Where it would send to or write, as its options and its state say, by the name of the option."""
+        found = {name: self.options.get(name) for name in PLACES}
+        kept = state.get("folder") or state.get("savedir")
+        if kept:
+            found[FOLDER] = kept
+        return {name: str(place) for name, place in found.items() if place}
 
     def description(self) -> dict[str, Any]:
         """How to make the same backend in another process."""

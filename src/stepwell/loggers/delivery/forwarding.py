@@ -14,6 +14,8 @@ from stepwell.journal.follow_log import LogFollower
 from stepwell.journal.journal import EVENTS, LOGGER
 from stepwell.journal.records import StatusRecord
 from stepwell.journal.tail import Tail, parse_object
+from stepwell.journal.values import shown
+from stepwell.loggers.delivery.places import show_places
 from stepwell.telemetry.exporter import reads_log
 from stepwell.telemetry.exporter_loading import BUILT_IN as EXPORTERS
 from stepwell.telemetry.exporter_loading import find_class, make_exporter
@@ -58,7 +60,19 @@ def is_backend(run: str | os.PathLike[str], to: str) -> bool:
         return True
     if to in BACKENDS:
         return bool(_registered_for(recorded_processes(Path(run).expanduser()), to))
+    _refuse_name_of_own(run, to)
     return to not in EXPORTERS and reads_log(find_class(to, "forward", BACKENDS))
+
+
+def _refuse_name_of_own(run: str | os.PathLike[str], to: str) -> None:
+    """The name of somebody's own logger is not enough: the folder does not say which code to run."""
+    if to in EXPORTERS or "." in to:
+        return
+    for logger in _registered_for(recorded_processes(Path(run).expanduser()), to):
+        raise StepwellError(
+            f"the backend of {to!r} is none of stepwell's own: write --to with its class, which the run "
+            f"calls {shown(logger.made_by)}"
+        )
 
 
 def forward_log(
@@ -86,6 +100,7 @@ def _deliver(logger: Registered, made_by: str, options: Mapping[str, Any]) -> Fo
     backend = make_exporter(made_by, own)
     if not reads_log(backend):
         raise StepwellError(f"{made_by} is no backend of loggers")
+    show_places(logger.folder, backend, options)
     feed = backend.feed(logger.folder)
 
     def sent() -> str:

@@ -38,6 +38,11 @@ def safe_parts(path: str) -> list[str]:
     return [_safe(part) for part in parts] or ["unnamed"]
 
 
+def as_one_part(name: str) -> str:
+    """A name from somebody else, as that of one file or folder."""
+    return "_".join(safe_parts(name))
+
+
 def _safe(part: str) -> str:
     printable = re.sub(r"[\x00-\x1f:*?\"<>|]", "_", part)
     short = printable.encode("utf-8", "replace")[-MAX_PART:]

@@ -7,21 +7,26 @@ have got it already.
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 from stepwell.journal.follow_log import LogFollower
 from stepwell.journal.records import LogRecord, StatusRecord
+from stepwell.journal.values import text_of
 from stepwell.loggers.delivery.backend import Backend, NotYet
 from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_path
 from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.exports import Delivery
 from stepwell.telemetry.feeding import THREAD, Feed
+from stepwell.telemetry.masking import MASK, mask
 from stepwell.telemetry.run import Run
 
 NOT_YET = 0.5
 """Seconds until a backend that waits for another rank is called again."""
+CREDENTIALS = re.compile(r"""://[^\s/"']+@""")
+"""In an address: a user's name and password, or a token."""
 
 
 class LogFeed(Feed):
@@ -107,7 +112,7 @@ class LogFeed(Feed):
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, NotYet):
-            super()._failed(error)
+            super()._failed(_without_secrets(error))
             return
         # It waits for somebody, which is no failure of the backend.
         self.last_error = str(error)
@@ -117,6 +122,13 @@ class LogFeed(Feed):
 def _is_own(record: LogRecord) -> bool:
     """Whether it comes from a thread that exports, and would come back to it for ever."""
     return record.thread.startswith(THREAD)
+
+
+def _without_secrets(error: BaseException) -> BaseException:
+    """The error, without what is secret in an address in it: it is printed, and written into the run."""
+    told = text_of(error)
+    masked = str(mask(CREDENTIALS.sub(f"://{MASK}@", told)))
+    return error if masked == told else type(type(error).__name__, (Exception,), {})(masked)
 
 
 class LogDelivery:

@@ -142,7 +142,10 @@ def _lock(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise Busy("another process is delivering this just now") from None
+            raise Busy(
+                "another process is delivering this just now; that of a training goes on for up to a "
+                "minute after its end"
+            ) from None
         # Some network file systems have none: then nothing keeps two apart.
 
 

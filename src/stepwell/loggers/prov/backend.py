@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from stepwell.journal.document import read_json, write_json
 from stepwell.loggers.delivery.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
+from stepwell.loggers.delivery.kept_files import as_one_part
 
 DEFAULT_FOLDER = "mllogs/prov_logs"
 PLACEHOLDER = "experiment_name"
@@ -88,7 +89,7 @@ class ProvBackend(Backend):
     # Writing
 
     def _folder_name(self) -> str:
-        run = self.source.run
+        run = as_one_part(self.source.run)
         name = re.sub(r"[^\w.+=@-]+", "_", self._experiment() or self.source.application).strip(
             "._"
         )
@@ -131,7 +132,8 @@ class ProvBackend(Backend):
         from stepwell.loggers.prov.checkpoint_sums import checkpoint_sums
         from stepwell.loggers.prov.products import CHECKPOINT_SUMS
 
-        path = self.run_folder / BACKENDS / f"{CHECKPOINT_SUMS}-{self.source.process}.json"
+        process = as_one_part(self.source.process)
+        path = self.run_folder / BACKENDS / f"{CHECKPOINT_SUMS}-{process}.json"
         known = read_json(path) or {}
         found = checkpoint_sums(facts, self.source.process, known)
         if found != known:

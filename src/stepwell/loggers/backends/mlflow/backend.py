@@ -6,11 +6,13 @@ a file among the artifacts. Each rank that logs besides the first one has a chil
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.journal.errors import warn_once
 from stepwell.loggers.backends.mlflow.runs import (
+    VARIABLE,
     Place,
     connect,
     keeps_metrics_once,
@@ -77,6 +79,15 @@ class MLFlowBackend(Backend):
     def close(self) -> None:
         """Let go of the connection."""
         self._client = None
+
+    def places(self, state: dict[str, Any]) -> dict[str, str]:
+        """The server or database; none where the environment says which."""
+        stored = self.options.get("tracking_uri")
+        if stored or os.environ.get(VARIABLE):
+            return {"tracking_uri": str(stored)} if stored else {}
+        kept = {"tracking_uri": state.get("uri"), "savedir": self.options.get("savedir")}
+        found = {name: str(place) for name, place in kept.items() if place}
+        return dict(list(found.items())[:1])
 
     def _ready(self) -> tuple[MlflowClient, str]:
         return self._connected(), str(self.state["run_id"])

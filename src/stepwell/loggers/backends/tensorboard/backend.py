@@ -21,6 +21,7 @@ from stepwell.loggers.backends.tensorboard.tfevents import (
     scalar,
 )
 from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
+from stepwell.loggers.delivery.kept_files import as_one_part
 
 FILES = "files"
 DEFAULT_SAVEDIR = "mllogs/tensorboard"
@@ -49,6 +50,7 @@ class TensorBoardBackend(Backend):
             state["tags"] = {}
             state["last_ns"] = source.started_ns
         self.folder = Path(state["folder"])
+        state["file"] = Path(str(state["file"])).name
         files = self.folder / FILES
         self.items = ItemEvents(self.content_path, files, state["tags"])
 
@@ -78,7 +80,7 @@ class TensorBoardBackend(Backend):
     # Where
 
     def _place(self) -> Path:
-        run = self.source.run
+        run = as_one_part(self.source.run)
         name = re.sub(r"[^\w.+=@-]+", "_", self.run_name or self.source.application).strip("._")
         called = run if not name or name in run else f"{name[:100]}-{run}"
         return Path(called) if self.is_first else Path(called, f"rank-{self.rank:05d}")

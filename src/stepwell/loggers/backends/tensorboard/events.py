@@ -70,6 +70,8 @@ class ItemEvents:
         if item.content is None:
             return None
         content = self._content_path(item.content)
+        if not content.is_file():
+            return None
         file = item.file or item.content[:12]
         named = not item.attributes.get("folder") and item.name in (file, os.path.splitext(file)[0])
         path = file if named else f"{item.name}/{file}"
@@ -82,6 +84,8 @@ class ItemEvents:
         if kept is not None and item.kind in ("text", "dict") and (item.size or 0) <= MAX_TEXT:
             words = kept.read_text("utf-8", "replace")
             return words if item.kind == "text" else f"```json\n{words}\n```"
+        if kept is None and item.content is not None:
+            return "Its content is not in the run folder (any more)."
         if kept is None:
             return f"```json\n{json.dumps(item.value, indent=2, ensure_ascii=False)}\n```"
         return _table(item, kept.relative_to(self._files.parent))

@@ -1,0 +1,164 @@
+"""A run folder that somebody else made, given to ``stepwell forward``: it leads nowhere unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import Run, StepwellError
+from stepwell.loggers.delivery import places
+from stepwell.loggers.delivery.forwarding import forward_log, is_backend
+from stepwell.telemetry import artifacts
+from tests.journal.logging_rows import folder_of, log_for, write_line
+
+FOLDERS = {
+    "console": "savedir",
+    "tensorboard": "savedir",
+    "prov": "provenance_save_dir",
+}
+
+CLASSES = {
+    "console": "stepwell.loggers.backends.console.ConsoleBackend",
+    "tensorboard": "stepwell.loggers.backends.tensorboard.backend.TensorBoardBackend",
+    "prov": "stepwell.loggers.prov.backend.ProvBackend",
+}
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def keep(run: Run, name: str, content: bytes) -> Path:
+    """Log a file to any logger; returns where the run has it."""
+    sha, size = artifacts.store(run.path, content)
+    write_line("item", name, item="artifact", audience=[1], content=sha, size=size, file=name)
+    return artifacts.artifact_path(run.path, sha)
+
+
+@pytest.mark.parametrize("to", FOLDERS)
+@pytest.mark.parametrize("called", ["../../outside", "{outside}"])
+def test_the_id_of_a_run_leads_out_of_no_folder(
+    recorded: Run, tmp_path: Path, to: str, called: str
+) -> None:
+    """It is a part of the names of folders, and somebody else may have written it."""
+    outside = tmp_path / "outside"
+    keep(recorded, "authorized_keys", b"content")
+    recorded.finish()
+    document = folder_of(recorded.path) / "process.json"
+    about = json.loads(document.read_text())
+    document.write_text(json.dumps({**about, "run": called.format(outside=outside)}))
+    inside = tmp_path / "a" / "b"
+    write = {FOLDERS[to]: str(inside)}
+    forward_log(recorded.path, CLASSES[to], write)
+    assert not outside.exists()
+    assert files_below(inside)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("to", ["console", "tensorboard", "mlflow"])
+def test_a_link_in_place_of_a_content_is_not_followed(
+    recorded: Run, tmp_path: Path, to: str
+) -> None:
+    """It may lead to a secret of the one who forwards. What comes after it still arrives."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"the secret")
+    content = keep(recorded, "data.bin", b"content")
+    keep(recorded, "other.bin", b"the other one")
+    recorded.finish()
+    content.unlink()
+    content.symlink_to(secret)
+    kept = tmp_path / "kept"
+    if to == "mlflow":
+        pytest.importorskip("mlflow")
+    forward_log(recorded.path, CLASSES.get(to, to), {"savedir": str(kept)})
+    contents = [path.read_bytes() for path in files_below(kept)]
+    assert b"the other one" in contents
+    assert not any(b"the secret" in one for one in contents)
+
+
+def stored(number: int, to: str, **options: Any) -> None:
+    write_line("logger", to, number=number, to=to, **{"class": "x.Y", "options": options})
+
+
+def test_where_it_goes_is_said_first(
+    recorded: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As far as only the run folder says so."""
+    kept, given = tmp_path / "kept", tmp_path / "given"
+    stored(1, "tensorboard", savedir=str(kept))
+    log_for("1", "loss", 1.0, 0)
+    recorded.finish()
+    forward_log(recorded.path, "tensorboard")
+    (said,) = [r.getMessage() for r in caplog.records if "goes to" in r.getMessage()]
+    assert said == f"tensorboard goes to savedir '{kept}', as the run folder says"
+    caplog.clear()
+    write = {"savedir": str(given)}
+    forward_log(recorded.path, CLASSES["console"], write)
+    assert not [r for r in caplog.records if "goes to" in r.getMessage()]
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This user has none of the files."""
+    monkeypatch.setattr(places, "ROOT", -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 424242)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_folder_of_another_user_does_not_say_where_to(recorded: Run, tmp_path: Path) -> None:
+    """Whoever forwards it says so; then nothing is in the way."""
+    kept, given = tmp_path / "kept", tmp_path / "given"
+    stored(1, "tensorboard", savedir=str(kept))
+    stored(2, "mlflow", tracking_uri="http://127.0.0.1:9", savedir=str(kept))
+    log_for("1+2", "loss", 1.0, 0)
+    recorded.finish()
+    with pytest.raises(StepwellError, match=r"belongs to .*--option savedir=…"):
+        forward_log(recorded.path, "tensorboard")
+    with pytest.raises(StepwellError, match=r"tracking_uri 'http://127.0.0.1:9'"):
+        forward_log(recorded.path, "mlflow")
+    assert not kept.exists()
+    assert forward_log(recorded.path, "tensorboard", {"savedir": str(given)})[0].records == 1
+    assert files_below(given)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_neither_does_what_it_says_of_an_earlier_delivery(recorded: Run, tmp_path: Path) -> None:
+    """The folder in the state of a delivery has to be below the one that was given."""
+    stored(1, "tensorboard", savedir=str(tmp_path / "kept"))
+    log_for("1", "loss", 1.0, 0)
+    recorded.finish()
+    own = {
+        "folder": str(tmp_path / "elsewhere"),
+        "file": "x",
+        "length": 0,
+        "params": {},
+        "tags": {},
+    }
+    state = {"cursor": None, "intent": None, "state": own, "status_delivered": None}
+    path = folder_of(recorded.path) / "delivery-tensorboard-1.json"
+    path.write_text(json.dumps(state))
+    with pytest.raises(StepwellError, match=r"folder '.*elsewhere'"):
+        forward_log(recorded.path, "tensorboard", {"savedir": str(tmp_path / "given")})
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_terminal_is_told_no_control_characters(
+    recorded: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names are whatever somebody wrote."""
+    log_for("1", "lo\x1b[2Jss", 1.0, 0)
+    recorded.finish()
+    forward_log(recorded.path, CLASSES["console"], {"savedir": str(tmp_path)})
+    assert "lo?[2Jss = 1 (step 0)" in capsys.readouterr().err
+
+
+def test_the_name_of_an_own_logger_asks_for_its_class(recorded: Run) -> None:
+    """The folder does not decide which code runs."""
+    stored(1, "lines")
+    recorded.finish()
+    with pytest.raises(StepwellError, match=r"write --to with its class, .* 'x\.Y'"):
+        is_backend(recorded.path, "lines")

@@ -1,0 +1,49 @@
+"""A trainer that trains twice, on two processes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.durability.helpers import environment
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+PROGRAM = """
+import torch
+from torch.utils.data import TensorDataset
+from stepwell.integrations.torch import TorchTrainer
+
+data = TensorDataset(torch.randn(8, 4), torch.randint(0, 3, (8,)))
+model = torch.nn.Linear(4, 3)
+trainer = TorchTrainer(config={"batch_size": 2, "seed": 1}, model=model, strategy="ddp")
+for _ in range(2):
+    assert trainer.execute(data) is model
+print("done")
+"""
+
+
+def test_it_can_be_executed_again_on_two_processes(tmp_path: Path) -> None:
+    """The second time there is another process group, which the model has to be told."""
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if not torchrun.exists():
+        pytest.skip("torchrun is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [str(torchrun), "--nproc-per-node=2", f"--master-port={port}", "program.py"],
+        cwd=tmp_path,
+        env=environment(STEPWELL_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["done", "done"]
