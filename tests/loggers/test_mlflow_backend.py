@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -335,6 +336,8 @@ def test_how_it_ended_is_carried_over(uri: str, log: Log, status: str, there: st
 
 def test_ranks_after_the_first_wait_and_have_child_runs(uri: str, log: Log) -> None:
     second = Log(log.folder, rank=2, world_size=3)
+    # It has just begun, whenever this module was imported: it still waits for the first.
+    second.source = dataclasses.replace(second.source, started_ns=time.time_ns())
     third = MLFlowBackend(number=1, rank=2, ranks=[1, 2], tracking_uri=uri, experiment_name="tests")
     with pytest.raises(NotYet):
         second.open(third)
@@ -350,8 +353,6 @@ def test_ranks_after_the_first_wait_and_have_child_runs(uri: str, log: Log) -> N
 
 
 def test_a_rank_whose_first_rank_never_came_makes_the_run_itself(uri: str, log: Log) -> None:
-    import dataclasses
-
     alone = Log(log.folder, rank=3, world_size=4)
     alone.source = dataclasses.replace(alone.source, started_ns=STARTED - 600_000_000_000)
     to = MLFlowBackend(number=1, rank=3, tracking_uri=uri, experiment_name="tests")
