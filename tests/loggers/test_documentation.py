@@ -51,7 +51,7 @@ def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "model": torch.nn.Linear(1, 1),
     }
     run = stepwell.init(dir=tmp_path)
-    exec(block("LoggersCollection(["), space)
+    exec(block("= LoggersCollection("), space)
     run.finish()
     losses = [m.audience for m in metrics(run) if m.name == "train/loss"]
     assert losses.count((1, 2)) == 4
