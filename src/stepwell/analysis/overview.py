@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
+from stepwell.analysis.disk import disk_bytes
 from stepwell.reading import RecordedRun
 
 
@@ -117,7 +117,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         events=run.events().select(pl.len()).collect().item(),
         artifacts=run.artifacts().select(pl.len()).collect().item(),
         dropped=int(processes["dropped"].sum() or 0),
-        disk_bytes=_disk(run.path),
+        disk_bytes=disk_bytes(run.path),
         open=_open(run, processes),
     )
 
@@ -225,14 +225,3 @@ def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
         seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
         lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))
     return lines
-
-
-def _disk(path: Path) -> int:
-    total = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except OSError:
-                continue
-    return total

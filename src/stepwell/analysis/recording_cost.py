@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter_ns
 
+from stepwell.analysis.disk import disk_bytes
 from stepwell.reading import RecordedRun
 from stepwell.reading.spans import SpanReader
 
@@ -39,7 +38,7 @@ def recording_cost(run: RecordedRun, metrics: int, wall_ns: int) -> RecordingCos
     """Count what a run recorded and estimate what that took. ``wall_ns`` is that of all ranks."""
     spans, own = _count(run)
     ns = round(_floor_ns() * (SPAN * own + METRIC * metrics))
-    return RecordingCost(spans, metrics, _disk(run.path), ns, ns / wall_ns if wall_ns else 0.0)
+    return RecordingCost(spans, metrics, disk_bytes(run.path), ns, ns / wall_ns if wall_ns else 0.0)
 
 
 def _count(run: RecordedRun) -> tuple[int, int]:
@@ -82,14 +81,3 @@ def _floor_ns() -> float:
                 pass
         best = min(best, (perf_counter_ns() - began) / ROUNDS)
     return best
-
-
-def _disk(path: Path) -> int:
-    total = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except (OSError, AttributeError):
-                continue
-    return total

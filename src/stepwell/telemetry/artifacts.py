@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,43 +19,48 @@ def store(run_folder: Path, content: bytes | Path) -> tuple[str, int]:
     """Copy the content into the run folder; returns (sha256, size)."""
     digest = hashlib.sha256()
     size = 0
-    folder = run_folder / ARTIFACTS
-    folder.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=folder, prefix=".incoming-")
-    try:
-        with os.fdopen(fd, "wb") as target, _reading(content) as source:
+    with _incoming(run_folder) as (target, keep):
+        with target, _reading(content) as source:
             while block := source.read(BLOCK):
                 digest.update(block)
                 size += target.write(block)
-        os.chmod(name, 0o644)
-        os.replace(name, artifact_path(run_folder, digest.hexdigest()))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+        keep(digest.hexdigest())
     return digest.hexdigest(), size
 
 
 def store_written(run_folder: Path, write: Callable[[IO[bytes]], object]) -> tuple[str, int]:
     """Have a file written and keep it; returns (sha256, size). It is on disk once, and never in memory."""
-    folder = run_folder / ARTIFACTS
-    folder.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=folder, prefix=".incoming-")
-    try:
-        with os.fdopen(fd, "wb") as target:
+    digest = hashlib.sha256()
+    with _incoming(run_folder) as (target, keep):
+        with target:
             write(target)
-        digest = hashlib.sha256()
-        with open(name, "rb") as source:
+        with open(target.name, "rb") as source:
             while block := source.read(BLOCK):
                 digest.update(block)
             size = source.tell()
+        keep(digest.hexdigest())
+    return digest.hexdigest(), size
+
+
+@contextlib.contextmanager
+def _incoming(run_folder: Path) -> Iterator[tuple[IO[bytes], Callable[[str], None]]]:
+    """A new file, and what puts it in its place; it is removed where that does not happen."""
+    folder = run_folder / ARTIFACTS
+    folder.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=folder, prefix=".incoming-")
+
+    def keep(sha256: str) -> None:
         os.chmod(name, 0o644)
-        os.replace(name, artifact_path(run_folder, digest.hexdigest()))
+        os.replace(name, artifact_path(run_folder, sha256))
+
+    try:
+        # By its name, so that it can be opened again; what a writer left open is closed by then.
+        os.close(fd)
+        yield open(name, "wb"), keep
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    return digest.hexdigest(), size
 
 
 def artifact_path(run_folder: Path, sha256: str) -> Path:

@@ -84,6 +84,8 @@ def test_peaks() -> None:
     assert find_peak("NVIDIA L4") == 121e12
     assert find_peak("NVIDIA L40S") == 362e12
     assert find_peak("Tesla T4") == 65e12
+    # A longer number is another GPU.
+    assert find_peak("NVIDIA RTX A1000") is None
     assert find_peak("Some GPU 9") is None
 
 

@@ -10,23 +10,23 @@ from collections.abc import Callable
 from time import perf_counter_ns as _now
 from typing import Any
 
+from stepwell.integrations.wrapping import (
+    BACKWARD,
+    BACKWARD_TIME,
+    FORWARD,
+    FORWARD_TIME,
+    LOADING,
+    LOADING_TIME,
+    UPDATE,
+)
 from stepwell.journal import clock
 from stepwell.journal.span import Span, withdraw
 from stepwell.telemetry.live import open_span
 from stepwell.training.current import current
-from stepwell.training.job import PHASES
 from stepwell.training.standard_spans import WORDS
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 WHERE = "lightning"
-LOADING = Span(Name.DATA_LOADING.value)
-FORWARD = Span(Name.MODEL_FORWARD.value)
-BACKWARD = Span(Name.MODEL_BACKWARD.value)
-UPDATE = Span(Name.OPTIMIZER_UPDATE.value)
-LOADING_TIME = PHASES[Name.DATA_LOADING]
-FORWARD_TIME = PHASES[Name.MODEL_FORWARD]
-BACKWARD_TIME = PHASES[Name.MODEL_BACKWARD]
-
 Around = Callable[[Any], Callable[..., Any]]
 
 
