@@ -178,6 +178,15 @@ def files_below(path: Path, pattern: str) -> list[str]:
 # Disks
 
 
+def remove(folder: Path) -> None:
+    """Remove a folder that somebody still writes to: what comes meanwhile goes too."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+    raise AssertionError(f"{folder} comes back each time that it is removed")
+
+
 def _call(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -22,6 +22,7 @@ from tests.durability.helpers import (
     main_process,
     numbers,
     only_run,
+    remove,
     values,
     wait_until,
 )
@@ -179,7 +180,7 @@ def test_kill_and_lose_spool(tmp_path: Path) -> None:
             victim.kill()
             run = only_run(folder / "runs")
             verify(Tables(run), victim.book)
-            shutil.rmtree(tmp_path / "spool")
+            remove(tmp_path / "spool")
             _is_whole(stepwell.open_run(run.path), marks)
     finally:
         nursery.close()

@@ -16,6 +16,7 @@ from tests.durability.helpers import (
     numbers,
     only_run,
     remount,
+    remove,
     values,
     wait_until,
 )
@@ -102,7 +103,7 @@ def test_deleted_while_live(tmp_path: Path) -> None:
     """Rm -rf of the run folder while it is written: training crosses roll-overs and finishes."""
     with Child(tmp_path) as child:
         child.do(TRAIN + "run = init('x', dir='runs')\ntrain(0, 1000)")
-        shutil.rmtree(tmp_path / "runs")
+        remove(tmp_path / "runs")
         child.do("outer = span('outer'); outer.__enter__()\ntrain(0, 40_000)")
         child.do("with span('new name'): log({'new metric': 1.0}); event('new event')")
         child.do("outer.__exit__(None, None, None); run.finish(timeout=5)")
@@ -114,7 +115,7 @@ def test_deleted_then_another_run(tmp_path: Path) -> None:
     """After a run folder was deleted, the same process can record the next run in full."""
     with Child(tmp_path) as child:
         child.do(TRAIN + "run = init('one', dir='runs')\ntrain(0, 1000)")
-        shutil.rmtree(tmp_path / "runs")
+        remove(tmp_path / "runs")
         child.do("train(0, 20_000); run.finish(timeout=5)")
         child.do("run = init('two', dir='runs')\ntrain(0, 500)\nrun.finish()")
     run = only_run(tmp_path / "runs")

@@ -46,4 +46,5 @@ def test_it_can_be_executed_again_on_two_processes(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["done", "done"]
+    # The words of two processes may come on one line.
+    assert done.stdout.count("done") == 2

@@ -17,7 +17,9 @@ from stepwell.telemetry.modesty import Modesty
 
 def nice(pid):
     with open(f"/proc/{pid}/autogroup") as file:
-        return int(file.read().split()[-1])
+        words = file.read().split()
+    # Without words it is in no session that the system knows of, and so is as usual.
+    return int(words[-1]) if words else 0
 
 if "leader" in sys.argv:
     os.setsid()
