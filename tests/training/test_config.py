@@ -772,14 +772,12 @@ def wrong() -> None:
 @pytest.mark.slow
 def test_a_users_file_type_checks(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """`mypy --strict` sees the fields and the types of what is read from them."""
-    from tests.test_public_surface import run_python
+    from tests.test_public_surface import type_check
 
     file = tmp_path / "users_file.py"
     file.write_text(textwrap.dedent(USERS_FILE), encoding="utf-8")
     assert pytestconfig.cache is not None
-    cache = pytestconfig.cache.mkdir("mypy-of-a-users-config")
-    strict = ("-m", "mypy", "--strict", "--no-error-summary", f"--cache-dir={cache}")
-    code, output = run_python(*strict, file.name, cwd=tmp_path)
+    code, output = type_check(file, pytestconfig.cache.mkdir("mypy-of-a-users-config"))
     assert code == 0, output
 
 
