@@ -8,11 +8,15 @@ from typing import Any
 DEPTH = 3
 """So deep the first tensor of a batch is looked for."""
 TOKENS = "input_ids"
+USUAL = (list, tuple)
 
 
 def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
     """The length of the first tensor in a batch, None when there is none near the top."""
     shape = getattr(batch, "shape", None)
+    if shape is None and type(batch) in USUAL and batch and depth:
+        # Mostly it is the first of a pair.
+        shape = getattr(batch[0], "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 1
     if not depth:

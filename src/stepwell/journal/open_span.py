@@ -87,10 +87,13 @@ class OpenSpan:
         else:
             self.parent_id = 0
 
-    def _begin_step(self, word: int, under: int, step: int) -> None:
-        """As ``_begin``, and say that this step begins. One call for what happens a million times."""
+    def _begin_step(self, word: int, under: int, step: int, known: Lane | None = None) -> None:
+        """As ``_begin``, and say that this step begins. One call for what happens a million times.
+
+        ``known`` is the lane of this thread, from who knows that no task runs in it.
+        """
         try:
-            lane: Lane = local.lane
+            lane: Lane = known or local.lane
         except AttributeError:
             self._begin_slowly(word, under=under)
             set_context(step, None)
@@ -107,7 +110,7 @@ class OpenSpan:
             return
         lane.next = slot + 1
         lane.row_next = after
-        if spans._running_loop() is not None:
+        if known is None and spans._running_loop() is not None:
             # What was reserved stays a hole.
             self._begin_slowly(word, under=under)
             set_context(step, None)
@@ -170,11 +173,14 @@ class OpenSpan:
             above = lane.metas[slot] & SLOT_MASK
             self.parent_id = lane.origin(above) if above else 0
 
-    def _finish_now(self) -> bool:
-        """Close it now; whether it was the innermost one here. The quick way."""
+    def _finish_now(self, known: Lane | None = None) -> bool:
+        """Close it now; whether it was the innermost one here. The quick way.
+
+        ``known`` is the lane of this thread, from who knows it.
+        """
         lane = self._lane
         try:
-            if self._frame is None and lane is local.lane:
+            if self._frame is None and lane is (known or local.lane):
                 entry = lane.stack.pop()
                 slot = entry & SLOT_MASK
                 if lane.seq_bits | slot == self.id:

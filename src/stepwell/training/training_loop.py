@@ -22,6 +22,7 @@ from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 if TYPE_CHECKING:
+    from stepwell.journal.lane import Lane
     from stepwell.training.job import TrainingJob
 
 ITERATION = WORDS[Name.TRAINING_SINGLE_ITERATION]
@@ -109,15 +110,18 @@ class TrainingLoop:
         """Start an iteration."""
         return self._begin_slowly(msec) if msec else self.enter()
 
-    def enter(self) -> Span:
-        """Start an iteration now. What ``with training_iteration()`` calls first."""
+    def enter(self, lane: Lane | None = None) -> Span:
+        """Start an iteration now. What ``with training_iteration()`` calls first.
+
+        ``lane`` is that of the thread, from who knows that no task runs in it.
+        """
         try:
             if self.inside is not None or not self.is_enabled:
                 return self._begin_slowly(None)
             span: Span = Span()
             span._attributes = span._events = None
             span._parent = self.span
-            span._begin_step(ITERATION, self.span.id, self._step)
+            span._begin_step(ITERATION, self.span.id, self._step, lane)
             self.inside = self._objects[span.id] = span
             return span
         except Exception as error:
@@ -141,14 +145,14 @@ class TrainingLoop:
         except Exception as problem:
             report("training_iteration", problem)
 
-    def end_usual(self) -> None:
+    def end_usual(self, lane: Lane | None = None) -> None:
         """End the iteration that is under way, one more of the usual size. The quick way."""
         span = self.inside
         if span is None or self._is_special:
             self.end()
             return
         self.inside = None
-        if not span._finish_now():
+        if not span._finish_now(lane):
             _ended_out_of_order(span)
         try:
             del self._objects[span.id]
@@ -160,10 +164,10 @@ class TrainingLoop:
         if step >= self._look:
             self._look_whether_due()
 
-    def end_sized(self, samples: int | None) -> None:
+    def end_sized(self, samples: int | None, lane: Lane | None = None) -> None:
         """End the iteration that is under way, with an optimizer step and so many samples."""
         if (samples is None or samples == self._samples) and not self._is_special:
-            self.end_usual()
+            self.end_usual(lane)
         else:
             self.end(samples)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
-from stepwell.integrations.torch.recording import drop_interrupted, enter, here, leave
+from stepwell.integrations.torch.quick import quick
+from stepwell.integrations.torch.recording import drop_interrupted, here, leave, record
 from stepwell.journal.state import state
 
 BACKWARD_KIND = "backward"
 _tracing: Any = getattr(getattr(torch._guards, "TracingContext", None), "try_get", None)
+"""Tells whether a compiler is looking at a pass, rather than anybody computing it."""
 ENGINE = "_engine_run_backward"
 """``Tensor.backward``, ``autograd.backward`` and ``autograd.grad`` call it by this name, so that it does not
 matter how, or when, these were imported."""
@@ -23,49 +26,75 @@ matter how, or when, these were imported."""
 
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:
     node = ai.compute.backward
+    tensor = torch.Tensor
 
     @looks_like(original)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        inside = here.inside
-        # Of a pass inside a pass, as checkpointing has them, the outer one counts.
-        if not state.enabled or not BACKWARD.active or BACKWARD_KIND in inside or _is_traced():
-            return original(outputs, *args, **kwargs)
-        inside.add(BACKWARD_KIND)
+        follower = following.follower
+        # A compiler that looks at a pass, rather than computing it, has tensors of other types.
+        if (
+            not state.enabled
+            or not BACKWARD.active
+            or devices.possible
+            or type(outputs[0]) is not tensor
+            or (follower is not None and follower.count is not None)
+            or not quick.begin(BACKWARD_KIND, node)
+        ):
+            return _run_slowly(original, outputs, args, kwargs)
+        if follower is not None and kwargs.get("accumulate_grad"):
+            follower.backward_begins(outputs)
         try:
-            if here.calls:
-                drop_interrupted()
-            follower = following.follower
-            counting = None
-            if follower is not None and kwargs.get("accumulate_grad"):
-                counting = follower.backward_begins(outputs)
-            entered = enter(node)
-            timer = None
-            if entered and devices.possible and _is_on_device(outputs):
-                timer = Timer.start(BACKWARD_KIND)
-            try:
-                if counting is None:
-                    result = original(outputs, *args, **kwargs)
-                else:
-                    with counting:
-                        result = original(outputs, *args, **kwargs)
-            except BaseException as error:
-                if entered:
-                    leave(node, error)
-                raise
-            if timer is not None:
-                timer.stop()
-            if entered:
-                leave(node)
-            return result
-        finally:
-            inside.discard(BACKWARD_KIND)
+            result = original(outputs, *args, **kwargs)
+        except BaseException as error:
+            quick.drop(BACKWARD_KIND)
+            leave(node, error)
+            raise
+        if not quick.end(BACKWARD_KIND):
+            quick.drop(BACKWARD_KIND)
+            leave(node)
+        return result
 
     return run_backward
 
 
-def _is_traced() -> bool:
-    """Whether a compiler is looking at this pass, rather than anybody computing it."""
-    return _tracing is not None and _tracing() is not None
+def _run_slowly(
+    original: Callable[..., Any], outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    inside = here.inside
+    is_traced = _tracing is not None and _tracing() is not None
+    # Of a pass inside a pass, as checkpointing has them, the outer one counts.
+    is_inside = BACKWARD_KIND in inside or (quick.site == BACKWARD_KIND and quick.is_own)
+    if not state.enabled or not BACKWARD.active or is_inside or is_traced:
+        return original(outputs, *args, **kwargs)
+    inside.add(BACKWARD_KIND)
+    quick.others.append(BACKWARD_KIND)
+    try:
+        if here.calls or quick.entry:
+            drop_interrupted()
+        follower = following.follower
+        counting = nullcontext()
+        if follower is not None and kwargs.get("accumulate_grad"):
+            counting = follower.backward_begins(outputs) or counting
+        with counting:
+            return record(ai.compute.backward, None, _timed(original), (outputs, *args), kwargs)
+    finally:
+        inside.discard(BACKWARD_KIND)
+        quick.others.remove(BACKWARD_KIND)
+
+
+def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with the time that it takes on a device."""
+    if not devices.possible:
+        return original
+
+    def timed(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        timer = Timer.start(BACKWARD_KIND) if _is_on_device(outputs) else None
+        result = original(outputs, *args, **kwargs)
+        if timer is not None:
+            timer.stop()
+        return result
+
+    return timed
 
 
 def _is_on_device(outputs: Any) -> bool:

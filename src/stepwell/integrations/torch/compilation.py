@@ -65,21 +65,24 @@ def _unwrap(model: torch.nn.Module) -> None:
 
 
 def _recorded(model: torch.nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    from stepwell.integrations.torch.models import FORWARD, begin_forward, end_forward
+    from stepwell.integrations.torch.models import FORWARD, After, Before
     from stepwell.integrations.torch.recording import Site
 
     site = Site(FORWARD, ai.compute.forward, model)
+    before, after = Before(site), After(site)
 
     @functools.wraps(call)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         if not state.enabled:
             return call(*args, **kwargs)
         # The compiled call holds on to the model as well.
-        begin_forward(site, model, args)
+        before(model, args)
+        output = None
         try:
-            return call(*args, **kwargs)
+            output = call(*args, **kwargs)
         finally:
-            end_forward(site)
+            after(model, args, output)
+        return output
 
     recorded.recorded = call  # type: ignore[attr-defined]
     return recorded

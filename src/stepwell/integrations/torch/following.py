@@ -8,19 +8,21 @@ from typing import Any, Protocol
 class Follower(Protocol):
     """Is told what training does, as it does it.
 
-    ``count`` is not None while it wants to know when a forward call ends.
+    ``count`` is not None while it wants to know when a forward call ends, ``minds_forward`` is false while
+    it need not be told when one begins.
     """
 
     count: Any
+    minds_forward: bool
 
     def epoch_begins(self) -> None:
         """The loader is gone through from its beginning."""
 
-    def batch_is_asked_for(self) -> None:
-        """The next batch is asked for: the one before is done with."""
+    def batch_is_asked_for(self, thread: int) -> None:
+        """In this thread the next batch is asked for: the one before is done with."""
 
-    def batch_is_there(self, batch: Any) -> None:
-        """The next batch has come."""
+    def batch_is_there(self, batch: Any, thread: int) -> None:
+        """In this thread the next batch has come."""
 
     def epoch_ends(self) -> None:
         """There are no more batches."""

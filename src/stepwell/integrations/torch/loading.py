@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.following import following
-from stepwell.integrations.torch.marks import Marks
+from stepwell.integrations.torch.marks import Mark, Marks
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
-from stepwell.integrations.torch.recording import WHERE, drop_interrupted, enter, here, leave
+from stepwell.integrations.torch.quick import quick
+from stepwell.integrations.torch.recording import WHERE, drop_interrupted, enter, leave
 from stepwell.journal.errors import StepwellError, report
 from stepwell.journal.span import withdraw
 from stepwell.journal.state import state
 
 FETCH = ai.dataloader.fetch
+FETCH_KIND = "fetch"
 LOADERS = Marks()
 _classes: dict[type, Patches] = {}
 """The patches of each class that has an ``__iter__`` of its own."""
@@ -78,9 +81,10 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
     def __iter__(self: Any) -> Any:
         items = original(self)
         # A subclass may have asked its base class, whose __iter__ is replaced as well.
-        if self not in LOADERS or isinstance(items, Batches):
+        mark = LOADERS.find(self)
+        if mark is None or isinstance(items, Batches):
             return items
-        return Batches(self, items)
+        return Batches(self, items, mark)
 
     return __iter__
 
@@ -88,9 +92,10 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
 class Batches:
     """An iterator with each batch recorded; in all else it is the iterator below."""
 
-    __slots__ = ("_follower", "_items", "_loader", "_next")
+    __slots__ = ("_follower", "_items", "_loader", "_mark", "_next")
 
-    def __init__(self, loader: Any, items: Iterator[Any]) -> None:
+    def __init__(self, loader: Any, items: Iterator[Any], mark: Mark) -> None:
+        self._mark = mark
         self._items = items
         self._next = items.__next__
         # A loader with persistent workers keeps its iterator, not this one: no cycle.
@@ -104,21 +109,22 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        if not state.enabled or self._loader not in LOADERS:
+        if not state.enabled or not (self._mark.users or self._loader in LOADERS):
             return self._next()
         follower = self._follower
+        thread = get_ident()
         if follower is not None:
-            follower.batch_is_asked_for()
-        if here.calls:
+            follower.batch_is_asked_for(thread)
+        if quick.entry or quick.others:
             drop_interrupted()
-        node = FETCH
-        entered = enter(node)
+        entered = quick.begin(FETCH_KIND, FETCH, thread) or enter(FETCH)
         try:
             item = self._next()
         except StopIteration:
+            quick.drop(FETCH_KIND)
             if entered:
                 try:
-                    withdraw(node)
+                    withdraw(FETCH)
                 except Exception as error:
                     report(WHERE, error)
             if follower is not None:
@@ -126,13 +132,15 @@ class Batches:
                 follower.epoch_ends()
             raise
         except BaseException as error:
+            quick.drop(FETCH_KIND)
             if entered:
-                leave(node, error)
+                leave(FETCH, error)
             raise
-        if entered:
-            leave(node)
+        if entered and not quick.end(FETCH_KIND):
+            quick.drop(FETCH_KIND)
+            leave(FETCH)
         if follower is not None:
-            follower.batch_is_there(item)
+            follower.batch_is_there(item, thread)
         return item
 
     def __del__(self) -> None:
@@ -147,6 +155,6 @@ class Batches:
         return len(self._items)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_items", "_loader", "_follower", "_next"):
+        if name in ("_items", "_loader", "_follower", "_mark", "_next"):
             raise AttributeError(name)
         return getattr(self._items, name)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-class _Mark:
-    """One annotated object: how often, and how that is undone."""
+class Mark:
+    """One annotated object: by how many users, and how that is undone."""
 
     def __init__(self, ref: weakref.ref[Any]) -> None:
         self.ref = ref
@@ -21,7 +21,7 @@ class Marks:
     """A set of objects by identity, whatever their ``__eq__`` says, each with a count of its users."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, _Mark] = {}
+        self._marks: dict[int, Mark] = {}
         self._lock = threading.RLock()
 
     def add(
@@ -35,7 +35,7 @@ class Marks:
         with self._lock:
             mark = self._marks.get(key)
             if mark is None:
-                mark = self._marks[key] = _Mark(weakref.ref(thing, lambda _: self._forget(key)))
+                mark = self._marks[key] = Mark(weakref.ref(thing, lambda _: self._forget(key)))
                 try:
                     mark.undo = do(thing)
                 except BaseException:
@@ -44,9 +44,13 @@ class Marks:
             mark.users += 1
         return lambda: self._release(mark)
 
-    def __contains__(self, thing: Any) -> bool:
+    def find(self, thing: Any) -> Mark | None:
+        """The mark of an object; it has no users any more when that is unmarked."""
         mark = self._marks.get(id(thing))
-        return mark is not None and mark.ref() is thing
+        return mark if mark is not None and mark.ref() is thing else None
+
+    def __contains__(self, thing: Any) -> bool:
+        return self.find(thing) is not None
 
     def __bool__(self) -> bool:
         return bool(self._marks)
@@ -59,7 +63,7 @@ class Marks:
             # Nothing is marked, or another thread marks something just now.
             return False
 
-    def _release(self, mark: _Mark) -> None:
+    def _release(self, mark: Mark) -> None:
         with self._lock:
             mark.users -= 1
             if mark.users:

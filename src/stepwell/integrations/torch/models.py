@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from stepwell.annotations.tree import ai
-from stepwell.integrations.torch.device_time import devices, is_any_on_device
+from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.marks import Marks
+from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.recording import WHERE, Site, begin_call, end_call
 from stepwell.journal.errors import report
 from stepwell.journal.state import state
@@ -32,8 +33,8 @@ def _hook(model: torch.nn.Module) -> Callable[[Any], None]:
 
     site = Site(FORWARD, ai.compute.forward, model)
     # Around what other hooks do.
-    before = model.register_forward_pre_hook(_Before(site), prepend=True)
-    after = model.register_forward_hook(_After(site), always_call=True)
+    before = model.register_forward_pre_hook(Before(site), prepend=True)
+    after = model.register_forward_hook(After(site), always_call=True)
     unwrap = wrap_compiled_call(model)
 
     def unhook(model: Any) -> None:
@@ -59,38 +60,41 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
-class _Before(_Hook):
+class Before(_Hook):
+    """Is called when a forward begins."""
+
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         if _is_traced() or not state.enabled or _compiler._is_compiling_flag:
             return
-        begin_forward(self.site, module, args)
+        site = self.site
+        try:
+            follower = following.follower
+            if follower is not None and follower.minds_forward:
+                follower.forward_begins(module, args)
+            if not quick.begin(site, site.node):
+                begin_call(site, _is_on_device(module))
+            elif _is_on_device(module):
+                quick.timer = Timer.start(FORWARD)
+        except Exception as error:
+            report(WHERE, error)
 
 
-class _After(_Hook):
+class After(_Hook):
+    """Is called when a forward has ended, well or not."""
+
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if _is_traced() or _compiler._is_compiling_flag:
             return
-        end_forward(self.site)
+        try:
+            # Of one that has failed there is no output.
+            if output is None or not quick.end(self.site):
+                end_call(self.site)
+            follower = following.follower
+            if follower is not None and follower.count is not None:
+                follower.forward_ends()
+        except Exception as error:
+            report(WHERE, error)
 
 
-def begin_forward(site: Site, module: torch.nn.Module, args: Any) -> None:
-    """This model's forward begins."""
-    try:
-        follower = following.follower
-        if follower is not None:
-            follower.forward_begins(module, args)
-        on_device = devices.possible and is_any_on_device(module.parameters())
-        begin_call(site, on_device)
-    except Exception as error:
-        report(WHERE, error)
-
-
-def end_forward(site: Site) -> None:
-    """This model's forward has ended, well or not."""
-    try:
-        end_call(site)
-        follower = following.follower
-        if follower is not None and follower.count is not None:
-            follower.forward_ends()
-    except Exception as error:
-        report(WHERE, error)
+def _is_on_device(module: torch.nn.Module) -> bool:
+    return devices.possible and is_any_on_device(module.parameters())

@@ -10,8 +10,9 @@ import torch
 
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch import steps
-from stepwell.integrations.torch.device_time import devices, is_any_on_device
+from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
 from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.recording import WHERE, Site, begin_call, end_call
 from stepwell.integrations.torch.steps import OPTIMIZERS, CountedStep
 from stepwell.journal.errors import report
@@ -58,8 +59,12 @@ class _Before(_Hook):
             follower = following.follower
             if follower is not None:
                 follower.step_begins(optimizer)
+            site = self.site
             on_device = devices.possible and is_any_on_device(optimizer.param_groups[0]["params"])
-            begin_call(self.site, on_device)
+            if not quick.begin(site, site.node):
+                begin_call(site, on_device)
+            elif on_device:
+                quick.timer = Timer.start(STEP)
         except Exception as error:
             report(WHERE, error)
 
@@ -69,7 +74,7 @@ class _After(_Hook):
         if _is_traced() or _compiler._is_compiling_flag:
             return
         try:
-            if not end_call(self.site):
+            if not quick.end(self.site) and not end_call(self.site):
                 return
             if type(context.step) is CountedStep and OPTIMIZERS.is_first(optimizer):
                 steps.advance()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from sys import exc_info as _exc_info
 from typing import Any
@@ -15,6 +16,7 @@ from torch.optim import optimizer as _optimizer
 from stepwell.annotations.node import Node
 from stepwell.integrations.torch import steps
 from stepwell.integrations.torch.device_time import Timer
+from stepwell.integrations.torch.quick import quick
 from stepwell.journal import clock
 from stepwell.journal.errors import report
 from stepwell.journal.format import ABANDONED
@@ -24,7 +26,8 @@ from stepwell.journal.state import local, state
 
 WHERE = "torch annotations"
 CALLING = (torch.nn.modules.module.__file__, _optimizer.__file__)
-"""The files whose functions call a model or an optimizer, each with that as its ``self``."""
+CALLERS = ("_wrapped_call_impl", "_call_impl", "wrapper")
+"""The functions that call a model or an optimizer, each with that as its ``self``, and their files."""
 
 
 class _Thread(threading.local):
@@ -140,17 +143,11 @@ def begin_call(site: Site, device: bool) -> bool:
 
     Returns whether it was entered.
     """
+    settle()
     calls = here.calls
-    node = site.node
     if calls:
-        drop_interrupted()
-        entered = not any(call.site.kind == site.kind for call in calls) and enter(node)
-    elif node._is_enabled and context.step is not None:
-        # What nearly all calls come to.
-        node.__enter__()
-        entered = True
-    else:
-        entered = enter(node)
+        drop_interrupted(site.owner())
+    entered = not any(call.site.kind == site.kind for call in calls) and enter(site.node)
     call, site.spare = site.spare, None
     if call is None:
         call = Call(site)
@@ -158,6 +155,7 @@ def begin_call(site: Site, device: bool) -> bool:
     # Only its address: the exception itself would keep what its frames hold.
     call.handled = id(_exc_info()[1])
     calls.append(call)
+    quick.others.append(call)
     if device and entered:
         call.timer = Timer.start(site.kind)
     return entered
@@ -168,10 +166,12 @@ def end_call(site: Site) -> bool:
 
     It ends with the exception that goes through the caller just now, if there is one.
     """
+    settle()
     calls = here.calls
     call = calls.pop() if calls and calls[-1].site is site else _take(site)
     if call is None:
         return False
+    _is_over(call)
     if call.entered:
         if call.timer is not None:
             call.timer.stop()
@@ -182,7 +182,31 @@ def end_call(site: Site) -> bool:
         else:
             leave(site.node, error)
     site.spare = call
+    if not calls:
+        quick.learn()
     return True
+
+
+def settle() -> None:
+    """Make of a call that this thread began the quick way one like any other."""
+    site = quick.site
+    # The functions that fetch and go backward find their own ends.
+    if not isinstance(site, Site) or not quick.is_own:
+        return
+    call = Call(site)
+    call.entered = True
+    error = _exc_info()[1]
+    call.handled = 0 if error is None or _goes_through_a_call(error) else id(error)
+    call.timer, quick.timer = quick.timer, None
+    quick.entry = 0
+    here.calls.append(call)
+    quick.others.append(call)
+
+
+def _goes_through_a_call(error: BaseException) -> bool:
+    """Whether it was caught by who called a model, rather than by somebody farther out."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame.f_code.co_filename in CALLING
 
 
 def _take(site: Site) -> Call | None:
@@ -192,26 +216,50 @@ def _take(site: Site) -> Call | None:
         call = calls[i]
         if call.site is site:
             for lost in reversed(calls[i + 1 :]):
+                _is_over(lost)
                 lost.abandon()
             del calls[i:]
             return call
     return None
 
 
-def drop_interrupted() -> None:
-    """Forget calls that an interrupt, or an optimizer's exception, ended without a hook."""
+def drop_interrupted(begun: Any = None) -> None:
+    """Forget calls that an interrupt, or an optimizer's exception, ended without a hook.
+
+    ``begun`` is whose call is just about to be noted.
+    """
+    settle()
     calls = here.calls
+    if not calls:
+        return
     running = _running()
-    while calls and id(calls[-1].site.owner()) not in running:
-        calls.pop().abandon()
+    running[id(begun)] -= 1
+    while calls and _count(calls, calls[-1].site.owner()) > running[id(calls[-1].site.owner())]:
+        call = calls.pop()
+        _is_over(call)
+        call.abandon()
 
 
-def _running() -> set[int]:
-    """The models and optimizers that this thread is in a call of, by their address."""
-    found: set[int] = set()
+def _count(calls: list[Call], owner: Any) -> int:
+    return sum(call.site.owner() is owner for call in calls)
+
+
+def _is_over(call: Call) -> None:
+    if call in quick.others:
+        quick.others.remove(call)
+
+
+def _running() -> Counter[int]:
+    """How many calls of which models and optimizers this thread is in, by their address."""
+    found: Counter[tuple[int, str]] = Counter()
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename in CALLING:
-            found.add(id(frame.f_locals.get("self")))
+        code = frame.f_code
+        if code.co_name in CALLERS and code.co_filename in CALLING:
+            found[id(frame.f_locals.get("self")), code.co_name] += 1
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    # Mostly a call goes through one of each.
+    most: Counter[int] = Counter()
+    for (address, _), count in found.items():
+        most[address] = max(most[address], count)
+    return most

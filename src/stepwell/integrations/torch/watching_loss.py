@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from time import perf_counter_ns as _now
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Loss:
         """An iteration is over that made this step: its loss is to be recorded."""
         value, self._value = self._value, None
         if type(value) is float:
-            now = clock.now()
+            now = _now()
             self._held.append((now, step, value))
             if now >= self._due or len(self._held) >= MAX_HELD:
                 self.write(now)
@@ -150,3 +151,4 @@ def _find(patches: Patches) -> Iterator[Patch]:
 
 
 SCALERS = Patches(_find)
+clock.follow(globals())

@@ -20,8 +20,10 @@ from stepwell.diagnostics.telemetry import TrainingTelemetry
 from stepwell.integrations.batches import samples_in
 from stepwell.integrations.torch.flops import PassCount, can_count, peak_flops
 from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.watching_loss import Loss
 from stepwell.journal.errors import report
+from stepwell.journal.lane import Lane
 from stepwell.journal.metrics import context, log, set_context
 from stepwell.training import calls
 from stepwell.training.current import current, current_job
@@ -86,6 +88,7 @@ class WatchedTraining:
         # The one that trains; at first, the one that asks for it.
         self._thread = get_ident()
         self._by_batch = False
+        self.minds_forward = True
         self._stepped = False
         self._in_step = False
         self._backwards = 0
@@ -127,14 +130,14 @@ class WatchedTraining:
             if context.epoch == self._epoch:
                 context.epoch = CountedEpoch(self._epoch)
 
-    def batch_is_asked_for(self) -> None:
-        """The next batch is asked for: the one before is done with."""
-        if get_ident() != self._thread:
+    def batch_is_asked_for(self, thread: int) -> None:
+        """The next batch is asked for, in this thread: the one before is done with."""
+        if thread != self._thread:
             # Fetched ahead by another thread than the one that trains.
             return
         if self._open is not None:
             if self._by_batch:
-                self._end()
+                self._end(lane=quick.lane if thread == quick.thread else None)
         elif self._loop is None:
             # So that the first batch is waited for in the loop.
             try:
@@ -142,18 +145,30 @@ class WatchedTraining:
             except Exception as error:
                 report(WHERE, error)
 
-    def batch_is_there(self, batch: Any) -> None:
+    def batch_is_there(self, batch: Any, thread: int) -> None:
         """The next batch has come: an iteration begins."""
         try:
-            if get_ident() != self._thread:
+            if thread != self._thread:
                 return
             if self._open is not None:
                 self._end()
-            self._begin()
+            job, loop = current.job, self._loop
+            if job is None or loop is None or job.loop is not loop or loop.inside is not None:
+                self._begin()
+            else:
+                # As usual: what ``_begin`` comes to.
+                self._is_theirs = self._stepped = False
+                lane = quick.lane
+                # Whoever is in a task has frames there.
+                is_known = lane is not None and thread == quick.thread and not lane.frames
+                loop.enter(lane if is_known else None)
+                self._open = loop
             self._by_batch = True
             self._samples = samples_in(batch)
             if self._keeps_batch:
                 self._batch = batch
+            # The forward passes of this batch are in this iteration, whatever they are.
+            self.minds_forward = not self._is_counted or self._open is None
         except Exception as error:
             report(WHERE, error)
 
@@ -237,7 +252,7 @@ class WatchedTraining:
         if optimizer is not self._optimizer():
             return
         self._in_step = False
-        self._stepped = self._stepped_in_epoch = True
+        self._stepped = self._stepped_in_epoch = self.minds_forward = True
         if self.step >= self._next_look:
             self._diagnose(optimizer)
         if self._is_theirs:
@@ -273,10 +288,11 @@ class WatchedTraining:
         loop.enter()
         self._open = loop
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def _end(self, error: BaseException | None = None, lane: Lane | None = None) -> None:
         """End the pass that is under way; it is an iteration if the optimizer made a step in it."""
         try:
             loop, self._open = self._open, None
+            self.minds_forward = True
             job = current.job
             if loop is None or job is None or job.loop is not loop:
                 # The run has ended meanwhile, and what was open with it.
@@ -296,7 +312,7 @@ class WatchedTraining:
                     if loop._step + 1 >= loop._look:
                         # An update tells of the latest one.
                         self._loss.write()
-                loop.end_sized(samples)
+                loop.end_sized(samples, lane)
                 self.step += 1
                 if self.step % self._every == 0 or self._first_size is None:
                     self._look(loop)
