@@ -14,14 +14,13 @@ from stepwell.integrations.lightning.parts import (
     WHERE,
     Fetches,
     ManualSteps,
-    backward,
-    forward,
-    optimizer_step,
+    Thread,
 )
 from stepwell.integrations.lightning.wrapping import Wrappings
 from stepwell.journal import clock
 from stepwell.journal.errors import report
 from stepwell.journal.metrics import log, set_context
+from stepwell.journal.state import current_lane
 from stepwell.telemetry.live import NO_SPAN, Span, is_failure
 from stepwell.training import calls
 from stepwell.training.current import current
@@ -44,6 +43,7 @@ class Recording:
         self.callback = callback
         self._told = callback.told
         self._wrappings = Wrappings()
+        self._thread = Thread()
         self._begun = clock.now()
         self._steps_always = True
         self._counts_samples = False
@@ -77,6 +77,7 @@ class Recording:
     def end(self, error: BaseException | None = None) -> None:
         """The trainer has come to an end, well or not."""
         self._wrappings.remove()
+        self._thread.lane = None
         self._sanity.clear()
         calls.close_since(self._begun, error)
         self._told.forget()
@@ -100,16 +101,16 @@ class Recording:
         self._wrap_loop(trainer.fit_loop.epoch_loop.val_loop, "val")
         self._wrap_fetches(trainer.fit_loop.epoch_loop)
         for step in ("validation_step", "test_step"):
-            wrap(strategy, step, forward)
+            wrap(strategy, step, self._thread.forward)
         batches = trainer.fit_loop.epoch_loop
         wrap(batches.automatic_optimization, "run", self._around_batch)
         wrap(batches.manual_optimization, "run", self._around_batch)
         if progress.is_automatic(trainer):
-            wrap(strategy, "training_step", forward)
-            wrap(strategy, "backward", backward)
-            wrap(strategy, "optimizer_step", optimizer_step)
+            wrap(strategy, "training_step", self._thread.forward)
+            wrap(strategy, "backward", self._thread.backward)
+            wrap(strategy, "optimizer_step", self._thread.optimizer_step)
         else:
-            manual = ManualSteps()
+            manual = ManualSteps(self._thread)
             wrap(strategy, "training_step", manual.step)
             wrap(strategy, "backward", manual.backward)
             wrap(strategy, "optimizer_step", manual.update)
@@ -122,7 +123,7 @@ class Recording:
             self._wrap_fetches(loop)
 
     def _wrap_fetches(self, loop: Any) -> None:
-        fetches = Fetches()
+        fetches = Fetches(self._thread)
         self._wrappings.wrap(loop, "_on_before_fetch", fetches.before)
         self._wrappings.wrap(loop, "_on_after_fetch", fetches.after)
 
@@ -278,6 +279,7 @@ class Recording:
         is_known = job.last is not None and job.last.overall == start
         samples = None if size is None or is_known or not start else start * size
         calls.start_training(start, samples, target, samples_target)
+        self._thread.lane = current_lane()
         self._world_size = job.world_size
         self._usual_samples = None
         if self._counts_samples and size and self._steps_always and job.loop is not None:
@@ -306,7 +308,8 @@ class Recording:
             if loop is None:
                 return original(*args, **kwargs)
             before = 0 if self._steps_always else self.trainer.global_step
-            loop.enter()
+            lane = self._thread.lane
+            loop.enter(None if lane is None or lane.frames else lane)
             try:
                 outputs = original(*args, **kwargs)
             except BaseException as error:
@@ -332,7 +335,7 @@ class Recording:
             # The last argument has what the training step is called with.
             samples = samples_in(args[-1].get("batch"))
         if samples == self._usual_samples and stepped:
-            loop.end_usual()
+            loop.end_usual(self._thread.lane)
             return
         samples = None if samples is None else samples * self._world_size
         loop.end(samples, None, stepped)
