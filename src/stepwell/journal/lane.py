@@ -285,6 +285,16 @@ class Lane:
             self.ends[slot] = end
             return True
 
+    def set_aside(self, identity: int, aside: bool) -> None:
+        """Let an open span have no children from now on, or have them again."""
+        with self.lock:
+            slot = self.slot_of(identity)
+            source, target = (self.stack, self.orphans) if aside else (self.orphans, self.stack)
+            for entry in source[1:] if aside else list(source):
+                if slot and entry & SLOT_MASK == slot:
+                    source.remove(entry)
+                    target.append(entry)
+
     def leave_dropped(self, word: int) -> None:
         """Forget the innermost span of this name that found no space."""
         with self.lock:

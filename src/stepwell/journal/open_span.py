@@ -214,6 +214,13 @@ class OpenSpan:
         self._finish_slowly(lane, end | flags)
         return False
 
+    @quietly
+    def _set_aside(self, aside: bool) -> None:
+        """Leave it open without taking in what this thread opens next; or take that in again."""
+        lane = self._lane
+        if lane is not None and self._frame is None and self.id and not self.end and _is_own(lane):
+            lane.set_aside(self.id, aside)
+
     @property
     def is_of_this_thread(self) -> bool:
         """Whether the calling thread opened it."""

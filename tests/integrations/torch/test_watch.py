@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
 from stepwell import Run  # noqa: E402
+from stepwell.analysis.time import ledger  # noqa: E402
 from stepwell.integrations.torch import watching_training  # noqa: E402
 from stepwell.integrations.torch.following import following  # noqa: E402
 from stepwell.reading import RecordedRun  # noqa: E402
@@ -218,15 +219,40 @@ def test_evaluation_is_no_training() -> None:
                 for x, _ in make_loader():
                     model(x)
             model.train()
+            with stepwell.span("afterwards"):
+                pass
     found, spans = read(watch.run)
     tree = edges(spans)
     assert tree["forward", "training_single_iteration"] == 2 * BATCHES
-    assert tree["forward", "training_loop"] == 2 * BATCHES
+    assert tree["forward", "validation_loop"] == 2 * BATCHES
+    assert tree["validation_loop", "training_loop"] == 2
+    assert tree["afterwards", "training_loop"] == 2
+    # It ends with its last pass.
+    validation = spans.filter(pl.col("name") == "validation_loop")
+    later = spans.filter(pl.col("name") == "afterwards")["start_ns"]
+    assert (validation["start_ns"] + validation["duration_ns"] < later).all()
+    phases = ledger(found, by=()).filter(pl.col("phase") == "validation")
+    assert phases["ns"].to_list() == [validation["duration_ns"].sum()]
     (last,) = updates(found)
     assert last["num_iterations"] == 2 * BATCHES
     assert last["num_train_samples"] == 32
     forward = spans.filter(pl.col("name") == "forward")
     assert forward["epoch"].to_list() == [0] * 8 + [1] * 8
+
+
+def test_validation_that_the_user_records() -> None:
+    """Is theirs, and none comes on top of it."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+        model.eval()
+        with stepwell.training.validation_loop():
+            model(torch.ones(1, 4))
+        model.train()
+        train(model, optimizer, loader)
+    _, spans = read(watch.run)
+    assert counts(spans)["validation_loop"] == 1
+    assert edges(spans)["forward", "validation_loop"] == 1
 
 
 def test_left_early() -> None:

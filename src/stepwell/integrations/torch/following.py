@@ -8,8 +8,8 @@ from typing import Any, Protocol
 class Follower(Protocol):
     """Is told what training does, as it does it.
 
-    ``count`` is not None while it wants to know when a forward call ends, ``minds_forward`` is false while
-    it need not be told when one begins.
+    ``count`` is not None while it counts operations, ``minds_forward`` is false while it need not be told
+    of forward calls.
     """
 
     count: Any
@@ -33,7 +33,7 @@ class Follower(Protocol):
     def forward_begins(self, model: Any, args: Any) -> None:
         """An annotated model is called, from outside of any."""
 
-    def forward_ends(self) -> None:
+    def forward_ends(self, model: Any) -> None:
         """That call is over."""
 
     def loss_is_scaled(self, scaled: Any, plain: Any) -> None:

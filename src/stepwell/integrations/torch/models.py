@@ -90,8 +90,8 @@ class After(_Hook):
             if output is None or not quick.end(self.site):
                 end_call(self.site)
             follower = following.follower
-            if follower is not None and follower.count is not None:
-                follower.forward_ends()
+            if follower is not None and follower.minds_forward:
+                follower.forward_ends(module)
         except Exception as error:
             report(WHERE, error)
 

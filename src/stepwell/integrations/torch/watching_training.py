@@ -22,6 +22,7 @@ from stepwell.integrations.torch.flops import PassCount, can_count, peak_flops
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.watching_loss import Loss
+from stepwell.integrations.torch.watching_validation import Validation
 from stepwell.journal.errors import report
 from stepwell.journal.lane import Lane
 from stepwell.journal.metrics import context, log, set_context
@@ -74,6 +75,7 @@ class WatchedTraining:
         self._batch: Any = None
         self._next_look = 0
         self._loss = Loss(options.loss)
+        self._validation = Validation()
         self.count: PassCount | None = None
         self._is_counted = not options.flops or options.flops is not True
         # What is known per sample: as given, or counted.
@@ -135,6 +137,8 @@ class WatchedTraining:
         if thread != self._thread:
             # Fetched ahead by another thread than the one that trains.
             return
+        if self._validation.is_open:
+            self._validation.end()
         if self._open is not None:
             if self._by_batch:
                 self._end(lane=quick.lane if thread == quick.thread else None)
@@ -192,7 +196,11 @@ class WatchedTraining:
             if self._open is not None and self._stepped:
                 # Evaluated between two batches: that is no part of the iteration.
                 self._end()
+            if not model.training and self._open is None and not self._is_theirs:
+                self._validation.forward_begins(model)
             return
+        if self._validation.is_open:
+            self._validation.end()
         if self._open is None:
             self._begin()
             self._by_batch = False
@@ -206,10 +214,12 @@ class WatchedTraining:
         if self.count is not None:
             self.count.begin_forward()
 
-    def forward_ends(self) -> None:
+    def forward_ends(self, model: Any) -> None:
         """That call is over."""
         if self.count is not None:
             self.count.end_forward()
+        if self._validation.is_open:
+            self._validation.forward_ends(model)
 
     def loss_is_scaled(self, scaled: Any, plain: Any) -> None:
         """A gradient scaler has made one tensor out of another."""
@@ -412,6 +422,8 @@ class WatchedTraining:
 
     def run_ends(self, status: str) -> None:
         """The run ends while training is watched: what it did until now belongs to it."""
+        if self._validation.is_open:
+            self._validation.end()
         if self._open is not None and status == "finished":
             self._end()
         self._loss.write()
@@ -423,6 +435,8 @@ class WatchedTraining:
         if self.count is not None:
             self.count.abort()
         self._batch = None
+        if self._validation.is_open:
+            self._validation.end()
         if self._open is not None:
             self._end(error)
         self._loss.write()
