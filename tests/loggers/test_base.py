@@ -188,7 +188,6 @@ def test_creating_twice_is_said_and_harmless(
         ("log", lambda logger: logger.log(1.0, "loss")),
         ("log", lambda logger: logger.log("a", "b", kind="text")),
         ("save_hyperparameters", lambda logger: logger.save_hyperparameters({})),
-        ("destroy_logger_context", lambda logger: logger.destroy_logger_context()),
         ("flush", lambda logger: logger.flush()),
         ("backend_run", lambda logger: logger.backend_run()),
     ],
@@ -221,7 +220,18 @@ def test_after_it_was_destroyed_that_is_said(root: Path) -> None:
     with logger.start_logging():
         pass
     with pytest.raises(StepwellError, match="The one that it had was destroyed"):
+        logger.log(1.0, "loss")
+
+
+def test_destroying_twice_is_harmless(root: Path) -> None:
+    """As in a `finally` behind a `with`; before anything was created it is a mistake."""
+    for logger in (Own(), LoggersCollection([Own()])):
+        with pytest.raises(StepwellError, match="comes before its context"):
+            logger.destroy_logger_context()
+        with logger.start_logging():
+            logger.destroy_logger_context()
         logger.destroy_logger_context()
+        assert not logger.is_initialized
 
 
 def test_a_timeout_that_is_none_is_refused(recorded: Run) -> None:

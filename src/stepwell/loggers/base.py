@@ -178,9 +178,12 @@ class Logger:
                 delivered by then is delivered in the background, or later by ``stepwell forward``.
             status: how it ended: finished, failed or killed.
 
-        The run is finished too when this logger had started it. The logger may be used again.
+        The run is finished too when this logger had started it. The logger may be used again. To end
+        what has ended is harmless.
         """
         check_timeout(timeout)
+        if self._has_ended:
+            return
         context = self._ends(status)
         context.end(status)
         context.close_delivery(timeout)
@@ -431,6 +434,10 @@ class Logger:
         freq: LogFreq = "batch" if self._decides_itself else self._log_freq
         self._hearers = Audience(context.journal, [(context.number, freq)])
         self._audience = None if self._decides_itself else self._hearers
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._context is None and self._had == "destroyed"
 
     def _ends(self, status: str) -> Context:
         """Take leave of the context."""

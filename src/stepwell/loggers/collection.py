@@ -93,6 +93,8 @@ class LoggersCollection(Logger):
     ) -> None:
         """End logging for all members, within this time together."""
         check_timeout(timeout)
+        if self._has_ended:
+            return
         own = self._ends(status)
         own.complete()
         contexts: dict[str, Context] = {}
