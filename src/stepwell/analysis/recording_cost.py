@@ -1,13 +1,20 @@
-"""What recording itself cost, as an estimate: counted in the run, timed on the machine that reads it."""
+"""What recording itself cost.
+
+In the time of the training it is an estimate: counted in the run, timed on the machine that reads it, since
+to measure it there would cost more. What the background threads took, they measured themselves.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import Any
 
 from stepwell.analysis.disk import disk_bytes
 from stepwell.reading import RecordedRun
 from stepwell.reading.spans import SpanReader
+from stepwell.reading.tables import ProcessTables
 
 SPAN = 3.2
 METRIC = 2.2
@@ -25,6 +32,8 @@ class RecordingCost:
         bytes: on disk.
         ns: about how long main processes were at it; an estimate from the counts.
         share: of the wall time of all ranks.
+        beside_ns: processor time of the background threads and of finishing, as measured; None where no
+            process told, and as of the last heartbeat where one was killed.
     """
 
     spans: int
@@ -32,27 +41,42 @@ class RecordingCost:
     bytes: int
     ns: int
     share: float
+    beside_ns: int | None = None
 
 
-def recording_cost(run: RecordedRun, metrics: int, wall_ns: int) -> RecordingCost:
-    """Count what a run recorded and estimate what that took. ``wall_ns`` is that of all ranks."""
-    spans, own = _count(run)
+def recording_cost(
+    run: RecordedRun,
+    spans: tuple[int, int],
+    metrics: int,
+    wall_ns: int,
+    documents: Iterable[dict[str, Any]] = (),
+) -> RecordingCost:
+    """Estimate what recording took.
+
+    ``spans`` are how many there are in all, and in main processes: workers record beside the training, not
+    in its time. ``wall_ns`` is that of all ranks, ``documents`` are what is known of their processes.
+    """
+    total, own = spans
     ns = round(_floor_ns() * (SPAN * own + METRIC * metrics))
-    return RecordingCost(spans, metrics, disk_bytes(run.path), ns, ns / wall_ns if wall_ns else 0.0)
+    share = ns / wall_ns if wall_ns else 0.0
+    told = [d["recorder_cpu_ns"] for d in documents if d.get("recorder_cpu_ns")]
+    beside = sum(told) if told else None
+    return RecordingCost(total, metrics, _bytes(run), ns, share, beside)
 
 
-def _count(run: RecordedRun) -> tuple[int, int]:
-    """Spans in all, and those of main processes: workers record beside the training, not in its time."""
-    total = own = 0
-    for tables in run.by_process(partial=True):
-        reader = SpanReader(tables.process)
-        for segment in reader.segments:
-            # A sealed segment says it itself, so that it need not be unpacked.
-            known = segment.header.get("spans")
-            count = known if isinstance(known, int) else len(reader.rows(segment).id)
-            total += count
-            own += count if tables.process.about["role"] != "worker" else 0
-    return total, own
+def _bytes(run: RecordedRun) -> int:
+    return disk_bytes(run.folder) if run.stored_bytes is None else run.stored_bytes
+
+
+def count_spans(tables: ProcessTables) -> int:
+    """How many spans a process recorded."""
+    reader = SpanReader(tables.process)
+    total = 0
+    for segment in reader.segments:
+        # A sealed segment says it itself, so that it need not be unpacked.
+        known = segment.header.get("spans")
+        total += known if isinstance(known, int) else len(reader.rows(segment).id)
+    return total
 
 
 class _Floor:

@@ -60,6 +60,7 @@ class ProcessDocument:
         self.error: dict[str, Any] | None = None
         self.drops: dict[str, int] = {}
         self.problems = 0
+        self.recorder_cpu_ns = 0
         self._anchors: list[list[int]] = []
 
     def anchor(self) -> None:
@@ -83,6 +84,7 @@ class ProcessDocument:
             "anchors": self._anchors,
             "drops": self.drops,
             "problems": self.problems,
+            "recorder_cpu_ns": self.recorder_cpu_ns,
         }
         try:
             write_json(self.path, content)

@@ -131,6 +131,8 @@ class Pump:
             self._wake.clear()
             asked = self._asked
             self.work(everything=asked > self._done)
+            # What this thread has taken so far; the next heartbeat tells.
+            self.document.recorder_cpu_ns = time.thread_time_ns()
             if asked > self._done:
                 with self._answered:
                     self._done = asked
@@ -173,6 +175,7 @@ class Pump:
         self._finish()
 
     def _finish(self) -> None:
+        began = time.thread_time_ns()
         self._guard("task", self.run_tasks)
         for regular in self._regular:
             if regular.at_end:
@@ -189,6 +192,7 @@ class Pump:
         remove_if_empty(self.journal.folder)
         if self.spool is not None:
             self._guard("spool", self.spool.finish)
+        self.document.recorder_cpu_ns += time.thread_time_ns() - began
         self._guard("heartbeat", self.heartbeat)
 
     # The work

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,24 +13,8 @@ import stepwell
 from stepwell.analysis import compare
 from stepwell.analysis.compare.metrics import goal_of, lasting_since
 from stepwell.journal.errors import StepwellError
-from stepwell.reading import RecordedRun
+from tests.analysis.compare.recording import record
 from tests.cli.test_commands import command
-
-
-def record(
-    root: Path,
-    name: str,
-    curves: dict[str, Callable[[int], float]],
-    steps: int = 20,
-    every: int = 1,
-    config: dict[str, Any] | None = None,
-) -> RecordedRun:
-    """A finished run whose metrics are functions of the step."""
-    with stepwell.init(name, dir=root, config=config) as run:
-        for step in range(0, steps, every):
-            run.set_step(step)
-            run.log({key: curve(step) for key, curve in curves.items()})
-    return stepwell.open_run(run.path)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +58,25 @@ def test_a_lasting_difference_by_hand(a: list[float], b: list[float], since: int
     assert lasting_since(b, a) == since
 
 
+def test_a_high_start_hides_no_difference_at_the_end() -> None:
+    """From 20 down to 0.30 and 0.40: a tenth is much there, though little of all that they went through."""
+    a = [20 * 0.5**i + 0.30 for i in range(20)]
+    b = [20 * 0.5**i + 0.40 for i in range(20)]
+    assert lasting_since(a, b) == 0
+    assert lasting_since([1.0] * 20, [1.0005] * 20) is None
+
+
+def test_a_few_rough_values_are_no_difference() -> None:
+    """Of curves that are not smoothed too: 20 validations that vary more than they are apart."""
+    draw = random.Random(1)
+    found = 0
+    for _ in range(200):
+        a, b = ([1 + draw.gauss(0, 0.1) for _ in range(20)] for _ in range(2))
+        found += lasting_since(a, b) is not None
+    assert found <= 4
+    assert lasting_since(a, [value + 1 for value in b]) == 0
+
+
 def test_noise_is_no_difference() -> None:
     """Two noisy curves of the same mean do not part; of means that part at 500 they part about there."""
     draw = random.Random(0)
@@ -95,10 +96,10 @@ def test_metrics_side_by_side_by_hand(tmp_path: Path) -> None:
     """a: 10 - step down to 1, then 5; b: 8 - step, logged at every second step only."""
     a = record(tmp_path, "a", {"loss": lambda s: 10.0 - s if s < 10 else 5.0}, steps=11)
     b = record(tmp_path, "b", {"loss": lambda s: 8.0 - s, "only_b": float}, steps=9, every=2)
-    found = compare.compare_runs([a, b])
+    found = compare.compare([a, b])
     loss, only = found.metrics
     assert (loss.name, loss.goal, only.name) == ("loss", "lower", "only_b")
-    assert (loss.common_steps, loss.first_step, loss.common_step) == (5, 0, 8)
+    assert (loss.common_count, loss.first_at, loss.common_at) == (5, 0, 8)
     first, second = loss.runs
     assert first is not None
     assert second is not None
@@ -122,21 +123,21 @@ def test_the_table_is_a_frame(tmp_path: Path) -> None:
     ]
     # 0.95 is the range: more than 0.0475 apart from step 11 (0.55) on.
     assert set(table["since"]) == {11}
-    assert "ahead from step 11 on" in compare.compare_runs([a, b]).summary[0]
+    assert "ahead from step 11 on" in compare.compare([a, b]).summary[0]
 
 
 def test_equal_even_and_broken_runs_are_told_apart(tmp_path: Path) -> None:
     same = {"loss": lambda s: 1.0 / (s + 1)}
     a = record(tmp_path, "a", {**same, "acc": lambda s: s / 20})
     b = record(tmp_path, "b", {**same, "acc": lambda s: s / 20 + 0.001})
-    summary = compare.compare_runs([a, b]).summary
+    summary = compare.compare([a, b]).summary
     assert summary == [
         "loss: identical at every common step.",
         "No lasting difference in acc.",
         "Their configuration is the same.",
     ]
     c = record(tmp_path, "c", {"loss": lambda s: math.nan if s > 4 else 1.0})
-    broken = compare.compare_runs([a, c]).summary
+    broken = compare.compare([a, c]).summary
     assert "c has NaN or infinite values, first in loss at step 5." in broken
 
 
@@ -144,8 +145,23 @@ def test_runs_without_a_common_step(tmp_path: Path) -> None:
     a = record(tmp_path, "a", {"loss": float}, steps=2)
     with stepwell.init("b", dir=tmp_path) as run:
         run.log({"loss": 1.0}, step=100)
-    found = compare.compare_runs([a, stepwell.open_run(run.path)])
+    found = compare.compare([a, stepwell.open_run(run.path)])
     assert "loss: not one step in common." in found.summary
+
+
+def test_one_step_in_common_says_nothing(tmp_path: Path) -> None:
+    """Unless there is only one: a test at the end."""
+    a = record(tmp_path, "a", {"loss": float}, steps=20, every=19)
+    with stepwell.init("b", dir=tmp_path) as run:
+        for step in (5, 7, 19):
+            run.log({"loss": 0.5}, step=step)
+    found = compare.compare([a, stepwell.open_run(run.path)])
+    assert found.metrics[0].better is None
+    assert found.summary[0] == "loss: only one step in common."
+    ends = [
+        record(tmp_path, n, {"test/acc": lambda s, v=v: v}, 1) for n, v in (("c", 0.8), ("d", 0.9))
+    ]
+    assert compare.compare(ends).summary[0].startswith("d was better at test/acc: 0.9 against 0.8")
 
 
 def test_three_runs_name_the_best_and_the_next(tmp_path: Path) -> None:
@@ -153,10 +169,10 @@ def test_three_runs_name_the_best_and_the_next(tmp_path: Path) -> None:
         record(tmp_path, name, {"val/acc": lambda s, top=top: top * s / 19})
         for name, top in (("a", 0.5), ("b", 0.9), ("c", 0.7))
     ]
-    (acc,) = compare.compare_runs(runs).metrics
+    (acc,) = compare.compare(runs).metrics
     assert (acc.better, acc.against) == (1, 2)
     assert (
-        compare.compare_runs(runs)
+        compare.compare(runs)
         .summary[0]
         .startswith("b was best at val/acc: 0.9 against 0.7 of c at step 19, ahead from step ")
     )
@@ -165,9 +181,9 @@ def test_three_runs_name_the_best_and_the_next(tmp_path: Path) -> None:
 def test_only_what_is_asked_for(tmp_path: Path) -> None:
     a = record(tmp_path, "a", {"loss": float, "lr": float})
     b = record(tmp_path, "b", {"loss": float, "lr": float})
-    assert [m.name for m in compare.compare_runs([a, b], ["l?"]).metrics] == ["lr"]
+    assert [m.name for m in compare.compare([a, b], ["l?"]).metrics] == ["lr"]
     with pytest.raises(StepwellError, match="there are: loss, lr"):
-        compare.compare_runs([a, b], ["accuracy"])
+        compare.compare([a, b], ["accuracy"])
 
 
 # Configuration and code
@@ -183,7 +199,7 @@ def test_configuration_differences(tmp_path: Path) -> None:
         1,
         config={"lr": 1.0, "opt": {"name": "adam", "b": [1]}, "n": True, "x": 2},
     )
-    assert compare.compare_runs([a, b]).config == [
+    assert compare.compare([a, b]).config == [
         compare.Difference("n", [1, True]),
         compare.Difference("opt.name", ["sgd", "adam"]),
         compare.Difference("x", [None, 2]),
@@ -205,7 +221,7 @@ def test_code_and_versions(tmp_path: Path) -> None:
             "argv": ["train.py"],
         }
         (run.path / "run.json").write_text(json.dumps(about))
-    found = compare.compare_runs([stepwell.open_run(a.path), stepwell.open_run(b.path)]).code
+    found = compare.compare([stepwell.open_run(a.path), stepwell.open_run(b.path)]).code
     assert [(d.key, d.values) for d in found] == [
         ("code.commit", ["abc", "def"]),
         ("packages.torch", ["2.8", "2.9"]),
@@ -215,7 +231,7 @@ def test_code_and_versions(tmp_path: Path) -> None:
 def test_a_strange_run_document_is_no_obstacle(tmp_path: Path) -> None:
     a, b = record(tmp_path, "a", {}, 1), record(tmp_path, "b", {}, 1)
     (b.path / "run.json").write_text('{"attempts": [7, {"python": 3, "argv": 1}], "config": []}')
-    compare.compare_runs([a, stepwell.open_run(b.path)])
+    compare.compare([a, stepwell.open_run(b.path)])
 
 
 # Weights
@@ -247,7 +263,7 @@ def test_weights_layer_by_layer_by_hand(tmp_path: Path) -> None:
         torch.save({"x": torch.zeros(2)}, folder / "epoch-00000.batch-00000100.pt")
         torch.save(state, folder / "epoch-00000.batch-00000200.pt")
     torch.save({}, a.path / "telemetry" / "snapshots" / "epoch-00000.batch-00000300.pt")
-    (found,) = compare.compare_runs([a, b]).weights
+    (found,) = compare.compare([a, b]).weights
     assert found.snapshots == ("epoch-00000.batch-00000200",) * 2
     assert found.only == ["a"]
     x, y, z = found.layers
@@ -284,10 +300,10 @@ def test_a_snapshot_that_is_none_is_refused(tmp_path: Path) -> None:
         evil = pickle.dumps({"w": Path("x")})
         (run.path / "telemetry" / "snapshots" / "s.pt").write_bytes(evil)
     with pytest.raises(StepwellError, match="no snapshot of weights"):
-        compare.compare_runs([a, b])
+        compare.compare([a, b])
     (b.path / "telemetry" / "snapshots" / "s.pt").unlink()
     (b.path / "telemetry" / "snapshots" / "s.pt").symlink_to("/dev/zero")
-    assert compare.compare_runs([a, b]).weights == []
+    assert compare.compare([a, b]).weights == []
 
 
 # The command

@@ -122,8 +122,9 @@ def test_only_what_is_grave_enough(waits: Any) -> None:
 
 def test_the_command_line(waits: Any, tmp_path: Path) -> None:
     """It prints a line of JSON for each, and ends with the run."""
+    code = "from stepwell.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", "from stepwell.cli import main; main()", "alert", str(waits.path)],
+        [sys.executable, "-c", code, "alert", str(waits.path), "--json"],
         env=environ(tmp_path),
         capture_output=True,
         text=True,

@@ -90,7 +90,7 @@ def test_died_when_it_was_killed(tmp_path: Path) -> None:
     """What it was inside of, for want of an exception."""
     simulate(tmp_path / "run", Plan(2, 50, (Hang(1, 40, ns=2 * SECOND),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
-    assert found["died"].sentence.startswith("Ranks 0 and 1 were killed at step 40 inside ")
+    assert found["died"].sentence.startswith("Ranks 0 and 1 were killed at step 40, rank 0 inside ")
     assert "hang" not in found
 
 
@@ -598,3 +598,39 @@ def test_a_rule_that_fails_does_not_take_the_others_away(
     monkeypatch.setitem(RULES, "spikes", broken)  # type: ignore[arg-type]
     run = train(tmp_path, times=lambda step: {"wait for data": 0.05})
     assert [f.rule for f in findings(run)] == ["data-bound", "rule-failed"]
+
+
+def test_a_hang_is_told_once(tmp_path: Path) -> None:
+    """The step that it hung in is neither a stall, nor does it make others slow again and again."""
+    simulate(tmp_path / "run", Plan(2, 60, (Hang(1, 40),)))
+    found = [f.rule for f in findings(stepwell.open_run(tmp_path / "run"))]
+    assert sorted(set(found) - {"low-goodput"}) == ["died", "hang"]
+
+
+def test_one_endless_step_makes_no_burst(tmp_path: Path) -> None:
+    """One step in five takes 10 ms longer, and one of these took 30 s: that one is a stall."""
+
+    def times(step: int) -> dict[str, float]:
+        return {"forward": 30.0 if step == 60 else 0.02 if noise(step) > 0.6 else 0.005}
+
+    found = findings(train(tmp_path, times=times))
+    assert "slow-steps" not in [f.rule for f in found]
+    assert [f.steps for f in found if f.rule == "stall"] == [(60,)]
+
+
+def test_a_busy_machine_is_no_finding(tmp_path: Path) -> None:
+    """Every part of the step is held up for 30 ms now and then, the pauses as well, by other programs."""
+
+    def times(step: int) -> dict[str, float]:
+        parts = {"wait for data": 0.004, "forward": 0.01, "backward": 0.01, "pause": 0.006}
+        for number, name in enumerate(parts):
+            share = parts[name] / 0.03
+            if noise(5 * step + 700 * number) > 1 - share:
+                parts[name] += 0.03
+        return parts
+
+    assert {f.rule for f in findings(train(tmp_path, steps=400, times=times))} <= {"data-bound"}
+    alone = train(
+        tmp_path / "alone", times=lambda step: {"pause": 0.2 if noise(step) > 0.5 else 0.006}
+    )
+    assert "pauses" in {f.rule for f in findings(alone)}

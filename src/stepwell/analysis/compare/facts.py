@@ -25,12 +25,22 @@ class Difference:
 
 def config_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
     """Keys of the configuration, joined by dots, whose values differ."""
-    return _differences([_flat(run.config) for run in runs])
+    return _differences([config_facts(run) for run in runs])
 
 
 def code_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
     """Commit, versions of Python and packages, machine, arguments and number of ranks."""
-    return _differences([_flat(_produced(run)) for run in runs])
+    return _differences([code_facts(run) for run in runs])
+
+
+def config_facts(run: RecordedRun) -> dict[str, Any]:
+    """The configuration of a run, its keys joined by dots."""
+    return _flat(run.config)
+
+
+def code_facts(run: RecordedRun) -> dict[str, Any]:
+    """What produced a run, in the same form."""
+    return _flat(_produced(run))
 
 
 def config_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
@@ -61,7 +71,7 @@ def _produced(run: RecordedRun) -> dict[str, Any]:
 def _differences(sides: list[dict[str, Any]]) -> list[Difference]:
     keys = sorted({key for side in sides for key in side if key not in IGNORED})
     found = [Difference(key, [side.get(key) for side in sides]) for key in keys]
-    return [d for d in found if any(_text(v) != _text(d.values[0]) for v in d.values)]
+    return [d for d in found if any(text_of(v) != text_of(d.values[0]) for v in d.values)]
 
 
 def _flat(value: Any, above: str = "", depth: int = 0) -> dict[str, Any]:
@@ -73,7 +83,8 @@ def _flat(value: Any, above: str = "", depth: int = 0) -> dict[str, Any]:
     return found
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as a text that is the same when it means the same."""
     # 1 and 1.0 mean the same to a training; 1 and True do not.
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,4 +1,4 @@
-"""Metrics of several runs side by side: last, best, at the same step, and since when they differ."""
+"""Metrics of several runs side by side: last, best, at the same place, and since when they differ."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import polars as pl
-
+from stepwell.analysis.compare.points import Points, aligned, read_points
 from stepwell.analysis.plots.choosing import SYSTEM, by_request
-from stepwell.analysis.plots.curves import LARGEST, default_weight, smoothed
+from stepwell.analysis.plots.curves import default_weight, smoothed
 from stepwell.analysis.plots.making import metric_names
 from stepwell.reading import RecordedRun
 
@@ -20,16 +19,22 @@ HIGHER = (
     r"|psnr|ssim)"
 )
 LASTING = 0.05
-"""Of the range of all values: less is no difference."""
+"""Of the range of values in the latter half, so that a high start does not hide how they end …"""
+LEAST = 0.001
+"""… and of the values themselves: less is no difference."""
+NOISE = 3.0
+"""Times the noise of curves that were not smoothed …"""
+SMOOTH_NOISE = 2.0
+"""… and what smoothing leaves of it in those that were."""
+ROUGH_FROM = 8
+"""Of fewer values in the latter half nobody can say how noisy they are."""
 LAST = 0.1
-"""Of the common steps: a difference that has lasted no longer than these may be gone at the next."""
-
-Points = dict[int, float]
+"""Of the common places: a difference that has lasted no longer than these may be gone at the next."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One metric in one run. ``common`` is its value, smoothed if noisy, at the last common step."""
+    """One metric in one run. ``common`` is its value, smoothed if noisy, at the last common place."""
 
     count: int
     last: float | None
@@ -42,82 +47,50 @@ class Standing:
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """One metric in all runs.
+    """One metric in all runs. A place is a step, or what else the curves are aligned by.
 
     Attributes:
         goal: "lower" or "higher" is better, as its name tells; None where it does not.
         runs: a standing for each run; None where it was not logged.
-        common_steps: at how many steps all that logged it did so.
-        common_step: the last of these.
-        first_step: the first of these.
+        common_count: at how many places the values of all that logged it are compared.
+        common_at: the last of these.
+        first_at: the first of these.
         better: which run was ahead there, and stays so from ``since`` on; None: none was.
         against: the next best.
-        since: the first step of the lasting difference; about, where values were smoothed.
-        identical: whether all values at common steps are equal.
+        since: the first place of the lasting difference; about, where values were smoothed.
+        identical: whether all values at common places are equal.
         is_smoothed: whether values were too many to be compared one by one.
     """
 
     name: str
     goal: str | None
     runs: list[Standing | None]
-    common_steps: int = 0
-    common_step: int | None = None
-    first_step: int | None = None
+    common_count: int = 0
+    common_at: float | None = None
+    first_at: float | None = None
     better: int | None = None
     against: int | None = None
-    since: int | None = None
+    since: float | None = None
     identical: bool = False
     is_smoothed: bool = False
 
 
 def compare_metrics(
-    runs: Sequence[RecordedRun], metrics: Sequence[str] = ()
+    runs: Sequence[RecordedRun], metrics: Sequence[str] = (), by: str = "step"
 ) -> list[MetricComparison]:
     """Each metric that any of the runs has; those of the machine only when they are asked for."""
+    names = chosen_names(runs, metrics)
+    curves = [read_points(run, names, by) for run in runs]
+    return [_compare(name, [curve.get(name) for curve in curves], by) for name in names]
+
+
+def chosen_names(runs: Sequence[RecordedRun], metrics: Sequence[str] = ()) -> list[str]:
+    """The metrics that are meant."""
     names = metric_names(runs)
     if metrics:
         chosen = by_request(names, metrics)
-        names = list(dict.fromkeys(name for choice in chosen for name in choice.names))
-    else:
-        names = [name for name in names if not name.startswith(SYSTEM)]
-    tables = [_values(run, names) for run in runs]
-    return [_compare(name, [table.get(name) for table in tables]) for name in names]
-
-
-def metric_table(runs: Sequence[RecordedRun], metrics: Sequence[str] = ()) -> pl.DataFrame:
-    """A row for each metric and run: last and best value with their steps, and at the common step."""
-    rows = [
-        {
-            "metric": metric.name,
-            "goal": metric.goal,
-            "run": run.id,
-            "last": found.last,
-            "last_step": found.last_step,
-            "best": found.best,
-            "best_step": found.best_step,
-            "common_step": metric.common_step,
-            "common": found.common,
-            "better": None if metric.better is None else metric.better == number,
-            "since": metric.since,
-        }
-        for metric in compare_metrics(runs, metrics)
-        for number, (run, found) in enumerate(zip(runs, metric.runs, strict=True))
-        if found is not None
-    ]
-    schema = {
-        "metric": pl.String,
-        "goal": pl.String,
-        "run": pl.String,
-        "last": pl.Float64,
-        "last_step": pl.Int64,
-        "best": pl.Float64,
-        "best_step": pl.Int64,
-        "common_step": pl.Int64,
-        "common": pl.Float64,
-        "better": pl.Boolean,
-        "since": pl.Int64,
-    }
-    return pl.DataFrame(rows, schema=schema, orient="row")
+        return list(dict.fromkeys(name for choice in chosen for name in choice.names))
+    return [name for name in names if not name.startswith(SYSTEM)]
 
 
 def goal_of(name: str) -> str | None:
@@ -130,101 +103,107 @@ def goal_of(name: str) -> str | None:
     return None
 
 
-def _values(run: RecordedRun, names: list[str]) -> dict[str, tuple[Points, list[int]]]:
-    """Of each metric the mean over ranks at each step, and the steps where it is not finite."""
-    step = run.metrics().filter(pl.col("name").is_in(names)).drop_nulls("step")
-    table = step.group_by("name", "step").agg(pl.col("value").mean()).sort("name", "step").collect()
-    found: dict[str, tuple[Points, list[int]]] = {}
-    for name, at, value in table.select("name", "step", "value").iter_rows():
-        points, odd = found.setdefault(name, ({}, []))
-        if abs(value) < LARGEST:
-            points[at] = value
-        else:
-            odd.append(at)
-    return found
-
-
-def _compare(name: str, found: list[tuple[Points, list[int]] | None]) -> MetricComparison:
+def _compare(name: str, found: list[Points | None], by: str) -> MetricComparison:
     goal = goal_of(name)
-    there = [i for i, item in enumerate(found) if item is not None and item[0]]
-    points = {i: item[0] for i, item in enumerate(found) if item is not None and i in there}
-    common = sorted(set.intersection(*(set(p) for p in points.values()))) if points else []
-    curves = {i: [p[step] for step in common] for i, p in points.items()}
-    weight = default_weight(len(common))
+    points = {i: p for i, p in enumerate(found) if p is not None and len(p)}
+    grid, values = aligned(points, by)
+    curves = {i: y.tolist() for i, y in values.items()}
+    weight = default_weight(len(grid))
     smooth = {i: smoothed(y, weight) if weight else y for i, y in curves.items()}
     standings = [
-        _standing(item, goal, smooth[i][-1] if i in smooth and common else None)
-        for i, item in enumerate(found)
+        _standing(p, goal, smooth[i][-1] if i in smooth and len(grid) else None)
+        for i, p in enumerate(found)
     ]
-    if len(there) < 2 or not common:
-        ends = (common[-1], common[0]) if common else (None, None)
-        return MetricComparison(name, goal, standings, len(common), *ends)
-    identical = all(curves[i] == curves[there[0]] for i in there)
+    places = [int(at) if by == "step" else float(at) for at in (grid[[0, -1]] if len(grid) else ())]
+    first_at, common_at = places or (None, None)
+    # One place of many says nothing; one of one may be a test at the end.
+    is_one_of_many = len(grid) == 1 and any(len(p) > 1 for p in points.values())
+    if len(points) < 2 or not places or is_one_of_many:
+        return MetricComparison(name, goal, standings, len(grid), common_at, first_at)
     sign = -1.0 if goal == "lower" else 1.0
-    order = sorted(there, key=lambda i: sign * smooth[i][-1], reverse=True)
-    first, second = order[0], order[1]
+    first, second, *_ = sorted(points, key=lambda i: sign * smooth[i][-1], reverse=True)
     since = lasting_since(curves[first], curves[second], weight)
     return MetricComparison(
         name,
         goal,
         standings,
-        len(common),
-        common[-1],
-        common[0],
+        len(grid),
+        common_at,
+        first_at,
         first if since is not None else None,
         second if since is not None else None,
-        common[since] if since is not None else None,
-        identical,
-        bool(weight),
+        None if since is None else int(grid[since]) if by == "step" else float(grid[since]),
+        identical=all(y == curves[first] for y in curves.values()),
+        is_smoothed=bool(weight),
     )
 
 
 def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | None:
     """From which place on two curves differ for good, in one direction; None: they do not.
 
-    A difference counts when it is more than a twentieth of the range of both, and twice what
-    the noise of both, smoothed alike, can bring about, over at least the last tenth of the places.
+    A difference counts when it is more than a twentieth of the range of both in their latter half, and more
+    than their noise, smoothed alike, can bring about, over at least the last tenth of the places.
     """
     smooth_a, smooth_b = (smoothed(y, weight) if weight else y for y in (a, b))
-    both = [*smooth_a, *smooth_b]
-    least = LASTING * (max(both) - min(both))
-    noise = math.hypot(_noise(a, smooth_a), _noise(b, smooth_b))
-    least = max(least, 2 * noise * math.sqrt((1 - weight) / (1 + weight)))
     differences = [x - y for x, y in zip(smooth_a, smooth_b, strict=True)]
-    if not differences or abs(differences[-1]) <= least:
+    if not differences:
         return None
+    half = len(a) // 2
+    both = [*smooth_a[half:], *smooth_b[half:]]
+    least = max(LASTING * (max(both) - min(both)), LEAST * max(map(abs, both)))
+    if weight:
+        noise = math.hypot(*(_taken(y[half:], s[half:]) for y, s in ((a, smooth_a), (b, smooth_b))))
+        noise *= SMOOTH_NOISE * math.sqrt((1 - weight) / (1 + weight))
+    else:
+        noise = math.hypot(_rough(a[half:]), _rough(b[half:]))
     sign = math.copysign(1.0, differences[-1])
-    place = len(differences)
-    while place and sign * differences[place - 1] > least:
+    ahead = [sign * difference for difference in differences]
+    # At the end it must be beyond doubt; before, it need only go on being there.
+    certain = _since(ahead, max(least, noise if weight else NOISE * noise))
+    if len(ahead) - certain < LAST * len(ahead) or certain == len(ahead):
+        return None
+    return _since(ahead, max(least, noise))
+
+
+def _since(ahead: list[float], least: float) -> int:
+    """The place from which on all are more than this."""
+    place = len(ahead)
+    while place and ahead[place - 1] > least:
         place -= 1
-    return place if len(differences) - place >= LAST * len(differences) else None
+    return place
 
 
-def _noise(raw: list[float], smooth: list[float]) -> float:
-    """Standard deviation of what smoothing took away; nothing where nothing was smoothed."""
+def _taken(raw: list[float], smooth: list[float]) -> float:
+    """Standard deviation of what smoothing took away."""
     return math.sqrt(sum((x - y) * (x - y) for x, y in zip(raw, smooth, strict=True)) / len(raw))
 
 
-def _standing(
-    item: tuple[Points, list[int]] | None, goal: str | None, common: float | None
-) -> Standing | None:
-    if item is None:
+def _rough(values: list[float]) -> float:
+    """The noise of a curve that is straight but for it: how far values are from between their neighbours."""
+    if len(values) < ROUGH_FROM:
+        return 0.0
+    bends = [x - 2 * y + z for x, y, z in zip(values, values[1:], values[2:], strict=False)]
+    # Each is noise three times over, of 1 + 4 + 1 times its variance; the median cares for no single jump.
+    ordered = sorted(map(abs, bends))
+    return ordered[len(ordered) // 2] / 0.6745 / math.sqrt(6)
+
+
+def _standing(points: Points | None, goal: str | None, common: float | None) -> Standing | None:
+    if points is None:
         return None
-    points, odd = item
-    first_odd = odd[0] if odd else None
-    if not points:
-        return Standing(len(odd), None, None, None, None, None, first_odd)
-    last = max(points)
+    first_odd = points.nonfinite[0] if points.nonfinite else None
+    count = len(points) + len(points.nonfinite)
+    if not len(points):
+        return Standing(count, None, None, None, None, None, first_odd)
     best: int | None = None
     if goal is not None:
-        choose = min if goal == "lower" else max
-        best = choose(points, key=points.__getitem__)
+        best = int(points.values.argmin() if goal == "lower" else points.values.argmax())
     return Standing(
-        len(points) + len(odd),
-        points[last],
-        last,
-        None if best is None else points[best],
-        best,
+        count,
+        float(points.values[-1]),
+        int(points.steps[-1]),
+        None if best is None else float(points.values[best]),
+        None if best is None else int(points.steps[best]),
         common,
         first_odd,
     )

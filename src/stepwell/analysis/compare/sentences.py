@@ -1,33 +1,61 @@
-"""A comparison in sentences: which run was better at what, and from when on."""
+"""A comparison in sentences: which run was better at what, since when, and what was different."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from typing import Any
 
-from stepwell.analysis.compare.facts import Difference
+from stepwell.analysis.compare.facts import Difference, text_of
 from stepwell.analysis.compare.metrics import MetricComparison
+from stepwell.analysis.compare.wording import number, place, since
 
 MOST_NAMED = 4
 MOST_JUDGED = 6
+MOST_VALUES = 3
+LONGEST_VALUE = 24
+HELD_OUT = re.compile(r"(^|[/_.\-])(val|valid|validation|eval|test|holdout|dev)([/_.\-]|$)", re.I)
 
 
-def summarise(
-    labels: Sequence[str], metrics: Sequence[MetricComparison], config: Sequence[Difference]
-) -> list[str]:
-    """The answer first: what was better; then what was equal, and what could not be compared."""
-    judged = [m for m in metrics if m.goal is not None and m.common_step is not None]
+def judged_metrics(metrics: Sequence[MetricComparison]) -> list[MetricComparison]:
+    """Those that tell what is better and that several runs have; what was held out first."""
+    judged = [m for m in metrics if m.goal is not None and m.common_at is not None]
     judged = [m for m in judged if sum(s is not None for s in m.runs) > 1]
-    sentences = [_better(m, labels) for m in judged if m.better is not None][:MOST_JUDGED]
-    same = [m.name for m in judged if m.identical]
-    even = [m.name for m in judged if m.better is None and not m.identical]
-    if same:
-        sentences.append(f"{_named(same)}: identical at every common step.")
-    if even:
-        sentences.append(f"No lasting difference in {_named(even)}.")
+    return sorted(judged, key=lambda m: not HELD_OUT.search(m.name))
+
+
+def better_sentences(
+    labels: Sequence[str],
+    metrics: Sequence[MetricComparison],
+    config: Sequence[Difference],
+    by: str,
+) -> list[str]:
+    """Which run was better at what; the first one also says what was configured differently."""
+    ahead = [m for m in judged_metrics(metrics) if m.better is not None][:MOST_JUDGED]
+    found = [_better(m, labels, by) for m in ahead]
+    if found and ahead[0].better is not None and ahead[0].against is not None:
+        found[0] += _instead(config, ahead[0].better, ahead[0].against)
+    return [f"{text}." for text in found]
+
+
+def metric_notes(
+    labels: Sequence[str], metrics: Sequence[MetricComparison], by: str, repeated: bool
+) -> list[str]:
+    """What was equal, broken, or could not be compared; of repeats it is told elsewhere how far apart."""
+    judged = judged_metrics(metrics)
+    sentences = []
+    if same := [m.name for m in judged if m.identical]:
+        sentences.append(f"{named(same)}: identical at every common {_places(by)}.")
+    once = [m.name for m in judged if m.common_count == 1 and _longest(m) > 1]
+    if once:
+        sentences.append(f"{named(once)}: only one {_places(by)} in common.")
+    even = [m.name for m in judged if m.better is None and not m.identical and m.name not in once]
+    if even and not repeated:
+        sentences.append(f"No lasting difference in {named(even)}.")
     sentences += _broken(labels, metrics)
-    apart = [m.name for m in metrics if m.common_step is None and _logged(m) > 1]
-    if apart:
-        sentences.append(f"{_named(apart)}: not one step in common.")
+    if apart := [m.name for m in metrics if m.common_at is None and _logged(m) > 1]:
+        sentences.append(f"{named(apart)}: not one {_places(by)} in common.")
     if not judged and metrics and not apart:
         sentences.append(
             "Nothing that both logged tells by its name whether less or more is better "
@@ -35,64 +63,96 @@ def summarise(
         )
     if not metrics:
         sentences.append("None of them logged a metric.")
-    sentences.append(_config(config))
     return sentences
 
 
-def _better(metric: MetricComparison, labels: Sequence[str]) -> str:
+def config_sentence(config: Sequence[Difference]) -> str:
+    """The keys that differ."""
+    if not config:
+        return "Their configuration is the same."
+    return f"Configured differently: {named([difference.key for difference in config])}."
+
+
+def named(names: Sequence[str]) -> str:
+    """A few names, and how many more."""
+    shown = list(names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(shown)} and {len(names) - MOST_NAMED} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _better(metric: MetricComparison, labels: Sequence[str], by: str) -> str:
     assert metric.better is not None
     assert metric.against is not None
+    assert metric.common_at is not None
     first, second = metric.runs[metric.better], metric.runs[metric.against]
     assert first is not None
     assert second is not None
     others = sum(run is not None for run in metric.runs) > 2
-    since = _since(metric)
     best = ""
-    if first.best is not None and f"{first.best:.4g}" != f"{first.common:.4g}":
-        best = f"; its best was {first.best:.4g} at step {first.best_step}"
+    if first.best is not None and number(first.best) != number(first.common):
+        best = f" (its best: {number(first.best)} at step {first.best_step})"
     return (
         f"{labels[metric.better]} was {'best' if others else 'better'} at {metric.name}: "
-        f"{first.common:.4g} against {second.common:.4g}"
+        f"{number(first.common)} against {number(second.common)}"
         f"{f' of {labels[metric.against]}' if others else ''} "
-        f"at step {metric.common_step}, ahead {since}{best}."
+        f"{place(by, metric.common_at)}{best}, ahead {_since(metric, by)}"
     )
 
 
-def _since(metric: MetricComparison) -> str:
+def _since(metric: MetricComparison, by: str) -> str:
     about = "about " if metric.is_smoothed else ""
-    return (
-        f"from {about}the start on"
-        if metric.since == metric.first_step
-        else f"from {about}step {metric.since} on"
-    )
+    if metric.since is None or metric.since == metric.first_at:
+        return f"from {about}the start on"
+    return f"from {about}{since(by, metric.since)} on"
+
+
+def _instead(config: Sequence[Difference], ours: int, theirs: int) -> str:
+    """With lr 0.1 instead of 0.02."""
+    differ = [d for d in config if text_of(d.values[ours]) != text_of(d.values[theirs])]
+    if not differ:
+        return ""
+    shown = [_value_of(d, ours, theirs) for d in differ[:MOST_VALUES]]
+    more = len(differ) - len(shown)
+    if more:
+        return f", with {', '.join(shown)} and {more} more difference{'s' if more > 1 else ''}"
+    return f", with {named(shown)}"
+
+
+def _value_of(difference: Difference, ours: int, theirs: int) -> str:
+    mine, other = (_short(difference.values[i]) for i in (ours, theirs))
+    if max(len(mine), len(other)) > LONGEST_VALUE:
+        return f"another {difference.key}"
+    return f"{difference.key} {mine} instead of {other}"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _broken(labels: Sequence[str], metrics: Sequence[MetricComparison]) -> list[str]:
     """Runs whose numbers stopped being numbers."""
     found: dict[int, tuple[int, str]] = {}
     for metric in metrics:
-        for number, run in enumerate(metric.runs):
+        for i, run in enumerate(metric.runs):
             if run is not None and run.nonfinite_step is not None:
-                earliest = found.get(number, (run.nonfinite_step, metric.name))
-                found[number] = min(earliest, (run.nonfinite_step, metric.name))
+                earliest = found.get(i, (run.nonfinite_step, metric.name))
+                found[i] = min(earliest, (run.nonfinite_step, metric.name))
     return [
-        f"{labels[number]} has NaN or infinite values, first in {name} at step {step}."
-        for number, (step, name) in sorted(found.items())
+        f"{labels[i]} has NaN or infinite values, first in {name} at step {step}."
+        for i, (step, name) in sorted(found.items())
     ]
 
 
-def _config(config: Sequence[Difference]) -> str:
-    if not config:
-        return "Their configuration is the same."
-    return f"Configured differently: {_named([difference.key for difference in config])}."
+def _longest(metric: MetricComparison) -> int:
+    return max((run.count for run in metric.runs if run is not None), default=0)
 
 
 def _logged(metric: MetricComparison) -> int:
     return sum(run is not None and run.last is not None for run in metric.runs)
 
 
-def _named(names: Sequence[str]) -> str:
-    shown = list(names[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        return f"{', '.join(shown)} and {len(names) - MOST_NAMED} more"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+def _places(by: str) -> str:
+    return "step" if by == "step" else f"place by {by}"

@@ -11,8 +11,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stepwell.reading import RecordedRun
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -83,16 +81,11 @@ class Pair:
 
 
 class Curves:
-    """All metrics of a run but those of the machine. Read once, when first asked for."""
+    """All metrics of a run but those of the machine."""
 
-    def __init__(self, run: RecordedRun) -> None:
-        self._run = run
-
-    @cached_property
-    def everything(self) -> pl.DataFrame:
+    def __init__(self, everything: pl.DataFrame) -> None:
+        self.everything = everything
         """All that was logged, that of the machine too: name, rank, attempt, step, time_ns, value."""
-        wanted = ("name", "rank", "attempt", "step", "time_ns", "value")
-        return self._run.metrics().select(wanted).collect()
 
     @cached_property
     def table(self) -> pl.DataFrame:

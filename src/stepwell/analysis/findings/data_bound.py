@@ -67,8 +67,9 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
     # All ranks together: one that waits by itself is a straggler.
     # Validation and checkpoints after a step are no part of how it waits.
     whole = pl.col("period_ns") - pl.sum_horizontal(EXPECTED)
-    table = facts.steady.with_columns(whole.alias("period_ns"))
-    table = table.group_by("attempt", "step").agg(pl.col("data", "period_ns").min())
+    table = facts.steady.select("attempt", "step", "data", whole.alias("period_ns"))
+    if facts.ranks > 1:
+        table = table.group_by("attempt", "step").agg(pl.col("data", "period_ns").min())
     table = table.sort("attempt", "step")
     if table.height < 2 * WINDOW:
         return

@@ -97,9 +97,12 @@ def _killed(facts: Facts, ranks: list[int]) -> Finding:
         & ~pl.col("process").str.contains(".worker-", literal=True)
     ).sort("rank", "depth")
     names = list(dict.fromkeys(spans.filter(pl.col("rank") == ranks[0])["name"].to_list()))
-    known = spans["step"].drop_nulls()
+    known = spans.filter(pl.col("rank") == ranks[0])["step"].drop_nulls()
     step = int(known[-1]) if len(known) else _last_step(facts, ranks[0])
     inside = f" inside {' › '.join(names[-3:])}" if names else ""
+    others = spans.filter(pl.col("rank") != ranks[0]).group_by("rank").agg(pl.col("name").last())
+    if names and (others["name"] != names[-1]).any():
+        inside = f", rank {ranks[0]}{inside}"
     where = f" at step {step}" if step is not None else ""
     who = capital(ranks_listed(ranks)) if facts.ranks > 1 else "It"
     were = "were" if len(ranks) > 1 and facts.ranks > 1 else "was"

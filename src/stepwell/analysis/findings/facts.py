@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepwell.analysis.engine import Engine, Summary, summarise
 from stepwell.analysis.findings.curves import SYSTEM, Curves
 from stepwell.analysis.time import (
     PHASES,
@@ -14,14 +15,13 @@ from stepwell.analysis.time import (
     Burst,
     Drift,
     Outlier,
-    account,
-    bursts,
-    drift,
-    outliers,
+    Patterns,
+    patterns,
     steps,
 )
 from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import joint_status
 
 if TYPE_CHECKING:
     from stepwell.analysis.goodput import Goodput
@@ -29,28 +29,41 @@ if TYPE_CHECKING:
 
 WARM_UP = 3
 """Steps at the beginning of an attempt that are slow as a rule."""
+MANY = 200
+LARGE = 4_000_000
+"""Ranks times steps from which on memory is thought of."""
 FEWEST = 20
 """Steps that there must be to say anything about their times."""
 
 
 class Facts:
-    """One run, as rules see it. Everything is read once, and only when a rule asks for it."""
+    """One run, as rules see it. It is read once, and when a rule first asks; by ``engine``, else here."""
 
-    def __init__(self, run: RecordedRun) -> None:
+    def __init__(self, run: RecordedRun, engine: Engine | None = None) -> None:
         self.run = run
-        self.curves = Curves(run)
+        self._engine = engine
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What was read."""
+        return summarise(self.run, self._engine)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """What was logged."""
+        return Curves(self.summary.metrics)
 
     # Processes
 
     @cached_property
     def documents(self) -> list[dict[str, Any]]:
         """What is known of each main process."""
-        return [d for d in self.run.documents() if d["role"] != "worker"]
+        return [d for d in self.summary.documents if d["role"] != "worker"]
 
-    @cached_property
+    @property
     def processes(self) -> pl.DataFrame:
         """The table of processes, workers included."""
-        return self.run.processes().collect()
+        return self.summary.processes
 
     @cached_property
     def latest(self) -> list[dict[str, Any]]:
@@ -66,7 +79,7 @@ class Facts:
     @cached_property
     def status(self) -> str:
         """How the run is."""
-        return self.run.status
+        return joint_status(self.documents)
 
     @property
     def attempts(self) -> int:
@@ -80,10 +93,10 @@ class Facts:
 
     # Time
 
-    @cached_property
+    @property
     def accounts(self) -> Accounts:
         """The time of each rank and attempt."""
-        return account(self.run)
+        return self.summary.accounts
 
     @cached_property
     def wall_ns(self) -> int:
@@ -102,8 +115,19 @@ class Facts:
     @cached_property
     def steady(self) -> pl.DataFrame:
         """The same without the first steps of each attempt, which are slow as a rule."""
-        order = pl.int_range(pl.len()).over("rank", "attempt")
-        return self.steps.filter(order >= WARM_UP)
+        parts = [part for part in self.accounts.parts if part.iterations is not None]
+        if len(parts) > MANY:
+            order = pl.int_range(pl.len()).over("rank", "attempt")
+            return self.steps.filter(order >= WARM_UP)
+        # Of few and large ones slices, so that nothing is copied.
+        kept, first, seen = [self.steps.clear()], 0, set()
+        for part in parts:
+            after = first + len(part.iterations or ())
+            is_new = (part.rank, part.attempt) not in seen
+            seen.add((part.rank, part.attempt))
+            kept.append(self.steps[first + WARM_UP * is_new : after])
+            first = after
+        return pl.concat(kept)
 
     @cached_property
     def loop_ns(self) -> dict[int, int]:
@@ -112,12 +136,15 @@ class Facts:
 
     def spent_ns(self, phase: str) -> dict[int, int]:
         """For how long each rank was in a phase in these steps."""
-        return dict(zip(self._spent["rank"].to_list(), self._spent[phase].to_list(), strict=True))
+        return self._spent[phase]
 
     @cached_property
-    def _spent(self) -> pl.DataFrame:
+    def _spent(self) -> dict[str, dict[int, int]]:
         times = pl.col("period_ns", *PHASES).sum()
-        return self.steady.group_by("rank").agg(times).sort("rank")
+        table = self.steady.group_by("rank").agg(times).sort("rank")
+        ranks = table["rank"].to_list()
+        columns = table.drop("rank").to_dict(as_series=False)
+        return {name: dict(zip(ranks, ns, strict=True)) for name, ns in columns.items()}
 
     def share(self, phase: str) -> tuple[int, float]:
         """Nanoseconds and share of these steps that a phase took on a rank in the middle.
@@ -139,19 +166,23 @@ class Facts:
         return ["idle", "unaccounted", *(["training"] if is_told else [])]
 
     @cached_property
+    def _patterns(self) -> Patterns:
+        return patterns(self.steps)
+
+    @property
     def bursts(self) -> list[Burst]:
         """Phases that are slow in some steps, again and again."""
-        return bursts(self.steps)
+        return self._patterns.bursts
 
-    @cached_property
+    @property
     def drift(self) -> Drift | None:
         """The greatest drift of the time of steps."""
-        return drift(self.steps)
+        return self._patterns.drift
 
-    @cached_property
+    @property
     def outliers(self) -> list[Outlier]:
         """Single steps that took much longer than others."""
-        return outliers(self.steps)
+        return self._patterns.outliers
 
     # Ranks and attempts
 
@@ -160,14 +191,22 @@ class Facts:
         """Ranks that others waited for."""
         from stepwell.analysis.ranks import stragglers
 
-        return stragglers(self.run) if self.ranks > 1 else []
+        if self.ranks < 2:
+            return []
+        grids = self.summary.evidence.grids
+        found = stragglers(self.run, grids)
+        if sum(grid.begin.size for grid in grids) >= LARGE:
+            # The two who look at it have then done so, and it takes as much memory as all the rest.
+            _ = self.goodput
+            self.summary.drop_evidence()
+        return found
 
     @cached_property
     def goodput(self) -> Goodput:
         """What the wall time of the whole job went to."""
         from stepwell.analysis.goodput import goodput
 
-        return goodput(self.run)
+        return goodput(self.run, known=self.summary.evidence)
 
     # The rest
 
@@ -178,11 +217,10 @@ class Facts:
             pl.col("name").str.starts_with(SYSTEM) & pl.col("value").is_finite()
         ).sort("time_ns")
 
-    @cached_property
+    @property
     def open_spans(self) -> pl.DataFrame:
         """What every thread of the latest attempt is inside of, or was when it died."""
-        last = max((d["attempt"] for d in self.documents), default=0)
-        return self.run.open_spans().filter(pl.col("attempt") == last).collect()
+        return self.summary.open_spans
 
     def command(self, verb: str, *more: str) -> str:
         """A command about this run, to be typed."""

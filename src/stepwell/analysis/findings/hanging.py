@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import polars as pl
-
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds until it is said of a run that goes on, and …"""
 LEAST = 10.0
 """… of one that was killed."""
-OFTEN = 3
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
@@ -24,7 +21,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
     from stepwell.analysis.ranks import hang
 
     found = hang(facts.run, after_s=PATIENCE if facts.status == "running" else LEAST)
-    if found is None or not (found.collective or _is_known(facts, found.waiting[0].name)):
+    if found is None:
         return
     missing = tuple(one.rank for one in found.missing)
     waiting = tuple(rank for group in found.waiting for rank in group.ranks)
@@ -37,12 +34,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
         missing or waiting,
         "Look at what the rank that never came is inside of."
         if missing
-        else "All are there: the network, the file system or a deadlock.",
+        else "All are there: the network or a deadlock."
+        if found.collective
+        else "Look at what it reads from: the disk, the network, its workers.",
         facts.command("stacks"),
     )
-
-
-def _is_known(facts: Facts, name: str) -> bool:
-    """Whether spans of this name were done often enough to know how long they take."""
-    done = (pl.col("name") == name) & pl.col("duration_ns").is_not_null()
-    return int(facts.run.spans().filter(done).select(pl.len()).collect().item()) >= OFTEN

@@ -8,7 +8,7 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.recurring import recurring
+from stepwell.analysis.findings.recurring import is_everywhere, recurring
 from stepwell.analysis.findings.wording import duration, listed, ordinal, percent
 from stepwell.analysis.time import Burst
 
@@ -40,6 +40,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
     ns = int(outside.sum())
     burst = recurring(rows["step"].to_numpy(), outside.to_numpy(), "idle", rank)
     if burst is not None and (burst.lost_ns < ns / 2 or burst.slow_ns < LONG_NS):
+        burst = None
+    if burst is not None and burst.period is None and is_everywhere(facts, rank, facts.outside):
         burst = None
     each = _number(outside.median())
     if burst is None and (share < EACH or each < EACH_NS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -16,6 +18,10 @@ REGULAR = 0.7
 EVIDENCE = 1000
 FEWEST = 3
 NOISE = 8.0
+PARTS = ("data", "transfer", "forward", "backward", "optimizer", "training", "idle", "unaccounted")
+"""What steps consist of, whatever else comes after them now and then."""
+ALIKE = 2.0
+"""Up to so many times as much is as much."""
 
 Ints = NDArray[np.int64]
 
@@ -56,6 +62,30 @@ def recurring(numbers: Ints, values: Ints, phase: str, rank: int) -> Burst | Non
         lost_ns=int((values[at] - typical).sum()),
         steps=tuple(numbers[at[:EVIDENCE]].tolist()),
     )
+
+
+def again_ns(burst: Burst) -> int:
+    """What a burst costs by being there again and again: one step that took for ever is something else."""
+    as_usual = burst.count * (burst.slow_ns - burst.typical_ns)
+    return burst.lost_ns if burst.lost_ns <= FEWEST * as_usual else as_usual
+
+
+def is_everywhere(facts: Facts, rank: int, phases: Sequence[str]) -> bool:
+    """Whether other parts of the steps are held up as much as these, for the time that they take.
+
+    Then it is no matter of these phases: other programs had the processor.
+    """
+    rows = facts.steady.filter(pl.col("rank") == rank)
+    others = [phase for phase in PARTS if phase not in phases]
+    held_up, usual = np.array([_held_up(rows, phases), _held_up(rows, others)]).T
+    return bool(usual[1] > 0 and held_up[0] * usual[1] <= ALIKE * held_up[1] * usual[0])
+
+
+def _held_up(rows: pl.DataFrame, phases: Sequence[str]) -> tuple[float, float]:
+    """Nanoseconds beyond the usual in all steps, and what is usual in one: phase by phase, and summed up."""
+    each = rows.select(phases).to_numpy()
+    usual = np.median(each, axis=0)
+    return float(np.maximum(each - usual, 0).sum()), float(usual.sum())
 
 
 def _period(at: NDArray[np.intp]) -> int | None:

@@ -8,7 +8,7 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.recurring import frequency, sharpened
+from stepwell.analysis.findings.recurring import again_ns, frequency, is_everywhere, sharpened
 from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
 from stepwell.analysis.time import Burst
 
@@ -26,17 +26,20 @@ def rule(facts: Facts) -> Iterator[Finding]:
     elsewhere = {*ELSEWHERE, *facts.outside}
     for raw in facts.bursts:
         whole = facts.loop_ns.get(raw.rank, 0)
-        if raw.phase in elsewhere or raw.phase in told or raw.lost_ns < LEAST * whole:
+        if raw.phase in elsewhere or raw.phase in told or again_ns(raw) < LEAST * whole:
             continue
         burst = sharpened(facts, raw)
+        cost = again_ns(burst)
         if sum(step in blamed for step in burst.steps) > len(burst.steps) / 2:
             # Other ranks wait for a straggler then: that is one thing, not two.
             continue
+        if burst.period is None and is_everywhere(facts, burst.rank, [burst.phase]):
+            continue
         told.add(burst.phase)
-        yield _finding(facts, burst, burst.lost_ns / whole)
+        yield _finding(facts, burst, cost, cost / whole)
 
 
-def _finding(facts: Facts, burst: Burst, share: float) -> Finding:
+def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
     rows = facts.steady.filter(pl.col("rank") == burst.rank)
     is_slow = pl.col("step").is_in(list(burst.steps))
     slow, typical = _median(rows.filter(is_slow)), _median(rows.filter(~is_slow))
@@ -54,13 +57,13 @@ def _finding(facts: Facts, burst: Burst, share: float) -> Finding:
             "typical_ns": typical,
             "phase_slow_ns": burst.slow_ns,
             "phase_typical_ns": burst.typical_ns,
-            "lost_ns": burst.lost_ns,
+            "lost_ns": cost,
         },
         burst.steps,
         (burst.rank,) if facts.ranks > 1 else (),
         "Look at what is done only in these steps: logging, a metric, a copy, a longer batch.",
         facts.command("export", "--to", "chrome", "--steps", f"{burst.first}"),
-        burst.lost_ns,
+        cost,
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import polars as pl
+
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.recurring import again_ns
 from stepwell.analysis.findings.wording import duration, percent, phase_word
+from stepwell.analysis.time import Outlier
 
 LEAST_SHARE = 0.02
 LEAST_NS = 1_000_000_000
@@ -18,7 +22,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for each of the longest few; where a rank is to blame, it is a straggler's."""
     blamed = {step for s in facts.stragglers for step in s.steps}
     told: set[int] = set()
-    for one in facts.outliers:
+    under_way = _under_way(facts)
+    for one in [*_among_slow(facts), *facts.outliers]:
         lost = one.ns - one.typical_ns
         whole = facts.loop_ns.get(one.rank, 0)
         is_long = lost >= max(LEAST_NS, LEAST_SHARE * whole, TIMES * one.typical_ns)
@@ -27,6 +32,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
             or not is_long
             or one.step in told
             or one.step in blamed
+            or (one.rank, one.attempt, one.step) in under_way
             or len(told) == MOST
         ):
             continue
@@ -44,3 +50,36 @@ def rule(facts: Facts) -> Iterator[Finding]:
             facts.command("export", "--to", "chrome", "--steps", f"{one.step}"),
             lost,
         )
+
+
+def _among_slow(facts: Facts) -> Iterator[Outlier]:
+    """Steps that took very much longer than others that are slow again and again in the same phase."""
+    for burst in facts.bursts:
+        if again_ns(burst) == burst.lost_ns:
+            continue
+        rows = facts.steady.filter(pl.col("rank") == burst.rank)
+        typical = int(rows["period_ns"].median())  # type: ignore[arg-type]
+        for row in rows.filter(pl.col(burst.phase) > TIMES * burst.slow_ns).iter_rows(named=True):
+            phase_ns = int(row[burst.phase])
+            yield Outlier(
+                burst.rank,
+                int(row["attempt"]),
+                int(row["step"]),
+                int(row["period_ns"]),
+                typical,
+                burst.phase,
+                phase_ns,
+                burst.typical_ns,
+            )
+
+
+def _under_way(facts: Facts) -> set[tuple[int, int, int]]:
+    """Rank, attempt and step of the last steps of a run that has not ended, or was killed in them.
+
+    What takes long there may go on: that is a hang, or nothing.
+    """
+    if facts.status not in ("running", "killed") or facts.steps.is_empty():
+        return set()
+    latest = facts.steps.filter(pl.col("attempt") == pl.col("attempt").max())
+    last = latest.group_by("rank", "attempt").agg(pl.col("step").last())
+    return set(last.select("rank", "attempt", "step").iter_rows())

@@ -1,16 +1,20 @@
-"""Ranks by steps: what every rank did in every step, side by side."""
+"""Ranks by steps: what every rank did in every step, side by side.
+
+A process is summed up into a row first, by itself and wherever it is read; a grid is made of rows alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.analysis.ranks.compact import Compact
 from stepwell.analysis.ranks.stretches import CODES, NAMES, Stretches, read_stretches
 from stepwell.reading import RecordedRun
-from stepwell.reading.tables import ProcessTables
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -22,25 +26,47 @@ BETWEEN = ("checkpoint", "validation", "testing", "restore")
 _IS_IN_STEP = np.isin(np.arange(len(NAMES) + 2), [CODES[phase] for phase in IN_STEP])
 MOST_NUMBERS = 6
 """So many stretches of one phase are kept apart in a step; more are taken together with the last."""
+NEVER = np.iinfo(np.int64).max
 
 
-@dataclass
 class Layer:
-    """The n-th stretch of one phase: when it began and its own time, rank by step; -1 for none."""
+    """The n-th stretch of one phase: when it began and its own time, rank by step; -1 for none.
 
-    phase: str
-    number: int
-    start: Ints
-    ns: Ints
+    There is one for every step of every rank, so they are kept small: starts as what lies between them and
+    the beginning of the step.
+    """
+
+    def __init__(self, phase: str, number: int, begin: Ints, start: Ints, ns: Ints) -> None:
+        self.phase = phase
+        self.number = number
+        self.is_used = bool((ns > 0).any())
+        self._begin = begin
+        self._ns = Compact(ns)
+        self._since = Compact(np.where(ns >= 0, start - begin, 0))
+
+    @property
+    def ns(self) -> Ints:
+        """Own time."""
+        return self._ns.full
+
+    @property
+    def start(self) -> Ints:
+        """When it began."""
+        return np.where(self._ns.full >= 0, self._begin + self._since.full, -1)
 
     @property
     def is_complete(self) -> Bools:
         """In which steps all ranks that do this at all have done it."""
-        takes_part = (self.ns >= 0).mean(axis=1) >= 0.5
-        if not takes_part.any():
-            return np.zeros(self.ns.shape[1], bool)
-        complete: Bools = (self.ns[takes_part] >= 0).all(axis=0)
-        return complete
+        return complete_steps(self.ns)
+
+
+def complete_steps(ns: Ints) -> Bools:
+    """In which steps all ranks that do something at all have done it; -1 is for not."""
+    takes_part = (ns >= 0).mean(axis=1) >= 0.5
+    if not takes_part.any():
+        return np.zeros(ns.shape[1], bool)
+    complete: Bools = (ns[takes_part] >= 0).all(axis=0)
+    return complete
 
 
 @dataclass
@@ -62,6 +88,10 @@ class Grid:
     """Nanoseconds by rank of what came before the first step: startup, restore, …"""
     last_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """When the last stretch of each rank was over, or began if it never was."""
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    """Rank and step of the iterations that an exception went through."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What was worked out of it for several purposes."""
 
     @property
     def complete(self) -> Bools:
@@ -71,10 +101,10 @@ class Grid:
 
     def total(self, phase: str) -> Ints:
         """Nanoseconds in a phase, rank by step."""
-        layers = [layer.ns for layer in self.layers if layer.phase == phase]
-        if not layers:
-            return np.zeros(self.begin.shape, np.int64)
-        total: Ints = np.sum([np.maximum(ns, 0) for ns in layers], axis=0)
+        total = np.zeros(self.begin.shape, np.int64)
+        for layer in self.layers:
+            if layer.phase == phase:
+                total += np.maximum(layer.ns, 0)
         return total
 
     @property
@@ -83,50 +113,97 @@ class Grid:
         return list(dict.fromkeys(layer.phase for layer in self.layers))
 
 
-def read_grids(run: RecordedRun, look: Callable[[ProcessTables], None] | None = None) -> list[Grid]:
-    """The attempts of a run. Processes without any span are left out, and workers.
+@dataclass
+class GridRow:
+    """One process, summed up by step: what a grid is made of. -1 for none."""
 
-    ``look`` is shown every process, for who wants something else of it in the same pass.
-    """
-    found: dict[int, list[Stretches]] = {}
+    attempt: int
+    rank: int
+    steps: Ints
+    begin: Ints
+    is_done: Bools
+    layers: dict[tuple[int, int], tuple[Compact, Compact]]
+    """By phase and number: from the beginning of the step to its start, and own time."""
+    between: dict[str, Ints]
+    before: dict[str, int]
+    last_ns: int
+    failed: Ints
+
+
+def read_grids(run: RecordedRun) -> list[Grid]:
+    """The attempts of a run. Processes without any span are left out, and workers."""
+    rows = []
     for tables in run.by_process():
-        if look is not None:
-            look(tables)
-        if tables.process.about["role"] == "worker":
-            continue
-        stretches = read_stretches(tables)
-        if stretches is not None and len(stretches.step):
-            found.setdefault(stretches.attempt, []).append(stretches)
+        if tables.process.about["role"] != "worker":
+            stretches = read_stretches(tables)
+            rows += [] if stretches is None else [make_row(stretches)]
+    return make_grids(rows)
+
+
+def make_grids(rows: Iterable[GridRow | None]) -> list[Grid]:
+    """A grid for each attempt. The rows are used up, so that there are never two copies of them."""
+    found: dict[int, list[GridRow]] = {}
+    for row in rows:
+        if row is not None:
+            found.setdefault(row.attempt, []).append(row)
     return [make_grid(number, found[number]) for number in sorted(found)]
 
 
-def make_grid(attempt: int, processes: Iterable[Stretches]) -> Grid:
+def make_grid(attempt: int, rows: Iterable[GridRow]) -> Grid:
     """Put the processes of one attempt side by side."""
-    rows = sorted(processes, key=lambda s: s.rank)
-    steps = _all_steps(rows)
-    shape = (len(rows), len(steps))
+    rows = sorted(rows, key=lambda row: row.rank)
     grid = Grid(
         attempt,
         [row.rank for row in rows],
-        steps,
-        np.full(shape, -1, np.int64),
-        np.zeros(shape, bool),
-        last_ns=np.array([int(row.end.max(initial=0)) for row in rows], np.int64),
+        _all_steps(rows),
+        np.empty((0, 0), np.int64),
+        np.empty((0, 0), bool),
+        last_ns=np.array([row.last_ns for row in rows], np.int64),
+        failed=[(row.rank, step) for row in rows for step in row.failed.tolist()],
     )
-    layers: dict[tuple[int, int], Layer] = {}
-    for place, row in enumerate(rows):
-        _fill(grid, layers, place, row)
-    grid.layers = [layers[key] for key in sorted(layers) if (layers[key].ns > 0).any()]
+    columns = [_columns(grid.steps, row.steps) for row in rows]
+    width = len(grid.steps)
+    grid.begin = _side_by_side(columns, width, [row.begin for row in rows], -1)
+    grid.is_done = _side_by_side(columns, width, [row.is_done for row in rows], 0) != 0
+    for code, number in sorted({key for row in rows for key in row.layers}):
+        pairs = [row.layers.pop((code, number), None) for row in rows]
+        since = [None if pair is None else pair[0].full for pair in pairs]
+        ns = [None if pair is None else pair[1].full for pair in pairs]
+        start = _side_by_side(columns, width, since, 0) + grid.begin
+        layer = Layer(NAMES[code], number, grid.begin, start, _side_by_side(columns, width, ns, -1))
+        grid.layers += [layer] if layer.is_used else []
+    for phase in (*BETWEEN, "startup"):
+        grid.before[phase] = np.array([row.before.get(phase, 0) for row in rows], np.int64)
+        amounts = [row.between.get(phase) for row in rows]
+        if any(ns is not None for ns in amounts):
+            grid.between[phase] = _side_by_side(columns, width, amounts, 0)
     idle = _idle(grid)
-    if (idle.ns > 0).any():
-        grid.layers.append(idle)
+    grid.layers += [idle] if idle.is_used else []
     return grid
 
 
-def _all_steps(rows: list[Stretches]) -> Ints:
-    found = [_unique(row.step[_IS_IN_STEP[row.phase]]) for row in rows]
-    steps = _unique(np.sort(np.concatenate([np.empty(0, np.int64), *found])))
-    return steps[steps >= 0]
+def _all_steps(rows: list[GridRow]) -> Ints:
+    """As a rule all ranks go through the same ones."""
+    steps = rows[0].steps
+    for row in rows[1:]:
+        if not np.array_equal(row.steps, steps):
+            steps = _unique(np.sort(np.concatenate([steps, row.steps])))
+    return steps
+
+
+def _columns(steps: Ints, own: Ints) -> Ints | slice:
+    """Where the steps of a row are among all."""
+    return slice(None) if len(own) == len(steps) else np.searchsorted(steps, own)
+
+
+def _side_by_side(
+    columns: list[Ints | slice], width: int, rows: Sequence[NDArray[Any] | None], fill: int
+) -> Ints:
+    found = np.full((len(columns), width), fill, np.int64)
+    for place, (column, values) in enumerate(zip(columns, rows, strict=True)):
+        if values is not None:
+            found[place, column] = values
+    return found
 
 
 def _unique(steps: Ints) -> Ints:
@@ -136,39 +213,85 @@ def _unique(steps: Ints) -> Ints:
     return steps[is_new]
 
 
-def _fill(grid: Grid, layers: dict[tuple[int, int], Layer], place: int, row: Stretches) -> None:
-    column = np.searchsorted(grid.steps, row.step)
-    in_step = _IS_IN_STEP[row.phase] & (row.step >= 0)
-    _fill_between(grid, place, row, in_step)
-    own = np.flatnonzero(in_step)
-    column = column[own]
-    first = np.full(len(grid.steps), np.iinfo(np.int64).max)
-    np.minimum.at(first, column, row.start[own])
-    grid.begin[place] = np.where(first == np.iinfo(np.int64).max, -1, first)
-    grid.is_done[place] = grid.begin[place] >= 0
-    grid.is_done[place, column[row.is_open[own]]] = False
-    for code in np.flatnonzero(np.bincount(row.phase[own])).tolist():
-        chosen = row.phase[own] == code
-        at, where = column[chosen], own[chosen]
-        number = np.minimum(_numbers(at), MOST_NUMBERS - 1)
-        for each in range(int(number.max()) + 1):
-            key = (code, each)
-            if key not in layers:
-                blank = np.full(grid.begin.shape, -1, np.int64)
-                layers[key] = Layer(NAMES[code], each, blank, blank.copy())
-            layer, these = layers[key], number == each
-            target, source = at[these], where[these]
-            closed = ~row.is_open[source]
-            target, source = target[closed], source[closed]
-            # Backwards, so that of several the first one's start stays.
-            layer.start[place, target[::-1]] = row.start[source][::-1]
-            layer.ns[place, target] = 0
-            np.add.at(layer.ns[place], target, row.ns[source])
+def make_row(found: Stretches) -> GridRow | None:
+    """Sum up the stretches of a process by step; None when there are none."""
+    if not len(found.step):
+        return None
+    in_step = _IS_IN_STEP[found.phase] & (found.step >= 0)
+    # As a rule all of them are, and need not be copied.
+    own = slice(None) if in_step.all() else np.flatnonzero(in_step)
+    step = found.step[own]
+    steps = _unique(np.sort(_unique(step)))
+    column = _places(steps, step)
+    start = found.start[own]
+    is_done = np.ones(len(steps), bool)
+    is_done[column[found.is_open[own]]] = False
+    row = GridRow(
+        found.attempt,
+        found.rank,
+        steps,
+        _first(column, start, len(steps)),
+        is_done,
+        layers={},
+        between={},
+        before={},
+        last_ns=found.last_ns,
+        failed=found.failed,
+    )
+    _add_between(row, found, start, column)
+    phase = found.phase[own]
+    for code in np.flatnonzero(np.bincount(phase, minlength=1)).tolist():
+        chosen = np.flatnonzero(phase == code)
+        source = chosen if isinstance(own, slice) else own[chosen]
+        _add_layers(row, code, column[chosen], source, found)
+    return row
+
+
+def _first(column: Ints, start: Ints, count: int) -> Ints:
+    """The earliest start of each column."""
+    if (column[1:] >= column[:-1]).all():
+        found: Ints = start[np.flatnonzero(np.diff(column, prepend=-1))]
+        return found
+    found = np.full(count, NEVER)
+    np.minimum.at(found, column, start)
+    return found
+
+
+def _add_layers(row: GridRow, code: int, column: Ints, source: Ints, found: Stretches) -> None:
+    """The stretches of one phase: the first of each step, the second, and so on."""
+    closed = ~found.is_open[source]
+    if len(column) == len(row.steps) and (column[1:] > column[:-1]).all() and closed.all():
+        # Once in every step, as most are.
+        since = found.start[source] - row.begin
+        row.layers[code, 0] = Compact(since), Compact(found.ns[source])
+        return
+    number = np.minimum(_numbers(column), MOST_NUMBERS - 1)
+    for each in range(int(number.max()) + 1):
+        these = np.flatnonzero((number == each) & closed)
+        at, where = column[these], source[these]
+        start, ns = found.start[where], found.ns[where]
+        since, total = np.zeros(len(row.steps), np.int64), np.full(len(row.steps), -1, np.int64)
+        # Backwards, so that of several the first one's start stays.
+        since[at[::-1]] = (start - row.begin[at])[::-1]
+        total[at] = 0
+        np.add.at(total, at, ns)
+        row.layers[code, each] = Compact(since), Compact(total)
+
+
+def _places(steps: Ints, values: Ints) -> Ints:
+    """Where each of these values, which mostly come in order, is among the steps."""
+    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+    changes = np.concatenate([np.zeros(min(1, len(values)), np.int64), changes])
+    lengths = np.diff(np.append(changes, len(values)))
+    return np.repeat(np.searchsorted(steps, values[changes]), lengths)
 
 
 def _numbers(column: Ints) -> Ints:
     """How many of the same step came before each."""
-    order = np.argsort(column, kind="stable")
+    if (column[1:] > column[:-1]).all():
+        return np.zeros(len(column), np.int64)
+    is_sorted = bool((column[1:] >= column[:-1]).all())
+    order = slice(None) if is_sorted else np.argsort(column, kind="stable")
     ordered = column[order]
     is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
     begins = np.maximum.accumulate(np.where(is_first, np.arange(len(ordered)), 0))
@@ -177,32 +300,31 @@ def _numbers(column: Ints) -> Ints:
     return numbers
 
 
-def _fill_between(grid: Grid, place: int, row: Stretches, in_step: Bools) -> None:
+def _add_between(row: GridRow, found: Stretches, starts: Ints, column: Ints) -> None:
     """What is no part of a step, after the step that began last before it."""
-    begins = row.start[in_step].min(initial=np.iinfo(np.int64).max)
+    begins = starts.min(initial=NEVER)
     for phase in (*BETWEEN, "startup"):
-        chosen = np.flatnonzero((row.phase == CODES[phase]) & ~row.is_open)
-        early = row.start[chosen] < begins
-        before = grid.before.setdefault(phase, np.zeros(len(grid.ranks), np.int64))
-        before[place] += int(row.ns[chosen[early]].sum())
+        chosen = np.flatnonzero((found.phase == CODES[phase]) & ~found.is_open)
+        early = found.start[chosen] < begins
+        row.before[phase] = int(found.ns[chosen[early]].sum())
         late = chosen[~early]
-        if not len(late):
-            continue
-        after = grid.between.setdefault(phase, np.zeros(grid.begin.shape, np.int64))
-        starts, columns = row.start[in_step], np.searchsorted(grid.steps, row.step[in_step])
-        last = columns[np.searchsorted(starts, row.start[late], side="right") - 1]
-        np.add.at(after[place], last, row.ns[late])
+        if len(late):
+            last = column[np.searchsorted(starts, found.start[late], side="right") - 1]
+            row.between[phase] = np.zeros(len(row.steps), np.int64)
+            np.add.at(row.between[phase], last, found.ns[late])
 
 
 def _idle(grid: Grid) -> Layer:
     """What is left of a step until the next one begins."""
-    busy = sum((np.maximum(layer.ns, 0) for layer in grid.layers), np.zeros_like(grid.begin))
+    busy = np.zeros_like(grid.begin)
+    for layer in grid.layers:
+        busy += np.maximum(layer.ns, 0)
     for ns in grid.between.values():
-        busy = busy + ns
+        busy += ns
     gap = np.full(grid.begin.shape, -1, np.int64)
     known = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0) & grid.is_done[:, :-1]
     left = grid.begin[:, 1:] - grid.begin[:, :-1] - busy[:, :-1]
     gap[:, :-1] = np.where(known, np.maximum(left, 0), -1)
     start = np.full(grid.begin.shape, -1, np.int64)
     start[:, :-1] = np.where(known, grid.begin[:, 1:] - gap[:, :-1], -1)
-    return Layer(IDLE, 0, start, gap)
+    return Layer(IDLE, 0, grid.begin, start, gap)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import polars as pl
-
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
+from stepwell.analysis.ranks.usual import Usual, usual
 from stepwell.analysis.time.words import phase_of_span
+from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
 
 AFTER_S = 10.0
-TIMES = 10.0
-"""It hangs when it has taken so many seconds, and so many times what it ever took."""
+"""What has taken fewer seconds does not hang yet."""
+PASSES = ("forward", "backward", "optimizer")
+"""Phases in which ranks wait for each other without a span of its own."""
 
 
 @dataclass(frozen=True)
@@ -75,74 +76,67 @@ class Hang:
 def hang(
     run: RecordedRun, *, after_s: float = AFTER_S, known: list[Stack] | None = None
 ) -> Hang | None:
-    """What hangs, or hung when it was killed; None when nothing has taken conspicuously long.
+    """What hangs, or hung when it was killed; None when nothing has taken longer than it may.
 
-    ``known`` are the stacks, when they have been read already.
+    What may take how long is told by the run itself. Ranks in a collective hang when they wait for longer
+    than they ever had to, unless those that they wait for are at work: starting, validating or saving for no
+    longer than that takes. ``known`` are the stacks, when they have been read already.
     """
     mains = [s for s in (stacks(run) if known is None else known) if _is_main(s)]
-    stuck = [s for s in mains if s.innermost is not None and s.innermost.seconds >= after_s]
-    stuck = [s for s in stuck if s.status in ("running", "killed")]
-    if not stuck:
+    inside = [s for s in mains if s.innermost is not None and s.innermost.seconds >= after_s]
+    inside = [s for s in inside if s.status in ("running", "killed")]
+    if not inside:
         return None
-    counts = _history(run, mains[0].attempt)
-    stuck = [s for s in stuck if _is_long(s, counts)]
-    meeting = [s for s in stuck if _phase(s) == "communication"]
-    waiting = meeting or stuck
-    if not waiting:
-        return None
-    missing = _missing(run, mains, meeting, counts)
+    habits = usual(run, mains[0].attempt)
+    met = [s for s in inside if _phase(s) == "communication"]
+    if not met and len(mains) > 1:
+        # The collectives of DDP and FSDP are part of the passes.
+        met = [s for s in inside if _phase(s) in PASSES and habits.is_too_long(s)]
+    missing = _missing(run, mains, met, habits)
+    if met and missing and _is_in_vain(met, missing, mains, habits):
+        return _made(met, missing, habits, is_meeting=True)
+    stuck = [s for s in inside if habits.is_too_long(s)]
+    if met and missing:
+        # They wait for others, who are at work.
+        stuck = [s for s in stuck if s not in met]
+    meeting = [s for s in stuck if s in met]
+    return _made(meeting or stuck, [], habits, is_meeting=bool(meeting)) if stuck else None
+
+
+def _is_in_vain(
+    met: list[Stack], missing: list[Missing], mains: list[Stack], habits: Usual
+) -> bool:
+    """Whether ranks wait in a collective for ranks that are not on their way to it."""
+    here = {stack.rank: stack for stack in mains}
+    running = any(stack.status == "running" for stack in met)
+    if running and any(m.status != "running" for m in missing):
+        return True
+    late = [m for m in missing if (s := here.get(m.rank)) is None or not habits.is_at_work(s)]
+    return bool(late) and any(habits.is_too_long(stack) for stack in met)
+
+
+def _made(
+    waiting: list[Stack], missing: list[Missing], habits: Usual, *, is_meeting: bool
+) -> Hang | None:
     absent = {m.rank for m in missing}
     groups: dict[str, list[Stack]] = {}
     for stack in waiting:
         if stack.rank not in absent and stack.innermost is not None:
             groups.setdefault(stack.innermost.name, []).append(stack)
-    made = sorted((_waiting(name, g, counts) for name, g in groups.items()), key=_earliest)
+    made = sorted((_waiting(name, g, habits) for name, g in groups.items()), key=_earliest)
     if not made:
         return None
-    steps = [s.step for s in waiting if s.step is not None]
     return Hang(
-        step=max(steps, default=None),
-        attempt=mains[0].attempt,
-        collective=made[0].name if meeting else None,
+        step=max((s.step for s in waiting if s.step is not None), default=None),
+        attempt=waiting[0].attempt,
+        collective=made[0].name if is_meeting else None,
         waiting=tuple(made),
         missing=tuple(missing),
     )
 
 
-History = dict[tuple[int, str], tuple[int, int]]
-"""By rank and name: how many spans of it were begun, and the longest one's nanoseconds."""
-
-
-def _history(run: RecordedRun, attempt: int) -> History:
-    table = (
-        run.spans()
-        .filter(
-            (pl.col("attempt") == attempt)
-            & ~pl.col("process").str.contains(".worker-", literal=True)
-        )
-        .group_by("rank", "name", "category")
-        .agg(pl.len().alias("count"), pl.col("duration_ns").max())
-        .collect()
-    )
-    found: History = {}
-    for rank, name, category, count, longest in table.iter_rows():
-        before = found.get((rank, name), (0, 0))
-        found[rank, name] = before[0] + count, max(before[1], longest or 0)
-        if phase_of_span(name, category) == "communication":
-            all_of_them = found.get((rank, ""), (0, 0))
-            found[rank, ""] = all_of_them[0] + count, 0
-    return found
-
-
 def _is_main(stack: Stack) -> bool:
     return stack.role == "main" and stack.thread == MAIN
-
-
-def _is_long(stack: Stack, history: History) -> bool:
-    frame = stack.innermost
-    assert frame is not None
-    longest = max((h[1] for (_, name), h in history.items() if name == frame.name), default=0)
-    return frame.seconds * 1e9 >= TIMES * longest
 
 
 def _phase(stack: Stack) -> str | None:
@@ -155,12 +149,13 @@ def _phase(stack: Stack) -> str | None:
 
 
 def _missing(
-    run: RecordedRun, mains: list[Stack], meeting: list[Stack], history: History
+    run: RecordedRun, mains: list[Stack], meeting: list[Stack], habits: Usual
 ) -> list[Missing]:
     """Those that have begun fewer collectives than the ranks that wait, or are gone."""
     if not meeting:
         return []
-    most = max(_collectives(s.rank, history) for s in meeting)
+    is_pass = _phase(meeting[0]) in PASSES
+    most = max(habits.collectives.get(s.rank, 0) for s in meeting)
     here = {s.rank: s for s in mains}
     found = []
     for about in run.documents():
@@ -168,10 +163,13 @@ def _missing(
         if about["attempt"] != meeting[0].attempt or about["role"] == "worker":
             continue
         stack = here.get(rank)
-        in_collective = stack is not None and _phase(stack) == "communication"
-        if in_collective and _collectives(rank, history) >= most:
-            continue
-        found.append(_absent(rank, stack, str(about["status"])))
+        if stack is not None and (is_pass or _phase(stack) == "communication"):
+            is_there = (
+                _phase(stack) in PASSES if is_pass else habits.collectives.get(rank, 0) >= most
+            )
+            if is_there:
+                continue
+        found.append(_absent(rank, stack, status_of(about)))
     return sorted(found, key=lambda m: m.rank)
 
 
@@ -187,14 +185,10 @@ def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
     )
 
 
-def _collectives(rank: int, history: History) -> int:
-    return history.get((rank, ""), (0, 0))[0]
-
-
-def _waiting(name: str, group: list[Stack], history: History) -> Waiting:
+def _waiting(name: str, group: list[Stack], habits: Usual) -> Waiting:
     frames = [s.innermost for s in group if s.innermost is not None]
     first = min(frames, key=lambda f: f.start_ns)
-    numbers = {_collectives(s.rank, history) for s in group}
+    numbers = {habits.collectives.get(s.rank, 0) for s in group}
     phase = _phase(group[0])
     return Waiting(
         name=name,
@@ -221,8 +215,8 @@ def _whereabouts(missing: Missing) -> str:
     if missing.inside:
         since = "" if missing.seconds is None else f" for {missing.seconds:.0f} s"
         return f"it is in {' › '.join(missing.inside[-3:])}{since}"
-    if missing.status not in ("running", "killed"):
-        return f"it has {missing.status}"
+    if missing.status != "running":
+        return "it was killed" if missing.status == "killed" else f"it has {missing.status}"
     if missing.last:
         return f"it is in no span since {missing.last} ended {missing.seconds:.0f} s ago"
     return "it is in no span"

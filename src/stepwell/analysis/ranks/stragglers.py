@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.grid import Grid, Layer, read_grids
+from stepwell.analysis.ranks.grid import Grid, Layer, complete_steps, read_grids
 from stepwell.reading import RecordedRun
 
 Ints = NDArray[np.int64]
@@ -28,6 +28,8 @@ LEAST_STEPS = 10
 LEAST_LOSS = 0.01
 MEETING_LOSS = 0.02
 """Of the time of all steps, for a straggler that is slow again and again; the second where ranks wait."""
+EXCESSES = "excesses"
+BLOCK = 1 << 14
 DOMINANCE = 3.0
 """So many times what the ranks in the middle have of the same."""
 
@@ -52,9 +54,11 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Excess:
-    """How much longer than the others each rank took in a phase of each step, waiting left out."""
+    """How much longer than the others some ranks took in a phase of each step, waiting left out."""
 
     phase: str
+    places: list[int]
+    """Which ranks of the grid these are: those that were ever slow. A row of the following each."""
     ns: Ints
     typical: Ints
     """What it took on the others."""
@@ -70,8 +74,8 @@ def stragglers(run: RecordedRun, grids: list[Grid] | None = None) -> list[Stragg
     found: dict[tuple[int, str, str, int], list[tuple[Ints, int, int]]] = {}
     for grid in grids:
         for excess in excesses(grid):
-            for place in np.flatnonzero(excess.slow.any(axis=1)).tolist():
-                _note(found, grid, excess, place)
+            for row in range(len(excess.places)):
+                _note(found, grid, excess, row)
     made = [
         Straggler(
             rank,
@@ -91,12 +95,12 @@ def _note(
     found: dict[tuple[int, str, str, int], list[tuple[Ints, int, int]]],
     grid: Grid,
     excess: Excess,
-    place: int,
+    row: int,
 ) -> None:
-    rank = grid.ranks[place]
+    rank = grid.ranks[excess.places[row]]
     for kind, chosen in (
-        ("chronic", excess.slow[place] & ~excess.long[place]),
-        ("one-off", excess.slow[place] & excess.long[place]),
+        ("chronic", excess.slow[row] & ~excess.long[row]),
+        ("one-off", excess.slow[row] & excess.long[row]),
     ):
         columns = np.flatnonzero(chosen)
         # One that happens once is told by itself; what recurs is told together.
@@ -105,8 +109,8 @@ def _note(
         )
         for group in groups:
             if len(group):
-                ns = int(excess.ns[place, group].sum())
-                typical = int(np.median(excess.typical[place, group]))
+                ns = int(excess.ns[row, group].sum())
+                typical = int(np.median(excess.typical[row, group]))
                 step = -1 if kind == "chronic" else int(grid.steps[group[0]])
                 part = grid.steps[group], ns, typical
                 found.setdefault((rank, excess.phase, kind, step), []).append(part)
@@ -125,9 +129,12 @@ def excesses(grid: Grid) -> list[Excess]:
     """What of each phase stands out on which rank and in which step; nothing with a single rank."""
     if len(grid.ranks) < 2 or not len(grid.steps):
         return []
-    typical_step = step_ns(grid)
-    made = [_excess(grid, phase, typical_step) for phase in grid.phases]
-    return [excess for excess in made if excess.slow.any()]
+    if EXCESSES not in grid.notes:
+        typical_step = step_ns(grid)
+        made = [_excess(grid, phase, typical_step) for phase in grid.phases]
+        grid.notes[EXCESSES] = [excess for excess in made if excess.places]
+    found: list[Excess] = grid.notes[EXCESSES]
+    return found
 
 
 def _excess(grid: Grid, phase: str, typical_step: int) -> Excess:
@@ -135,14 +142,16 @@ def _excess(grid: Grid, phase: str, typical_step: int) -> Excess:
     ns, typical = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for layer in grid.layers:
         if layer.phase == phase:
-            own, others = own_time(layer)
-            least = MEETING_LOSS if is_meeting(layer) else least
+            is_met = is_meeting(layer)
+            own, others = own_time(layer, is_met)
+            least = MEETING_LOSS if is_met else least
             ns += own
             typical += others
     limit = max(LEAST_SHARE * typical_step, SIGMAS * _noise(ns))
     slow = ns > limit
     counted, long = _sorted_out(ns, slow, typical_step, least)
-    return Excess(phase, ns, typical, counted, long)
+    rows = np.flatnonzero(counted.any(axis=1))
+    return Excess(phase, rows.tolist(), ns[rows], typical[rows], counted[rows], long[rows])
 
 
 def _sorted_out(ns: Ints, slow: Bools, typical_step: int, least: float) -> tuple[Bools, Bools]:
@@ -159,22 +168,24 @@ def _sorted_out(ns: Ints, slow: Bools, typical_step: int, least: float) -> tuple
     return (short & enough[:, None]) | long, long
 
 
-def own_time(layer: Layer) -> tuple[Ints, Ints]:
+def own_time(layer: Layer, is_met: bool) -> tuple[Ints, Ints]:
     """How much longer than the others each rank took, its waiting for them left out; and what they took."""
-    blank = np.zeros(layer.ns.shape, np.int64)
-    takes_part = (layer.ns >= 0).mean(axis=1) >= 0.5
-    if takes_part.sum() < 2:
-        return blank, blank
-    here = np.ix_(takes_part, layer.is_complete)
-    ns = layer.ns[here]
-    if not ns.size:
-        return blank, blank
-    others = others_median(ns)
-    own = ns - others
-    if is_meeting(layer):
-        own = own - np.minimum(_lead(layer.start[here]), np.maximum(own, 0))
-    found, typical = blank.copy(), blank.copy()
-    found[here], typical[here] = own, others
+    ns = layer.ns
+    found, typical = np.zeros(ns.shape, np.int64), np.zeros(ns.shape, np.int64)
+    here = _taking_part(ns)
+    if here is None:
+        return found, typical
+    ranks, steps = here
+    start = layer.start if is_met else ns
+    for first in range(0, len(steps), BLOCK):
+        # In blocks, so that what is in between takes little memory.
+        block = np.ix_(ranks, steps[first : first + BLOCK])
+        lasted = ns[block]
+        others = others_median(lasted)
+        own = lasted - others
+        if is_met:
+            own -= np.minimum(_lead(start[block]), np.maximum(own, 0))
+        found[block], typical[block] = own, others
     return found, typical
 
 
@@ -182,14 +193,25 @@ def is_meeting(layer: Layer) -> bool:
     """Whether ranks wait for each other in it: however they come, they leave together."""
     if layer.phase == "communication":
         return True
-    takes_part = (layer.ns >= 0).mean(axis=1) >= 0.5
-    here = np.ix_(takes_part, layer.is_complete)
-    start, ns = layer.start[here], layer.ns[here]
-    if takes_part.sum() < 2 or not ns.size:
+    ns = layer.ns
+    here = _taking_part(ns)
+    if here is None:
         return False
-    coming = np.ptp(start, axis=0)
-    leaving = np.ptp(start + ns, axis=0)
+    ranks, steps = here
+    start = layer.start
+    coming, leaving = np.empty((2, len(steps)), np.int64)
+    for first in range(0, len(steps), BLOCK):
+        block = np.ix_(ranks, steps[first : first + BLOCK])
+        coming[first : first + BLOCK] = np.ptp(start[block], axis=0)
+        leaving[first : first + BLOCK] = np.ptp(start[block] + ns[block], axis=0)
     return bool(np.median(leaving) < 0.5 * np.median(coming))
+
+
+def _taking_part(ns: Ints) -> tuple[Ints, Ints] | None:
+    """The ranks that do this at all, and the steps in which they all did; None for fewer than two."""
+    ranks = np.flatnonzero((ns >= 0).mean(axis=1) >= 0.5)
+    steps = np.flatnonzero(complete_steps(ns))
+    return (ranks, steps) if len(ranks) >= 2 and len(steps) else None
 
 
 def others_median(values: Ints) -> Ints:

@@ -1,0 +1,33 @@
+"""Whole numbers in half of the memory: most times within a step are below two seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+LEAST = -(1 << 31) + 1
+MOST = (1 << 31) - 1
+ELSEWHERE = -(1 << 31)
+"""Stands for a number that does not fit."""
+
+
+class Compact:
+    """An array of 64-bit numbers, kept with 32 bits each and those that need more beside it."""
+
+    def __init__(self, values: Ints) -> None:
+        fits = values.min(initial=0) >= LEAST and values.max(initial=0) <= MOST
+        large = [] if fits else np.flatnonzero((values < LEAST) | (values > MOST))
+        self._small = values.astype(np.int32)
+        self._at = large
+        self._exact = values.ravel()[large]
+        self._small.ravel()[large] = ELSEWHERE
+
+    @property
+    def full(self) -> Ints:
+        """The numbers as they are; worked out anew each time."""
+        found = self._small.astype(np.int64)
+        if len(self._at):
+            found.ravel()[self._at] = self._exact
+        return found
