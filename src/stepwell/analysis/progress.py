@@ -56,10 +56,10 @@ def time_left(facts: Facts) -> TimeLeft | None:
 
 def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
     config = facts.run.config
-    known = _from_loop(facts) or _whole(config, STEPS)
+    known = _from_loop(facts) or whole_number(config, STEPS)
     if known is not None:
         return known
-    epochs = _whole(config, EPOCHS)
+    epochs = whole_number(config, EPOCHS)
     if epochs is None:
         return None
     counts = (
@@ -86,11 +86,14 @@ def _from_loop(facts: Facts) -> int | None:
         return None
     attributes = json.loads(loops["attributes"][-1])
     return (
-        _whole(attributes, ("train_iterations_target",)) if isinstance(attributes, dict) else None
+        whole_number(attributes, ("train_iterations_target",))
+        if isinstance(attributes, dict)
+        else None
     )
 
 
-def _whole(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+def whole_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    """What a configuration has under one of these keys, or in its part for the training."""
     parts = [config, *(config.get(name) for name in ("training", "train", "trainer"))]
     for part in parts:
         if isinstance(part, Mapping):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import sys
+from datetime import datetime
 
 from stepwell.analysis.findings import Alerts, Finding
-from stepwell.analysis.findings.alerts import as_json
+from stepwell.analysis.findings.alerts import as_json as finding_json
+from stepwell.cli.drawing import console
+from stepwell.cli.output import print_line
+from stepwell.cli.reporting import print_finding
 from stepwell.reading import RecordedRun
 
 
@@ -16,14 +21,21 @@ def follow_run(
     every: float,
     least: str,
     once: bool,
+    as_json: bool = False,
 ) -> None:
-    """Print each new finding as a line of JSON, and hand it on, until the run has ended."""
+    """Print each new finding, and hand it on, until the run has ended."""
+    out = console()
 
     def show(finding: Finding) -> None:
-        print(json.dumps(as_json(run, finding), ensure_ascii=False), flush=True)
+        if as_json:
+            print_line(finding_json(run, finding))
+        else:
+            print_finding(out, finding, f"{datetime.now():%H:%M:%S} ")
+            sys.stdout.flush()
 
     alerts = Alerts(run, callback=show, command=command, webhook=webhook, least=least)
     if once:
         alerts.check()
     else:
-        alerts.follow(max(1.0, every))
+        with contextlib.suppress(KeyboardInterrupt):
+            alerts.follow(max(1.0, every))

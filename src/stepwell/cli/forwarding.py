@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from stepwell.cli.output import print_json
+from stepwell.cli.waiting import Bar, waiting
 from stepwell.journal.errors import StepwellError
 from stepwell.loggers.delivery.forwarding import ForwardedLog, forward_log, is_backend
 from stepwell.reading import RecordedRun
@@ -18,14 +18,27 @@ from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilt
 from stepwell.telemetry.forwarding import Forwarded, forward
 
 
-def forward_run(run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter) -> None:
+def forward_run(
+    run: RecordedRun,
+    to: str,
+    options: dict[str, Any],
+    filter: ExportFilter,
+    as_json: bool = False,
+) -> None:
     """Send a run's spans to an exporter, or its log to a backend, and say what was sent."""
     if is_backend(run.path, to):
         if filter.to_json() != ExportFilter().to_json():
             raise StepwellError(f"--all, --only and --skip choose spans, and {to} gets none")
-        _say_log(run, to, forward_log(run.path, to, options))
+        with waiting(f"{run.id} to {to}"):
+            sent = forward_log(run.path, to, options)
+        _say_log(run, to, sent) if not as_json else _print_json(run, to, sent)
     else:
-        _forward_spans(run, to, options, filter)
+        done = _forward_spans(run, to, options, filter)
+        _say(run, to, done) if not as_json else _print_json(run, to, done)
+
+
+def _print_json(run: RecordedRun, to: str, done: Sequence[ForwardedLog | Forwarded]) -> None:
+    print_json({"run": run.id, "to": to, "processes": list(done)})
 
 
 def _say_log(run: RecordedRun, to: str, done: list[ForwardedLog]) -> None:
@@ -39,31 +52,13 @@ def _say_log(run: RecordedRun, to: str, done: list[ForwardedLog]) -> None:
 
 def _forward_spans(
     run: RecordedRun, to: str, options: dict[str, Any], filter: ExportFilter
-) -> None:
+) -> list[Forwarded]:
     """With a progress bar."""
     # What it says of its own retries is summed up in one line at the end.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("spans"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(f"{run.id} to {to}", total=_count(run, filter))
-        done = forward(
-            run.path,
-            to,
-            options,
-            filter=filter,
-            progress=lambda spans: bar.advance(task, spans),
-        )
-    _say(run, to, done)
+    with Bar(f"{run.id} to {to}") as bar:
+        bar.update(0, _count(run, filter))
+        return forward(run.path, to, options, filter=filter, progress=bar.advance)
 
 
 def _say(run: RecordedRun, to: str, done: list[Forwarded]) -> None:

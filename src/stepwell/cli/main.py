@@ -9,6 +9,10 @@ from typing import Annotated, Optional
 
 import typer
 
+from stepwell.cli.choosing import complete_run
+from stepwell.cli.commands import register
+from stepwell.cli.options import CARRY, KEEP, LOOK, DirOption, JsonOption, RunArgument
+from stepwell.cli.output import complain
 from stepwell.journal.errors import StepwellError
 
 app = typer.Typer(
@@ -18,18 +22,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunArgument = Annotated[
-    Optional[str],  # noqa: UP045 - typer reads this at run time on Python 3.10 too
-    typer.Argument(metavar="[RUN]", help="A run folder or run id; the newest run if left out."),
-]
-DirOption = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--dir", help="Where run folders are; else STEPWELL_DIR, else ./runs."),
-]
 FORWARD_TO = (
     "otlp, file; of what was logged mlflow, wandb, tensorboard, prov, console; or module.Class"
 )
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def main() -> None:
@@ -41,17 +36,17 @@ def main() -> None:
     try:
         app()
     except StepwellError as error:
-        print(f"stepwell: {error}", file=sys.stderr)
+        complain(error)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
-        print(f"stepwell: {error}", file=sys.stderr)
+        complain(error)
         sys.exit(1)
 
 
-@app.command("ls")
+@app.command("ls", rich_help_panel=LOOK)
 def list_command(dir: DirOption = None, json: JsonOption = False) -> None:
     """List runs, newest first."""
     from stepwell.cli.listing import show_list
@@ -60,22 +55,28 @@ def list_command(dir: DirOption = None, json: JsonOption = False) -> None:
     show_list(runs_dir(dir), json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def show(run: RunArgument = None, dir: DirOption = None, json: JsonOption = False) -> None:
     """Sum up one run: how it ended, where the time went, what was logged."""
     from stepwell.analysis.overview import overview
     from stepwell.cli.summary import show_overview
+    from stepwell.cli.waiting import waiting
     from stepwell.reading.find import find_run
 
-    show_overview(overview(find_run(run, dir)), json)
+    found = find_run(run, dir)
+    with waiting(f"reading {found.id}"):
+        made = overview(found)
+    show_overview(made, json)
 
 
-@app.command()
+@app.command(rich_help_panel=CARRY)
 def export(
     run: RunArgument = None,
     to: Annotated[
         str,
-        typer.Option("--to", help="chrome (Perfetto opens it), dftracer, parquet, csv or jsonl"),
+        typer.Option(
+            "--to", help="chrome (Perfetto opens it), dftracer, otlp, parquet, csv or jsonl"
+        ),
     ] = "parquet",
     output: Annotated[
         Optional[Path],  # noqa: UP045
@@ -99,6 +100,7 @@ def export(
         typer.Option(help="Of a dftracer trace: new (2.2), or old with brackets, p_idx and level."),
     ] = None,
     dir: DirOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Write a run as a trace for a viewer, or its tables as files, by run and rank."""
     from stepwell.cli.exporting import Choice, check_choice, export_run
@@ -106,10 +108,10 @@ def export(
 
     choice = Choice(to, output, steps, ranks, dialect)
     check_choice(choice)
-    export_run(find_run(run, dir), choice)
+    export_run(find_run(run, dir), choice, json)
 
 
-@app.command()
+@app.command(rich_help_panel=CARRY)
 def forward(
     run: RunArgument = None,
     to: Annotated[str, typer.Option("--to", help=FORWARD_TO)] = "otlp",
@@ -131,16 +133,17 @@ def forward(
         list[str], typer.Option("--skip", help="Send all spans but those of this name; repeatable.")
     ] = [],  # noqa: B006
     dir: DirOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Send a recorded run to an exporter, or to a logger's backend what that has not got yet."""
     from stepwell.cli.forwarding import forward_run, parse_filter, parse_options
     from stepwell.reading.find import find_run
 
     chosen = parse_filter(all_spans, only, skip)
-    forward_run(find_run(run, dir), to, parse_options(option), chosen)
+    forward_run(find_run(run, dir), to, parse_options(option), chosen, json)
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=CARRY)
 def import_command(
     files: Annotated[
         list[Path],
@@ -159,14 +162,15 @@ def import_command(
         Optional[str],  # noqa: UP045
         typer.Option("--kind", help="dftracer, chrome or nv-one-logger; else told from the file."),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Turn a trace that another tool recorded into a run."""
     from stepwell.cli.importing import import_run
 
-    import_run(files, dir, name, kind)
+    import_run(files, dir, name, kind, json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def plot(
     run: RunArgument = None,
     metrics: Annotated[
@@ -201,24 +205,40 @@ def plot(
     """Draw the curves of a run: in the terminal, as a picture or as a page."""
     from stepwell.analysis.plots import Options, panels
     from stepwell.cli.plotting import save_panels, show_panels
+    from stepwell.cli.waiting import waiting
     from stepwell.reading.find import find_run
 
     found = find_run(run, dir)
-    made = panels([found], metrics or (), Options(x, smooth, rank, by_rank, log))
+    with waiting(f"reading {found.id}"):
+        made = panels([found], metrics or (), Options(x, smooth, rank, by_rank, log))
     if output is not None:
         save_panels(made, output, found.name)
     else:
         show_panels(made, json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="Run folders or run ids.")
+        list[str],
+        typer.Argument(
+            metavar="RUN RUN...", help="Run folders or run ids.", autocompletion=complete_run
+        ),
     ],
     metric: Annotated[
         list[str], typer.Option("--metric", help="Only these: a name or a pattern; repeatable.")
     ] = [],  # noqa: B006
+    by: Annotated[
+        str, typer.Option("--by", help="Align curves by step, samples, tokens or time.")
+    ] = "step",
+    group: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--group",
+            help="What makes a variant: a key of the config, or name (a number at its end left out); "
+            "else all of the config but seeds.",
+        ),
+    ] = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("-o", "--output", help="Also draw their curves: a .png or an .html file."),
@@ -226,24 +246,30 @@ def compare(
     weights: Annotated[
         bool, typer.Option("--weights/--no-weights", help="Compare snapshots of the weights.")
     ] = True,
+    time: Annotated[
+        bool, typer.Option("--time/--no-time", help="Compare how long steps took, and goodput.")
+    ] = True,
     dir: DirOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say which of several runs was better at what, since when, and what was different."""
-    from stepwell.analysis.compare import compare_runs
+    from stepwell.analysis import compare as comparing
     from stepwell.cli.comparing import show_comparison
+    from stepwell.cli.waiting import waiting
     from stepwell.reading.find import find_run
 
     found = [find_run(text, dir) for text in runs]
-    comparison = compare_runs(found, metric, weights=weights)
+    with waiting("comparing"):
+        made = comparing.compare(found, metric, by=by, group=group, time=time, weights=weights)
     if output is not None:
-        from stepwell.analysis.plots import panels, save
+        from stepwell.analysis.plots import Options, panels, save
 
-        save(panels(found, metric), output, " and ".join(run.name for run in found))
-    show_comparison(comparison, json)
+        drawn = panels(found, metric, Options("time" if by == "time" else "step"))
+        save(drawn, output, " and ".join(run.name for run in found))
+    show_comparison(made, json)
 
 
-@app.command("stacks")
+@app.command("stacks", rich_help_panel=LOOK)
 def stacks_command(
     run: RunArgument = None,
     after: Annotated[
@@ -259,7 +285,7 @@ def stacks_command(
     show_stacks(find_run(run, dir), after, json)
 
 
-@app.command("report")
+@app.command("report", rich_help_panel=LOOK)
 def report_command(
     run: RunArgument = None,
     fail_on: Annotated[
@@ -267,6 +293,18 @@ def report_command(
         typer.Option(
             "--fail-on",
             help="Exit with 1 when there is a finding of at least this weight: critical, warning or note.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Who reads the run: local, or dask for a cluster.")
+    ] = "local",
+    scheduler: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--scheduler",
+            metavar="ADDRESS",
+            help="With --engine dask: where its scheduler is, such as tcp://10.0.0.1:8786; else a "
+            "cluster is started here.",
         ),
     ] = None,
     dir: DirOption = None,
@@ -278,12 +316,12 @@ def report_command(
     from stepwell.cli.reporting import show_report
     from stepwell.reading.find import find_run
 
-    code = show_report(find_run(run, dir), json, fail_on)
+    code = show_report(find_run(run, dir), json, fail_on, engine=engine, scheduler=scheduler)
     if code:
         raise typer.Exit(code)
 
 
-@app.command("alert")
+@app.command("alert", rich_help_panel=LOOK)
 def alert_command(
     run: RunArgument = None,
     command: Annotated[
@@ -302,15 +340,16 @@ def alert_command(
     ] = "warning",
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait.")] = False,
     dir: DirOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Look at a run while it goes on, and tell of each new finding once."""
     from stepwell.cli.alerting import follow_run
     from stepwell.reading.find import find_run
 
-    follow_run(find_run(run, dir), command, webhook, every, least, once)
+    follow_run(find_run(run, dir), command, webhook, every, least, once, json)
 
 
-@app.command("simulate")
+@app.command("simulate", rich_help_panel=KEEP)
 def simulate_command(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The run folder to write; it must not exist.")
@@ -334,16 +373,16 @@ def simulate_command(
     simulate_run(ranks, steps, output, plant, seed, json)
 
 
-@app.command()
-def recover(run: RunArgument = None, dir: DirOption = None) -> None:
+@app.command(rich_help_panel=KEEP)
+def recover(run: RunArgument = None, dir: DirOption = None, json: JsonOption = False) -> None:
     """Collect what killed processes left in live files or in a spool of this machine."""
     from stepwell.cli.recovery import recover_run
     from stepwell.reading.find import find_run
 
-    recover_run(find_run(run, dir))
+    recover_run(find_run(run, dir), json)
 
 
-@app.command()
+@app.command(rich_help_panel=KEEP)
 def demo(
     dir: DirOption = None,
     seconds: Annotated[float, typer.Option(help="About how long to train.")] = 30.0,
@@ -353,3 +392,6 @@ def demo(
     from stepwell.reading.run import runs_dir
 
     run_demo(runs_dir(dir), seconds)
+
+
+register(app)

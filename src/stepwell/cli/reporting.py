@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import textwrap
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +12,9 @@ from stepwell.analysis.findings import SEVERITIES, Finding
 from stepwell.analysis.findings.wording import duration, percent
 from stepwell.analysis.report import Hint, PhaseLine, Report, ValueLine, report
 from stepwell.cli.drawing import console, number, plain, size
+from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
+from stepwell.cli.waiting import waiting
 from stepwell.reading import RecordedRun
 
 LEAST_SHARE = 0.001
@@ -24,11 +22,19 @@ LEAST_SHARE = 0.001
 MARKS = {"critical": ("!!", "red"), "warning": ("! ", "yellow"), "note": ("· ", "cyan")}
 
 
-def show_report(run: RecordedRun, as_json: bool = False, fail_on: str | None = None) -> int:
+def show_report(
+    run: RecordedRun,
+    as_json: bool = False,
+    fail_on: str | None = None,
+    *,
+    engine: str = "local",
+    scheduler: str | None = None,
+) -> int:
     """Print the report of a run; returns the exit code: 1 when there is a finding to fail on."""
-    made = report(run)
+    with waiting(f"reading {run.id}"):
+        made = report(run, engine=engine, scheduler=scheduler)
     if as_json:
-        print(json.dumps(_as_json(made), indent=1))
+        print_json(made)
     else:
         _print(made)
     if fail_on is None:
@@ -44,7 +50,7 @@ def _print(made: Report) -> None:
     out.print()
     if made.findings:
         for finding in made.findings:
-            _print_finding(out, finding)
+            print_finding(out, finding)
     elif made.steps is not None:
         out.print("Nothing conspicuous was found.", style="green")
     if made.time:
@@ -96,9 +102,10 @@ def _facts(made: Report) -> Text:
     return plain(" · ".join(parts))
 
 
-def _print_finding(out: Console, finding: Finding) -> None:
+def print_finding(out: Console, finding: Finding, when: str = "") -> None:
+    """A finding and what to try next, indented below its mark; ``when`` stands before the sentence."""
     mark, colour = MARKS[finding.severity]
-    sentence = _indented(out, finding.sentence)
+    sentence = _indented(out, when + finding.sentence)
     if finding.severity == "critical":
         sentence.stylize(colour)
     out.print(Text.assemble((f"{mark} ", colour), sentence))
@@ -160,9 +167,12 @@ def _cost(made: Report) -> str:
     cost = made.cost
     each = cost.ns / (made.steps.count * max(1, made.ranks)) if made.steps else 0.0
     a_step = f", {duration(each)} a step" if each else ""
+    beside = ""
+    if cost.beside_ns is not None:
+        beside = f"; measured beside it: {duration(cost.beside_ns)} of processor time"
     return (
         f"recording: {cost.spans:,} spans and {cost.metrics:,} numbers, {size(cost.bytes)}, "
-        f"estimated {duration(cost.ns)} ({percent(cost.share)} of the time{a_step})"
+        f"estimated {duration(cost.ns)} ({percent(cost.share)} of the time{a_step}){beside}"
     )
 
 
@@ -175,20 +185,3 @@ def _table(title: str, headings: tuple[str, ...], rows: list[list[str | Text]]) 
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _as_json(made: Report) -> Any:
-    return _plain(dataclasses.asdict(made))
-
-
-def _plain(value: Any) -> Any:
-    """Strict JSON: non-finite numbers as null, paths as text, NumPy's numbers as Python's."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

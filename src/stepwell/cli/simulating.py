@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stepwell.analysis.simulate import make_plan, simulate
 from stepwell.analysis.simulate.plan import FAULTS
 from stepwell.cli.drawing import seconds
+from stepwell.cli.output import print_json
+from stepwell.cli.waiting import Bar
 from stepwell.journal.errors import StepwellError
 
 
@@ -20,24 +18,10 @@ def simulate_run(
     """Write a synthetic run, with a progress bar, and say what was planted."""
     kinds = _kinds(plant)
     plan = make_plan(ranks, steps, kinds, seed=seed)
-    err = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("processes"),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        disable=not err.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(f"{output}")
-        truth = simulate(
-            output, plan, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with Bar(f"{output}") as bar:
+        truth = simulate(output, plan, bar.update)
     if as_json:
-        print(json.dumps(truth, indent=1))
+        print_json(truth)
         return
     print(f"{output}: {ranks} ranks, {steps} steps, {seconds(truth['wall_ns'] / 1e9)}")
     for line in _planted(truth):

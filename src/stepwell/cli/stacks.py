@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from rich.padding import Padding
@@ -11,7 +10,9 @@ from rich.padding import Padding
 from stepwell.analysis.ranks.hang import Hang, hang
 from stepwell.analysis.ranks.stacks import Stack, stacks
 from stepwell.cli.drawing import console, plain, seconds
+from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
+from stepwell.cli.waiting import waiting
 from stepwell.reading import RecordedRun
 
 MOST_GROUPS = 40
@@ -19,10 +20,11 @@ MOST_GROUPS = 40
 
 def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
     """Print the stacks of a run, those that hang first; ranks in the same place are one line."""
-    found = stacks(run)
-    hung = hang(run, after_s=after, known=found)
+    with waiting(f"reading {run.id}"):
+        found = stacks(run)
+        hung = hang(run, after_s=after, known=found)
     if as_json:
-        print(json.dumps(_as_json(run, found, hung), indent=1))
+        print_json(_as_json(run, found, hung))
         return
     out = console()
     status = run.status
@@ -115,5 +117,5 @@ def _as_json(run: RecordedRun, found: list[Stack], hung: Hang | None) -> dict[st
         "run": run.id,
         "status": run.status,
         "hang": about,
-        "stacks": [dataclasses.asdict(stack) for stack in found],
+        "stacks": found,
     }

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +10,7 @@ from rich.text import Text
 
 from stepwell.analysis.overview import MetricLine, OpenLine, Overview, SpanLine
 from stepwell.cli.drawing import console, curve, number, plain, seconds, size
+from stepwell.cli.output import print_json
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
@@ -20,7 +18,7 @@ COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "killed": "r
 def show_overview(overview: Overview, as_json: bool = False) -> None:
     """Print an overview."""
     if as_json:
-        print(json.dumps(_plain(dataclasses.asdict(overview)), indent=1))
+        print_json(overview)
         return
     out = console()
     out.print(_headline(overview))
@@ -130,14 +128,3 @@ def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
         for line in lines
     ]
     out.print(_table("metrics", 20, ("first", "last", "lowest", "at", "highest", "at", ""), rows))
-
-
-def _plain(value: Any) -> Any:
-    """Strict JSON: non-finite numbers as null, paths as text."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, int | str) else str(value)

@@ -1,0 +1,79 @@
+"""The metrics of a running job: what was logged before the first look, and what comes in."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import polars as pl
+
+from stepwell.analysis.compare.metrics import goal_of
+from stepwell.analysis.live.snapshot import MetricNow
+from stepwell.journal.records import MetricRecord
+from stepwell.reading import RecordedRun
+
+SYSTEM = "system/"
+KEPT = 512
+"""So many values of each are kept for its curve."""
+
+
+class LiveCurves:
+    """The last values of each metric, of the lowest rank that logs it."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self._points: dict[str, deque[tuple[int | None, float]]] = {}
+        self._ranks: dict[str, int] = {}
+        self._seen: dict[tuple[int, str], int] = {}
+        self.epoch_start: tuple[int, int] | None = None
+        """An epoch and a step near its beginning, as values before the first look tell."""
+        self._read(run)
+
+    def _read(self, run: RecordedRun) -> None:
+        table = (
+            run.metrics()
+            .filter(~pl.col("name").str.starts_with(SYSTEM))
+            .select("name", "rank", "step", "epoch", "time_ns", "value")
+            .collect(engine="streaming")
+        )
+        self._note_epoch(table)
+        lowest = table.group_by("name").agg(pl.col("rank").min())
+        table = table.join(lowest, on=["name", "rank"], how="semi").sort("time_ns")
+        for (name,), part in table.group_by("name", maintain_order=True):
+            last = part.tail(KEPT)
+            pairs = zip(last["step"].to_list(), last["value"].to_list(), strict=True)
+            rank = int(part["rank"][0])
+            self._points[str(name)] = deque(pairs, KEPT)
+            self._ranks[str(name)] = rank
+            self._seen[rank, str(name)] = int(part["time_ns"][-1])
+
+    def _note_epoch(self, table: pl.DataFrame) -> None:
+        known = table.drop_nulls(["epoch", "step"])
+        if known.height:
+            latest = known.filter(pl.col("epoch") == pl.col("epoch").max())
+            epoch, step = latest["epoch"][0], latest["step"].min()
+            if isinstance(step, int):
+                self.epoch_start = int(epoch), step
+
+    def take(self, rank: int, record: MetricRecord, step: int | None) -> None:
+        """A value that was logged; ``step`` is the one under way then, if any was set."""
+        name = record.name
+        if name.startswith(SYSTEM) or record.time_ns <= self._seen.get((rank, name), 0):
+            return
+        if rank > self._ranks.setdefault(name, rank):
+            return
+        if rank < self._ranks[name]:
+            self._ranks[name] = rank
+            self._points.pop(name, None)
+        at = record.step if step is None else step
+        self._points.setdefault(name, deque(maxlen=KEPT)).append((at, record.value))
+
+    def latest(self, most: int) -> tuple[MetricNow, ...]:
+        """Those of which less or more is better first, then what else was logged."""
+        names = sorted(self._points, key=lambda name: (goal_of(name) is None, name))
+        return tuple(_now(name, self._points[name]) for name in names[:most])
+
+
+def _now(name: str, points: deque[tuple[int | None, float]]) -> MetricNow:
+    step, last = points[-1]
+    curve = tuple(value for _, value in points if math.isfinite(value))
+    return MetricNow(name, last, step, curve)

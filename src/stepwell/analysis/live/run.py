@@ -1,0 +1,142 @@
+"""A running job, followed: each look reads what is new since the one before."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from stepwell.analysis.live.curves import LiveCurves
+from stepwell.analysis.live.rank import LiveRank
+from stepwell.analysis.live.rules import LiveFindings
+from stepwell.analysis.live.snapshot import Snapshot
+from stepwell.analysis.progress import EPOCHS, STEPS, whole_number
+from stepwell.reading import RecordedRun
+from stepwell.reading.process import process_folders, read_document
+
+MOST_RANKS = 64
+"""So many are followed; of a larger job the first ones."""
+MOST_METRICS = 8
+
+
+class LiveRun:
+    """Follows a run, from a minute ago on.
+
+    Args:
+        run: the run.
+        findings: whether rules are applied now and then, in a thread of their own; these read all of it.
+    """
+
+    def __init__(self, run: RecordedRun, findings: bool = True) -> None:
+        self.run = run
+        self._ranks: dict[str, LiveRank] = {}
+        self._attempt = 0
+        self._started: dict[str, int] = {}
+        self._past: set[str] = set()
+        self._others = 0
+        self._curves = LiveCurves(run)
+        self._findings = LiveFindings(run) if findings else None
+
+    def look(self, last: bool = False) -> Snapshot:
+        """How the run is now. With ``last`` its findings are waited for."""
+        self._find_ranks()
+        # First: what is read afterwards is at least as new.
+        status = self.run.status
+        for rank in self._ranks.values():
+            rank.look(self._curves)
+        found, new = ((), ()) if self._findings is None else self._findings.take(last)
+        ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
+        until = max((rank.until() for rank in ranks), default=time.time_ns())
+        leader = next((rank for rank in ranks if rank.step is not None), None)
+        pace = leader.pace(until) if leader is not None else None
+        target = self._target(leader)
+        step = leader.step if leader is not None else None
+        shares, covered = _time(ranks, until)
+        left = None
+        if pace and target and step is not None and status == "running":
+            left = max(0, target - step - 1) / pace
+        return Snapshot(
+            id=self.run.id,
+            name=self.run.name,
+            path=self.run.path,
+            time_ns=time.time_ns(),
+            status=status,
+            error=self._error(),
+            seconds=max(0, until - min(self._started.values(), default=until)) / 1e9,
+            attempt=self._attempt,
+            step=step,
+            epoch=leader.epoch if leader is not None else None,
+            target=target,
+            steps_per_second=pace,
+            seconds_left=left,
+            samples_per_second=_rate(ranks, "samples"),
+            tokens_per_second=_rate(ranks, "tokens"),
+            metrics=self._curves.latest(MOST_METRICS),
+            time=shares,
+            time_seconds=covered,
+            ranks=tuple(rank.now(max(until, rank.until())) for rank in ranks),
+            not_followed=self._others,
+            findings=found,
+            new=new,
+        )
+
+    def _find_ranks(self) -> None:
+        """Take in ranks that have begun, or the next attempt; a document is read once for each."""
+        for folder in process_folders(self.run.path):
+            if folder.name in self._started or folder.name in self._past:
+                continue
+            about = read_document(folder)
+            if about is None:
+                continue
+            attempt = int(about["attempt"])
+            if attempt > self._attempt:
+                self._attempt = attempt
+                self._past.update(self._started)
+                self._ranks.clear()
+                self._started.clear()
+                self._others = 0
+            if attempt < self._attempt:
+                self._past.add(folder.name)
+                continue
+            self._started[folder.name] = int(about.get("started") or time.time_ns())
+            if len(self._ranks) < MOST_RANKS:
+                self._ranks[folder.name] = LiveRank(folder)
+            else:
+                self._others += 1
+
+    def _target(self, leader: LiveRank | None) -> int | None:
+        """To how many steps it is to go on, as the loop, the configuration or its epochs tell."""
+        config = RecordedRun(self.run.path).config if not self.run.config else self.run.config
+        known = leader.target if leader is not None else None
+        known = known or whole_number(config, STEPS)
+        if known is not None:
+            return known
+        epochs = whole_number(config, EPOCHS)
+        start = (leader.epoch_start if leader is not None else None) or self._curves.epoch_start
+        if epochs is None or start is None or start[0] < 1:
+            return None
+        return round(epochs * start[1] / start[0])
+
+    def _error(self) -> str | None:
+        for rank in self._ranks.values():
+            error: Any = rank.about.get("error")
+            if isinstance(error, dict):
+                return f"{error.get('type')}: {error.get('message')}"[:400]
+        return None
+
+
+def _rate(ranks: list[LiveRank], kind: str) -> float | None:
+    """Each rank counts what the whole job has done."""
+    known = [rank.rates[kind] for rank in ranks if kind in rank.rates]
+    return max(known) if known else None
+
+
+def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:
+    """Shares of phases, and how many seconds of a rank these are about."""
+    sums: dict[str, int] = {}
+    for rank in ranks:
+        for phase, ns in rank.clock.shares(max(until, rank.until())).items():
+            sums[phase] = sums.get(phase, 0) + ns
+    whole = sum(sums.values())
+    order = sorted(sums, key=lambda phase: -sums[phase])
+    shares = {phase: sums[phase] / whole for phase in order if sums[phase]}
+    return shares, whole / 1e9 / max(1, len(ranks))

@@ -1,0 +1,210 @@
+"""``stepwell gc``: what may go, what never goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepwell
+from stepwell.analysis.retention import choose, remove
+from stepwell.journal.errors import StepwellError
+from tests.cli.cases import KILLED
+from tests.cli.terminal import piped
+
+DAY = 86400
+
+
+def record(root: Path, name: str, days_ago: float = 0, size: int = 0) -> Path:
+    """A finished run, last seen so many days ago, with an artifact of so many bytes."""
+    with stepwell.init(name, dir=root, run_id=name) as run:
+        with run.span("work"):
+            run.log({"loss": 1.0})
+        if size:
+            run.artifact(os.urandom(size), "model.pt")
+    if days_ago:
+        change(
+            run.path,
+            lambda about: about.update(heartbeat=time.time_ns() - int(days_ago * DAY * 1e9)),
+        )
+        about = json.loads((run.path / "run.json").read_text())
+        about["created"] -= int(days_ago * DAY * 1e9)
+        (run.path / "run.json").write_text(json.dumps(about))
+    return run.path
+
+
+def change(run: Path, edit: Any) -> None:
+    """Change the documents of a run's processes."""
+    for path in run.glob("*/process.json"):
+        about = json.loads(path.read_text())
+        edit(about)
+        path.write_text(json.dumps(about))
+
+
+def ids(root: Path, **wish: Any) -> list[str]:
+    return [candidate.id for candidate in choose(root, **wish).goes]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Runs of 100, 10 and 0 days ago, the one of 10 days with a megabyte."""
+    runs = tmp_path / "runs"
+    record(runs, "old", 100)
+    record(runs, "middle", 10, 1 << 20)
+    record(runs, "new")
+    return runs
+
+
+def test_by_age_number_size_and_name(root: Path) -> None:
+    """All that is said has to hold; the oldest comes first."""
+    assert ids(root, older_than_s=30 * DAY) == ["old"]
+    assert ids(root, older_than_s=5 * DAY) == ["old", "middle"]
+    assert ids(root, keep=1) == ["old", "middle"]
+    assert ids(root, keep=3) == []
+    assert ids(root, larger_than=1 << 19) == ["middle"]
+    assert ids(root, names=["*d*"]) == ["old", "middle"]
+    assert ids(root, names=["*d*"], keep=1) == ["old"]
+    assert ids(root, older_than_s=5 * DAY, larger_than=1 << 19) == ["middle"]
+    assert ids(root, statuses=["killed"]) == []
+
+
+def test_the_list_has_sizes_and_removes_nothing(root: Path) -> None:
+    """What is listed would go; with --yes it does, and the rest is as it was."""
+    rest = sorted(p for p in root.rglob("*") if not p.is_relative_to(root / "middle"))
+    listed = json.loads(piped("gc", "--larger-than", "500K", "--json", cwd=root.parent).stdout)
+    assert [run["id"] for run in listed["runs"]] == ["middle"]
+    assert listed["bytes"] == listed["runs"][0]["bytes"] > 1 << 20
+    assert (listed["removed"], listed["stays"]) == (False, 2)
+    assert (root / "middle").is_dir()
+    done = piped("gc", "--larger-than", "500K", "--yes", cwd=root.parent)
+    assert done.returncode == 0
+    assert "removed 1 run, 1.0 MB; 2 stay" in done.stdout
+    assert sorted(root.rglob("*")) == rest
+    again = piped("gc", "--larger-than", "500K", "--yes", cwd=root.parent)
+    assert (again.returncode, again.stdout) == (0, "nothing to remove in runs; 2 stay\n")
+
+
+def test_a_run_that_is_running_never_goes(tmp_path: Path) -> None:
+    """Whatever is asked for, and also if it comes to life between the list and the removal."""
+    runs = tmp_path / "runs"
+    with stepwell.init("alive", dir=runs, run_id="alive") as run:
+        found = choose(runs, keep=0)
+        assert (found.goes, found.spared) == ([], {"alive": "it is running"})
+        done = piped("gc", "--keep", "0", "--yes", cwd=tmp_path)
+        assert "alive stays: it is running" in done.stdout
+        with run.span("work"):
+            pass
+    (candidate,) = choose(runs, keep=0).goes
+    with (
+        stepwell.init("alive", dir=runs, run_id="alive"),
+        pytest.raises(StepwellError, match="it is running"),
+    ):
+        remove(candidate)
+    assert stepwell.open_run(run.path).spans().collect().height == 1
+
+
+def test_one_that_seems_dead_on_another_machine_gets_ten_minutes(root: Path) -> None:
+    """Its heart may merely beat slowly: a network, a laptop that sleeps."""
+
+    def elsewhere(age: float) -> Any:
+        beat = time.time_ns() - int(age * 1e9)
+        return lambda about: about.update(
+            boot="another", host="far", status="running", heartbeat=beat
+        )
+
+    change(root / "new", elsewhere(300))
+    assert "new" not in ids(root, keep=0)
+    change(root / "new", elsewhere(900))
+    assert ids(root, statuses=["killed"]) == ["new"]
+
+
+def test_what_is_no_run_and_links_are_left_alone(root: Path, tmp_path: Path) -> None:
+    """A folder of one's own, a link to a run, and what links inside of a run lead to."""
+    (root / "notes").mkdir()
+    (root / "notes" / "run.json").write_text('{"mine": 1}')
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years")
+    elsewhere = record(tmp_path / "other", "linked", 100)
+    (root / "link").symlink_to(elsewhere)
+    (root / "old" / "inside").symlink_to(precious)
+    done = json.loads(piped("gc", "--keep", "0", "--yes", "--json", cwd=root.parent).stdout)
+    assert {run["id"] for run in done["runs"]} == {"old", "middle", "new"}
+    assert done["spared"] == {"notes": "it is no run folder", "linked": "it is a link"}
+    assert (precious / "thesis.tex").read_text() == "years"
+    assert sorted(p.name for p in root.iterdir()) == ["link", "notes"]
+    assert stepwell.open_run(elsewhere).status == "finished"
+
+
+def test_the_spool_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
+    """What it left on the local disk of this machine is no use without it."""
+    env = {**os.environ, "STEPWELL_DIR": str(tmp_path / "runs")}
+    env["STEPWELL_SPOOL"] = str(tmp_path / "spool")
+    subprocess.run([sys.executable, "-c", KILLED], env=env, timeout=60, check=False)
+    assert list((tmp_path / "spool").rglob("*.live"))
+    done = piped("gc", "--status", "killed,failed", "--yes", cwd=tmp_path)
+    assert "removed 1 run" in done.stdout
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert not list((tmp_path / "spool").rglob("*.live"))
+
+
+def test_only_a_part_of_a_run(root: Path) -> None:
+    """Artifacts or spans go, the rest can be read as before."""
+    assert ids(root, keep=0, only="artifacts") == ["middle"]
+    done = piped("gc", "--keep", "0", "--only", "artifacts", "--yes", cwd=root.parent)
+    assert "removed the artifacts of 1 run, 1.0 MB" in done.stdout
+    run = stepwell.open_run(root / "middle")
+    assert (run.spans().collect().height, run.metrics().collect().height) == (1, 1)
+    assert list((root / "middle" / "artifacts").iterdir()) == []
+    piped("gc", "--name", "middle", "--only", "spans", "--yes", cwd=root.parent)
+    assert (run.spans().collect().height, run.metrics().collect().height) == (0, 1)
+
+
+def test_what_could_not_be_removed_gives_1(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others go, and the reason is told."""
+    from stepwell.cli.removing import Wish, clean_up
+
+    real = shutil.rmtree
+
+    def fails_once(path: Path, *more: Any, **named: Any) -> None:
+        if path.parent.name == "old":
+            raise PermissionError(13, "Permission denied", str(path))
+        real(path, *more, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", fails_once)
+    assert clean_up(root, Wish(None, 1, [], None, [], None), yes=True, as_json=False) == 1
+    told = capsys.readouterr()
+    assert "removed 1 run" in told.out
+    assert "; 2 stay" in told.out
+    assert "Permission denied" in told.err
+    assert ids(root, names=["old"]) == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "say which runs: --older-than 30d"),
+        (("--yes",), "say which runs"),
+        (("--older-than", "soon"), "--older-than soon: write a time such as 30d"),
+        (("--larger-than", "big"), "--larger-than big: write a size such as 500M"),
+        (("--status", "dead"), "the status 'dead': write one of finished, failed, killed"),
+        (("--status", "running"), "a run that is running never goes"),
+        (("--keep", "1", "--only", "metrics"), "only 'metrics': write one of artifacts, spans"),
+        (("--keep", "-1"), "keep -1"),
+    ],
+)
+def test_mistakes_remove_nothing(root: Path, words: tuple[str, ...], message: str) -> None:
+    """Exit code 2, and what to write instead."""
+    done = piped("gc", *words, cwd=root.parent)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(list(root.iterdir())) == 3
