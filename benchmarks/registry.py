@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
+    analysis,
     annotations,
     background,
     diagnostics,
@@ -76,6 +77,17 @@ ROWS = (
     Row("memory", "growth of resident memory", growth.memory, 20.0, "MB"),
     Row("drift", "cost at the end : at the start", growth.cost, 1.2),
     Row("import", "import stepwell, CPU", importing.cpu, 60.0, "ms"),
+    Row("report", "report : group-by rank, step, name", analysis.against_group_by, 4.0),
+    Row("report-quantiles", "the same, with quantiles", analysis.against_quantiles, 4.0),
+    Row("report-names", "report : group-by rank, name", analysis.against_names),
+    Row("report-memory", "report: resident memory at its peak", analysis.memory, 2.0, "GB"),
+    Row("report-pandas", "report : pandas, an event", analysis.against_pandas, 0.125),
+    Row(
+        "report-dfanalyzer",
+        "report : dftracer-analyzer, an event",
+        analysis.against_dftracer_analyzer,
+        0.05,
+    ),
     Row("gradients-25m", "gradient norms : _foreach_norm, 25 M", diagnostics.gradients_25m, 1.5),
     Row("gradients-125m", "gradient norms : _foreach_norm, 125 M", diagnostics.gradients_125m, 1.5),
     Row("weights-25m", "weight delta : save, load, subtract, 25 M", diagnostics.weights_25m, 0.5),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from stepwell.analysis.engine import Engine, choose_engine
 from stepwell.analysis.findings import Facts, Finding, findings
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.progress import TimeLeft, time_left
@@ -92,9 +94,17 @@ class Report:
     hints: list[Hint] = field(default_factory=list)
 
 
-def report(run: RecordedRun) -> Report:
-    """Read a run once and sum it up."""
-    facts = Facts(run)
+def report(
+    run: RecordedRun, *, engine: str | Engine | None = None, scheduler: str | None = None
+) -> Report:
+    """Read a run once and sum it up.
+
+    Args:
+        run: the run.
+        engine: who reads it: ``local`` (as without), ``dask``, or anything that does tasks.
+        scheduler: the address of the Dask cluster's; without one a cluster is started here.
+    """
+    facts = Facts(run, choose_engine(engine, scheduler))
     found = findings(facts)
     processes = facts.processes.filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == max(processes["attempt"], default=0))
@@ -104,7 +114,7 @@ def report(run: RecordedRun) -> Report:
     return Report(
         id=run.id,
         name=run.name,
-        path=run.path,
+        path=run.folder,
         status=facts.status,
         wall_ns=facts.wall_ns,
         step=_highest(latest, "step"),
@@ -117,7 +127,7 @@ def report(run: RecordedRun) -> Report:
         steps=_steps(facts),
         values=_values(facts),
         left=time_left(facts) if facts.status == "running" else None,
-        cost=recording_cost(run, metrics, walls),
+        cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         hints=_hints(facts),
     )
@@ -165,14 +175,27 @@ def _steps(facts: Facts) -> StepLine | None:
     table = facts.steady if facts.steady.height >= 20 else facts.steps
     if table.is_empty():
         return None
-    longest = table.sort("period_ns").row(-1, named=True)
+    longest = table.row(table["period_ns"].arg_max() or 0, named=True)
     return StepLine(
-        facts.steps.select("attempt", "step").n_unique(),
+        _count_steps(facts),
         _quantile(table["period_ns"], 0.5),
         _quantile(table["period_ns"], 0.95),
         int(longest["period_ns"]),
         int(longest["step"]),
     )
+
+
+def _count_steps(facts: Facts) -> int:
+    """The different ones of each attempt, whichever ranks did them."""
+    found: dict[int, NDArray[np.int64]] = {}
+    for part in facts.accounts.parts:
+        if part.iterations is not None:
+            steps, known = part.iterations.steps, found.get(part.attempt)
+            if known is None:
+                found[part.attempt] = np.unique(steps) if (np.diff(steps) <= 0).any() else steps
+            elif not np.array_equal(steps, known):
+                found[part.attempt] = np.union1d(steps, known)
+    return sum(len(steps) for steps in found.values())
 
 
 def _values(facts: Facts) -> list[ValueLine]:

@@ -32,6 +32,8 @@ class ContextLog:
             if not sparse:
                 part.load()
         self._join()
+        self.bare = {part.key for part in self._parts if part.is_bare}
+        """Segments, by process and number, that hold changes of step and epoch and no number."""
         if not sparse:
             # All is joined: no need to keep it twice.
             self._parts = []
@@ -117,7 +119,8 @@ class _Part:
         self.clock: Words = np.empty(0, np.uint64)
         self.word: Words = np.empty(0, np.uint64)
         told = None if segment.sealed is None else segment.header.get("context")
-        self.is_loaded = False
+        self.is_loaded = self.is_bare = False
+        self.key = segment.process, segment.seq
         if not _is_summary(told):
             self.load()
         elif told:
@@ -136,6 +139,8 @@ class _Part:
         self.is_loaded = True
         clock, word, _, name = self._segment.columns
         changes = name == CONTEXT_NAME
+        # What is being written may hold more the next time.
+        self.is_bare = self._segment.sealed is not None and bool(changes.all())
         self.clock, self.word = clock[changes], word[changes]
 
     def may_have(self, first: int, end: int) -> bool:

@@ -27,6 +27,7 @@ OPTIONAL: dict[str, type[str] | int] = {
     "world_size": MAX_INT32,
     "started": MAX_TIME,
     "heartbeat": MAX_TIME,
+    "recorder_cpu_ns": MAX_TIME,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,17 +67,19 @@ def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
 def process_folders(run: Path) -> list[Path]:
     """The folders of a run that hold a process."""
     try:
-        found = sorted(p for p in run.iterdir() if p.is_dir() and not p.is_symlink())
+        with os.scandir(run) as entries:
+            found = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
     except OSError:
         return []
-    return [p for p in found if (p / PROCESS).is_file()]
+    return [run / name for name in found if os.path.isfile(os.path.join(run, name, PROCESS))]
 
 
 def read_documents(folder: Path) -> list[dict[str, Any]]:
     """process.json of a process and of its workers, with nothing else read."""
+    own = read_document(folder)
+    places = _worker_folders(folder if own is None else live_folder(folder, own))
     found = {}
-    for place in [folder, *_worker_folders(_live_folder(folder))]:
-        about = read_document(place)
+    for about in [own, *map(read_document, places)]:
         if about is not None:
             found[about["process"]] = about
     for about, _, _ in _folded(folder):
@@ -91,7 +94,7 @@ def read_processes(folder: Path) -> list[Process]:
     about = read_document(folder)
     if about is None:
         return []
-    live = _live_folder(folder)
+    live = live_folder(folder, about)
     main = Process(about, live)
     found = {main.name: main}
     for place in _worker_folders(live):
@@ -133,12 +136,6 @@ def _read_texts(process: Process, other: Path) -> None:
             texts[name] = max(texts[name], copy, key=len)
     process.names = _names(texts[NAMES])
     process.event_lines = texts[EVENTS].split("\n")
-
-
-def _live_folder(folder: Path) -> Path:
-    """Where the live files of a process are: its spool if that is on this machine, else here."""
-    about = read_document(folder)
-    return folder if about is None else live_folder(folder, about)
 
 
 def _worker_folders(folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,15 @@ from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
 from stepwell.journal.liveness import status_of
 from stepwell.journal.system import boot_id
-from stepwell.reading.clock import clock_offsets
-from stepwell.reading.context import ContextLog
 from stepwell.reading.documents import clean
+from stepwell.reading.layout import Layout, contexts
 from stepwell.reading.process import (
-    Process,
     process_folders,
     read_document,
     read_documents,
     read_processes,
 )
+from stepwell.reading.remote import Mirror, address_of, is_document, path_of
 from stepwell.reading.tables import (
     ARTIFACTS,
     EVENTS,
@@ -35,6 +33,7 @@ from stepwell.reading.tables import (
     ProcessTables,
     scan,
 )
+from stepwell.reading.version import check_format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,16 +72,41 @@ _LATER = pl.col("attempt") < pl.col("attempt").max().over("rank", "name", "step"
 """Whether a later attempt logged the same metric at the same step."""
 
 
+def without_overwritten(metrics: pl.DataFrame) -> pl.DataFrame:
+    """The rows but those that a later attempt logged again at the same step."""
+    return metrics.filter(~_LATER)
+
+
 def open_run(path: str | os.PathLike[str]) -> RecordedRun:
-    """The run in this folder, while it is being written or afterwards."""
-    folder = Path(path).expanduser()
+    """The run in this folder, while it is being written or afterwards.
+
+    It may be on object storage: ``s3://bucket/run``, or whatever fsspec knows.
+    """
+    address = address_of(path)
+    if address is not None:
+        return _open_remote(address)
+    folder = path_of(path)
     if not folder.is_dir():
         raise StepwellError(f"there is no run folder {str(folder)!r}")
     if not (folder / RUN).is_file() and not process_folders(folder):
         inside = [run.id for run in list_runs(folder)]
         hint = f": it holds the runs {', '.join(inside[:5])}" if inside else ""
         raise StepwellError(f"{str(folder)!r} is not a run folder{hint}")
-    return RecordedRun(folder)
+    run = RecordedRun(folder)
+    check_format(run.id, run.about)
+    return run
+
+
+def _open_remote(address: str) -> RecordedRun:
+    mirror = Mirror(address)
+    size = mirror.fetch(wanted=is_document)
+    if not (mirror.folder / RUN).is_file() and not process_folders(mirror.folder):
+        inside = [name for name in mirror.children() if (mirror.folder / name / RUN).is_file()]
+        hint = f": it holds the runs {', '.join(inside[:5])}" if inside else ""
+        raise StepwellError(f"there is no run at {address}{hint}")
+    run = RecordedRun(mirror.folder, mirror, size)
+    check_format(run.id, run.about)
+    return run
 
 
 def runs_dir(dir: str | os.PathLike[str] | None = None) -> Path:
@@ -92,6 +116,9 @@ def runs_dir(dir: str | os.PathLike[str] | None = None) -> Path:
 
 def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
     """The runs below a folder (else ``STEPWELL_DIR``, else ``./runs``), newest first."""
+    address = address_of(dir or os.environ.get("STEPWELL_DIR"))
+    if address is not None:
+        return _list_remote(address)
     root = runs_dir(dir)
     if not root.is_dir():
         return []
@@ -100,22 +127,58 @@ def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
         for path in root.iterdir()
         if path.is_dir() and ((path / RUN).is_file() or process_folders(path))
     ]
-    return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)
+    return _newest_first(found)
+
+
+def _newest_first(runs: list[RecordedRun]) -> list[RecordedRun]:
+    return sorted(runs, key=lambda run: (run.created_ns, run.id), reverse=True)
+
+
+def _list_remote(address: str) -> list[RecordedRun]:
+    found = []
+    for name in Mirror(address).children():
+        mirror = Mirror(f"{address.rstrip('/')}/{name}")
+        size = mirror.fetch(wanted=is_document)
+        if (mirror.folder / RUN).is_file() or process_folders(mirror.folder):
+            found.append(RecordedRun(mirror.folder, mirror, size))
+    return _newest_first(found)
 
 
 class RecordedRun:
-    """A run folder to read. Each table is read anew whenever it is collected."""
+    """A run folder to read. Each table is read anew whenever it is collected.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Attributes:
+        folder: where its files are; of a run on object storage, those that were needed so far.
+        mirror: what brings more of them; None for a run that is here.
+        stored_bytes: what it takes on object storage; None for a run that is here.
+    """
+
+    def __init__(
+        self, path: Path, mirror: Mirror | None = None, stored_bytes: int | None = None
+    ) -> None:
+        self.folder = path
+        self.mirror = mirror
+        self.stored_bytes = stored_bytes
         self.about: dict[str, Any] = read_json(path / RUN) or {}
+
+    @property
+    def path(self) -> Path:
+        """The folder with all of its files; of a run on object storage they are brought here first."""
+        if self.mirror is not None:
+            self.mirror.fetch()
+        return self.folder
+
+    @property
+    def place(self) -> str:
+        """Its path or address, to be shown."""
+        return str(self.folder) if self.mirror is None else self.mirror.url
 
     @property
     def id(self) -> str:
         """The run id."""
         found = str(self.about.get("id") or "")
         # It may become part of a path: a stranger's folder has no say in which.
-        return found if re.fullmatch(r"\w[\w.+=@-]{0,127}", found) else clean(self.path.name)
+        return found if re.fullmatch(r"\w[\w.+=@-]{0,127}", found) else clean(self.folder.name)
 
     @property
     def name(self) -> str:
@@ -143,14 +206,8 @@ class RecordedRun:
     @property
     def status(self) -> str:
         """running, finished, failed, killed, or empty: the latest attempt's main processes decide."""
-        all_documents = map(read_document, process_folders(self.path))
-        documents = [document for document in all_documents if document is not None]
-        latest = max((d["attempt"] for d in documents), default=0)
-        found = {status_of(d) for d in documents if d["attempt"] == latest}
-        for status in ("running", "failed", "killed", "finished"):
-            if status in found:
-                return status
-        return "empty"
+        all_documents = map(read_document, process_folders(self.folder))
+        return joint_status([document for document in all_documents if document is not None])
 
     # Tables
 
@@ -217,24 +274,24 @@ class RecordedRun:
 
         With ``partial`` the steps are read where they are asked for: for a look at a small part.
         """
-        documents = self._documents()
-        offsets = clock_offsets(documents)
-        numbers = _process_numbers(documents)
+        layout = Layout.of(self.id, self._documents())
         for folder in self._folders(rank):
-            processes = read_processes(folder)
-            for process, context in zip(processes, _contexts(processes, partial), strict=True):
-                offset = offsets.get(process.about["boot"], 0)
-                number = numbers.get(process.name, _number(process.name))
-                yield ProcessTables(process, context, offset, number, self.id)
+            self.bring(folder)
+            yield from layout.read(folder, partial)
 
     def documents(self) -> list[dict[str, Any]]:
         """What is known of each process, workers included, without reading its records."""
         return self._documents()
 
     def __repr__(self) -> str:
-        return f"<recorded run {self.id} in {self.path}>"
+        return f"<recorded run {self.id} in {self.place}>"
 
     # Reading
+
+    def bring(self, folder: Path) -> None:
+        """Have all files of a process here, wherever the run is."""
+        if self.mirror is not None:
+            self.mirror.fetch(folder.name)
 
     def _metrics(self, rank: int | None) -> pl.LazyFrame:
         return scan(METRICS, lambda wanted: self._each("metrics", wanted, rank))
@@ -247,16 +304,16 @@ class RecordedRun:
         keys = {"attempt", "rank", "name", "step"}
         found = list(self._each("metrics", wanted | keys, rank))
         if found:
-            yield pl.concat(found).filter(~_LATER)
+            yield without_overwritten(pl.concat(found))
 
     def _folders(self, rank: int | None) -> list[Path]:
-        folders = process_folders(self.path)
+        folders = process_folders(self.folder)
         if rank is None:
             return folders
         return [f for f in folders if (read_json(f / PROCESS) or {}).get("rank") == rank]
 
     def _documents(self) -> list[dict[str, Any]]:
-        return [d for folder in process_folders(self.path) for d in read_documents(folder)]
+        return [d for folder in process_folders(self.folder) for d in read_documents(folder)]
 
     def _each(self, table: str, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
         for tables in self.by_process(rank):
@@ -270,28 +327,49 @@ class RecordedRun:
     def _process_frame(self, rank: int | None) -> pl.DataFrame:
         rows = []
         for folder in self._folders(rank):
+            self.bring(folder)
             processes = read_processes(folder)
-            contexts = _contexts(processes)
-            for process, context in zip(processes, contexts, strict=True):
-                row = _process_row(process.about, self.id, context.latest())
-                parent = status_of(processes[0].about)
-                distant = process.about["boot"] != boot_id()
-                if process.about["role"] == "worker" and (distant or parent == "finished"):
-                    # It renews no heartbeat of its own, and may outlive the run by a moment.
-                    row["status"] = parent
-                rows.append(row)
-        return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
+            latest = [context.latest() for context in contexts(processes)]
+            rows += process_rows(self.id, [process.about for process in processes], latest)
+        return process_table(rows)
 
 
-def _contexts(processes: list[Process], partial: bool = False) -> list[ContextLog]:
-    """The context of each process: its own if it ever set one, else that of the first."""
-    logs = [ContextLog(process, partial) for process in processes]
-    return [log if log.is_known else logs[0] for log in logs]
+def joint_status(documents: list[dict[str, Any]]) -> str:
+    """How a run with these main processes is: those of the latest attempt decide."""
+    latest = max((d["attempt"] for d in documents), default=0)
+    found = {status_of(d) for d in documents if d["attempt"] == latest}
+    for status in ("running", "failed", "killed", "finished"):
+        if status in found:
+            return status
+    return "empty"
 
 
-def _process_row(
-    about: dict[str, Any], run: str, context: tuple[int | None, int | None]
-) -> dict[str, Any]:
+Step = tuple[int | None, int | None]
+"""A step and an epoch."""
+
+
+def process_rows(
+    run: str, documents: list[dict[str, Any]], latest: list[Step]
+) -> list[dict[str, Any]]:
+    """Rows of PROCESSES for a process and its workers, from what they last set as step and epoch."""
+    rows = []
+    for about, step in zip(documents, latest, strict=True):
+        row = _process_row(about, run, step)
+        parent = status_of(documents[0])
+        distant = about["boot"] != boot_id()
+        if about["role"] == "worker" and (distant or parent == "finished"):
+            # It renews no heartbeat of its own, and may outlive the run by a moment.
+            row["status"] = parent
+        rows.append(row)
+    return rows
+
+
+def process_table(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """These rows as a table."""
+    return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
+
+
+def _process_row(about: dict[str, Any], run: str, context: Step) -> dict[str, Any]:
     worker = about["worker"]
     return {
         **{key: about.get(key) for key in PROCESSES},
@@ -304,20 +382,3 @@ def _process_row(
         "started_ns": about.get("started"),
         "heartbeat_ns": about.get("heartbeat"),
     }
-
-
-def _number(process: str) -> int:
-    return zlib.crc32(process.encode()) & 0x7FFFFFFF
-
-
-def _process_numbers(documents: list[dict[str, Any]]) -> dict[str, int]:
-    """A number for each process, the same whenever it is read, no two alike."""
-    numbers: dict[str, int] = {}
-    taken: set[int] = set()
-    for name in sorted(d["process"] for d in documents):
-        number = _number(name)
-        while number in taken:
-            number = (number + 1) & 0x7FFFFFFF
-        taken.add(number)
-        numbers[name] = number
-    return numbers

@@ -134,6 +134,8 @@ class ProcessTables:
         for segment in self.process.of_kind("metrics"):
             if window is not None and not may_touch(segment, window):
                 continue
+            if (segment.process, segment.seq) in self.context.bare:
+                continue
             clock, step_word, value, name_word = segment.columns
             keep = (name_word != CONTEXT_NAME) & (name_word != 0)
             if window is not None:
@@ -231,15 +233,17 @@ def scan(schema: pl.Schema, frames: Frames) -> pl.LazyFrame:
         batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
         names = list(schema) if with_columns is None else with_columns
+        # Where only the number of rows matters, they are the rows of some column.
+        counted = list(names) or list(schema)[:1]
         left = n_rows
-        for frame in frames(set(names)):
-            part = frame.select(names)
+        for frame in frames(set(counted)):
+            part = frame.select(counted)
             if predicate is not None:
                 part = part.filter(predicate)
             if left is not None:
                 part = part.head(left)
                 left -= part.height
-            yield part
+            yield part if names else part.drop(counted)
             if left == 0:
                 return
 

@@ -6,11 +6,8 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
-from stepwell.analysis.goodput.rates import Energy
-from stepwell.analysis.ranks.grid import Grid, read_grids
-from stepwell.analysis.time.words import ITERATION, LIKE_ITERATION, code_of
+from stepwell.analysis.ranks.grid import Grid
 from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
 
@@ -41,9 +38,9 @@ class JobAttempt:
         return set(self.grid.steps[self.grid.complete].tolist())
 
 
-def read_attempts(run: RecordedRun, energy: Energy) -> list[JobAttempt]:
-    """All of them, in order; the energy that they used is noted on the way."""
-    grids = {grid.attempt: grid for grid in read_grids(run, energy.note)}
+def make_attempts(run: RecordedRun, known: list[Grid]) -> list[JobAttempt]:
+    """All of them, in order, from the grids of the run."""
+    grids = {grid.attempt: grid for grid in known}
     documents = [d for d in run.documents() if d["role"] != "worker"]
     found = []
     for number in sorted({int(d["attempt"]) for d in documents}):
@@ -56,7 +53,7 @@ def read_attempts(run: RecordedRun, energy: Energy) -> list[JobAttempt]:
         ends = [int(d["heartbeat"]) for d in mine if d["heartbeat"]]
         if grid is not None:
             if status == "failed":
-                _mark_failed(run, grid)
+                _mark_failed(grid)
             # Heartbeats are seconds apart: the last span may tell better when it died.
             ends.append(int(grid.last_ns.max()))
             starts = starts or [int(np.where(grid.begin > 0, grid.begin, grid.last_ns.max()).min())]
@@ -68,18 +65,9 @@ def read_attempts(run: RecordedRun, energy: Energy) -> list[JobAttempt]:
     return found
 
 
-def _mark_failed(run: RecordedRun, grid: Grid) -> None:
+def _mark_failed(grid: Grid) -> None:
     """A step that an exception went through was not completed."""
-    failed = (
-        run.spans()
-        .filter((pl.col("attempt") == grid.attempt) & (pl.col("status") == "error"))
-        .select("rank", "step", "name", "category")
-        .drop_nulls()
-        .collect()
-    )
-    for rank, step, name, category in failed.iter_rows():
-        if not code_of(name, category) & (ITERATION | LIKE_ITERATION):
-            continue
+    for rank, step in grid.failed:
         column = int(np.searchsorted(grid.steps, step))
-        if rank in grid.ranks and column < len(grid.steps) and grid.steps[column] == step:
+        if column < len(grid.steps) and grid.steps[column] == step:
             grid.is_done[grid.ranks.index(rank), column] = False

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from stepwell.analysis.goodput.attempts import JobAttempt, read_attempts
+from stepwell.analysis.goodput.attempts import JobAttempt, make_attempts
+from stepwell.analysis.goodput.evidence import Evidence, read_evidence
 from stepwell.analysis.goodput.losses import Loss
 from stepwell.analysis.goodput.parts import PARTS, split_attempt
-from stepwell.analysis.goodput.rates import Energy, Known, Rates, read_rates
+from stepwell.analysis.goodput.rates import Known, Rates, read_rates
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 
@@ -50,16 +51,22 @@ def goodput(
     *,
     peak_flops: float | None = None,
     price_per_hour: float | None = None,
+    known: Evidence | None = None,
 ) -> Goodput:
     """The goodput of a run over its attempts, or of runs that go on from each other.
 
     ``peak_flops`` of one rank's device and ``price_per_hour`` of the whole job are taken from the
     run's config (``peak_flops_per_device``, ``price_per_hour``) when they are not given; what needs them is
-    None when nobody knows.
+    None when nobody knows. ``known`` is what was read of a single run already.
     """
     chosen = [runs] if isinstance(runs, RecordedRun) else list(runs)
-    energy = Energy()
-    attempts = [attempt for run in chosen for attempt in read_attempts(run, energy)]
+    read = [read_evidence(run) for run in chosen] if known is None else [known]
+    attempts = [
+        attempt
+        for run, evidence in zip(chosen, read, strict=True)
+        for attempt in make_attempts(run, evidence.grids)
+    ]
+    energy = [joules for evidence in read for joules in evidence.joules]
     attempts.sort(key=lambda attempt: attempt.start_ns)
     if not attempts:
         raise StepwellError("there is nothing to take the goodput of: no process was recorded")
@@ -79,8 +86,8 @@ def goodput(
     unique = set().union(*done)
     redone = sum(map(len, done)) - len(unique)
     wall = end - start
-    known = Known(wall, parts["productive"], len(unique), peak_flops, price_per_hour)
-    rates = read_rates(chosen, known, energy)
+    told = Known(wall, parts["productive"], len(unique), peak_flops, price_per_hour)
+    rates = read_rates(chosen, told, energy)
     losses.sort(key=lambda loss: -loss.ns)
     return Goodput(wall, start, end, parts, len(attempts), len(unique), redone, losses, rates)
 

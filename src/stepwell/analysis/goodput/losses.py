@@ -76,13 +76,16 @@ def step_losses(grid: Grid, run: str) -> StepLosses:
     nothing = np.zeros(len(grid.steps), np.int64)
     losses = StepLosses(nothing, nothing.copy(), nothing.copy(), nothing.copy(), [])
     # How late each rank was in all. The others wait for the latest, not for one after the other.
-    late, once = np.zeros((2, *grid.begin.shape), np.int64)
-    for excess in excesses(grid):
-        late += np.where(excess.slow, excess.ns, 0)
-        once += np.where(excess.long, excess.ns, 0)
+    known = excesses(grid)
+    places = sorted({place for excess in known for place in excess.places})
+    late, once = np.zeros((2, len(places), len(grid.steps)), np.int64)
+    for excess in known:
+        rows = np.searchsorted(places, excess.places)
+        late[rows] += np.where(excess.slow, excess.ns, 0)
+        once[rows] += np.where(excess.long, excess.ns, 0)
         losses.found += _losses_of_ranks(grid, excess, run)
-    latest = late.max(axis=0)
-    losses.stall += once.max(axis=0)
+    latest = late.max(axis=0, initial=0)
+    losses.stall += once.max(axis=0, initial=0)
     losses.straggler += latest - np.minimum(losses.stall, latest)
     for phase in grid.phases:
         _add_common(losses, grid, phase, latest, run)
@@ -95,11 +98,12 @@ def _losses_of_ranks(grid: Grid, excess: Excess, run: str) -> list[Loss]:
         ("straggler wait", excess.slow & ~excess.long),
         ("stall", excess.slow & excess.long),
     ):
-        for place in np.flatnonzero(chosen.any(axis=1)).tolist():
-            columns = np.flatnonzero(chosen[place])
+        for row in np.flatnonzero(chosen.any(axis=1)).tolist():
+            columns = np.flatnonzero(chosen[row])
             groups = [columns] if kind == "straggler wait" else np.split(columns, len(columns))
             for group in groups:
-                ns = int(excess.ns[place, group].sum())
+                ns = int(excess.ns[row, group].sum())
+                place = excess.places[row]
                 found.append(_loss(kind, ns, grid, group, excess.phase, run, place))
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,33 +47,46 @@ class Known:
     price_per_hour: float | None
 
 
-class Energy:
-    """Joules that processes used, by how they were found out. Each counts from its own start."""
-
-    def __init__(self) -> None:
-        self._joules: dict[str, float] = {}
-
-    def note(self, tables: ProcessTables) -> None:
-        """Add what one process told."""
-        names = {name for kind, _, name in tables.process.names.values() if kind == METRIC}
-        kinds = {name: found[1] for name in names if (found := ENERGY.search(name))}
-        if not kinds:
-            return
-        is_energy = pl.col("name").is_in(list(kinds)) & pl.col("value").is_finite()
-        frames = [frame.filter(is_energy) for frame in tables.metrics({"name", "value"})]
-        latest = pl.concat(frames).group_by("name").agg(pl.col("value").max()) if frames else None
-        for name, value in latest.iter_rows() if latest is not None else ():
-            self._joules[kinds[name]] = self._joules.get(kinds[name], 0.0) + value
-
-    @property
-    def joules(self) -> tuple[float | None, bool]:
-        """In all, and whether that is an estimate: what was measured counts where there is any."""
-        if "measured" in self._joules:
-            return self._joules["measured"], False
-        return self._joules.get("estimated"), "estimated" in self._joules
+Joules = dict[str, float]
+"""Energy by how it was found out: measured or estimated."""
 
 
-def read_rates(runs: Sequence[RecordedRun], known: Known, energy: Energy) -> Rates:
+def joules_of(tables: ProcessTables, metrics: Iterable[pl.DataFrame] | None = None) -> Joules:
+    """What one process says that it used. Each counts from its own start.
+
+    ``metrics`` are its frames with ``name`` and ``value``, when they have been read already.
+    """
+    names = {name for kind, _, name in tables.process.names.values() if kind == METRIC}
+    kinds = {name: found[1] for name in names if (found := ENERGY.search(name))}
+    if not kinds:
+        return {}
+    is_energy = pl.col("name").is_in(list(kinds)) & pl.col("value").is_finite()
+    read = tables.metrics({"name", "value"}) if metrics is None else metrics
+    frames = [frame.select("name", "value").filter(is_energy) for frame in read]
+    latest = pl.concat(frames).group_by("name").agg(pl.col("value").max()) if frames else None
+    return _added(
+        {kinds[name]: value}
+        for name, value in (latest.sort("name").rows() if latest is not None else ())
+    )
+
+
+def _added(parts: Iterable[Joules]) -> Joules:
+    total: Joules = {}
+    for part in parts:
+        for kind, joules in part.items():
+            total[kind] = total.get(kind, 0.0) + joules
+    return total
+
+
+def total_joules(parts: Iterable[Joules]) -> tuple[float | None, bool]:
+    """In all, and whether that is an estimate: what was measured counts where there is any."""
+    total = _added(parts)
+    if "measured" in total:
+        return total["measured"], False
+    return total.get("estimated"), "estimated" in total
+
+
+def read_rates(runs: Sequence[RecordedRun], known: Known, energy: Iterable[Joules]) -> Rates:
     """What can be told of these runs together."""
     batch = _number(runs, "global_batch_size")
     samples = int(known.steps * batch) if batch else None
@@ -83,7 +96,7 @@ def read_rates(runs: Sequence[RecordedRun], known: Known, energy: Energy) -> Rat
     devices = max((int(run.about.get("world_size") or 1) for run in runs), default=1)
     price = known.price_per_hour or _number(runs, "price_per_hour")
     cost = price * known.wall_ns / HOUR_NS if price else None
-    joules, is_estimated = energy.joules
+    joules, is_estimated = total_joules(energy)
     return Rates(
         samples=samples,
         samples_per_second=per_second,

@@ -18,7 +18,8 @@ class Compact:
 
     def __init__(self, values: Ints) -> None:
         fits = values.min(initial=0) >= LEAST and values.max(initial=0) <= MOST
-        large = [] if fits else np.flatnonzero((values < LEAST) | (values > MOST))
+        none: Ints = np.empty(0, np.int64)
+        large = none if fits else np.flatnonzero((values < LEAST) | (values > MOST))
         self._small = values.astype(np.int32)
         self._at = large
         self._exact = values.ravel()[large]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.analysis.memory import give_back
 from stepwell.analysis.ranks.compact import Compact
 from stepwell.analysis.ranks.stretches import CODES, NAMES, Stretches, read_stretches
 from stepwell.reading import RecordedRun
@@ -27,6 +28,8 @@ _IS_IN_STEP = np.isin(np.arange(len(NAMES) + 2), [CODES[phase] for phase in IN_S
 MOST_NUMBERS = 6
 """So many stretches of one phase are kept apart in a step; more are taken together with the last."""
 NEVER = np.iinfo(np.int64).max
+LARGE = 1_000_000
+"""Ranks times steps from which on memory is thought of."""
 
 
 class Layer:
@@ -36,13 +39,13 @@ class Layer:
     the beginning of the step.
     """
 
-    def __init__(self, phase: str, number: int, begin: Ints, start: Ints, ns: Ints) -> None:
+    def __init__(self, phase: str, number: int, begin: Ints, since: Ints, ns: Ints) -> None:
         self.phase = phase
         self.number = number
         self.is_used = bool((ns > 0).any())
         self._begin = begin
         self._ns = Compact(ns)
-        self._since = Compact(np.where(ns >= 0, start - begin, 0))
+        self._since = Compact(since)
 
     @property
     def ns(self) -> Ints:
@@ -124,7 +127,7 @@ class GridRow:
     is_done: Bools
     layers: dict[tuple[int, int], tuple[Compact, Compact]]
     """By phase and number: from the beginning of the step to its start, and own time."""
-    between: dict[str, Ints]
+    between: dict[str, Compact]
     before: dict[str, int]
     last_ns: int
     failed: Ints
@@ -167,14 +170,22 @@ def make_grid(attempt: int, rows: Iterable[GridRow]) -> Grid:
     grid.is_done = _side_by_side(columns, width, [row.is_done for row in rows], 0) != 0
     for code, number in sorted({key for row in rows for key in row.layers}):
         pairs = [row.layers.pop((code, number), None) for row in rows]
-        since = [None if pair is None else pair[0].full for pair in pairs]
-        ns = [None if pair is None else pair[1].full for pair in pairs]
-        start = _side_by_side(columns, width, since, 0) + grid.begin
-        layer = Layer(NAMES[code], number, grid.begin, start, _side_by_side(columns, width, ns, -1))
+        since = [None if pair is None else pair[0] for pair in pairs]
+        ns = [None if pair is None else pair[1] for pair in pairs]
+        layer = Layer(
+            NAMES[code],
+            number,
+            grid.begin,
+            _side_by_side(columns, width, since, 0),
+            _side_by_side(columns, width, ns, -1),
+        )
         grid.layers += [layer] if layer.is_used else []
+        del pairs, since, ns
+        if grid.begin.size >= LARGE:
+            give_back()
     for phase in (*BETWEEN, "startup"):
         grid.before[phase] = np.array([row.before.get(phase, 0) for row in rows], np.int64)
-        amounts = [row.between.get(phase) for row in rows]
+        amounts = [row.between.pop(phase, None) for row in rows]
         if any(ns is not None for ns in amounts):
             grid.between[phase] = _side_by_side(columns, width, amounts, 0)
     idle = _idle(grid)
@@ -197,12 +208,15 @@ def _columns(steps: Ints, own: Ints) -> Ints | slice:
 
 
 def _side_by_side(
-    columns: list[Ints | slice], width: int, rows: Sequence[NDArray[Any] | None], fill: int
+    columns: list[Ints | slice],
+    width: int,
+    rows: Sequence[NDArray[Any] | Compact | None],
+    fill: int,
 ) -> Ints:
     found = np.full((len(columns), width), fill, np.int64)
     for place, (column, values) in enumerate(zip(columns, rows, strict=True)):
         if values is not None:
-            found[place, column] = values
+            found[place, column] = values.full if isinstance(values, Compact) else values
     return found
 
 
@@ -310,8 +324,9 @@ def _add_between(row: GridRow, found: Stretches, starts: Ints, column: Ints) -> 
         late = chosen[~early]
         if len(late):
             last = column[np.searchsorted(starts, found.start[late], side="right") - 1]
-            row.between[phase] = np.zeros(len(row.steps), np.int64)
-            np.add.at(row.between[phase], last, found.ns[late])
+            amounts = np.zeros(len(row.steps), np.int64)
+            np.add.at(amounts, last, found.ns[late])
+            row.between[phase] = Compact(amounts)
 
 
 def _idle(grid: Grid) -> Layer:
@@ -325,6 +340,6 @@ def _idle(grid: Grid) -> Layer:
     known = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0) & grid.is_done[:, :-1]
     left = grid.begin[:, 1:] - grid.begin[:, :-1] - busy[:, :-1]
     gap[:, :-1] = np.where(known, np.maximum(left, 0), -1)
-    start = np.full(grid.begin.shape, -1, np.int64)
-    start[:, :-1] = np.where(known, grid.begin[:, 1:] - gap[:, :-1], -1)
-    return Layer(IDLE, 0, grid.begin, start, gap)
+    since = np.zeros(grid.begin.shape, np.int64)
+    since[:, :-1] = np.where(known, np.diff(grid.begin, axis=1) - gap[:, :-1], 0)
+    return Layer(IDLE, 0, grid.begin, since, gap)

@@ -6,7 +6,16 @@ that. Imports reading and the vocabulary; knows nothing of goodput, other ranks 
 
 from stepwell.analysis.time.account import Accounts, RankTime, account
 from stepwell.analysis.time.ledger import background, ledger
-from stepwell.analysis.time.patterns import Burst, Drift, Outlier, bursts, drift, outliers
+from stepwell.analysis.time.patterns import (
+    Burst,
+    Drift,
+    Outlier,
+    Patterns,
+    bursts,
+    drift,
+    outliers,
+    patterns,
+)
 from stepwell.analysis.time.steps import percentiles, steps
 from stepwell.analysis.time.words import PHASES, phase_of_span
 
@@ -16,6 +25,7 @@ __all__ = [
     "Burst",
     "Drift",
     "Outlier",
+    "Patterns",
     "RankTime",
     "account",
     "background",
@@ -23,6 +33,7 @@ __all__ = [
     "drift",
     "ledger",
     "outliers",
+    "patterns",
     "percentiles",
     "phase_of_span",
     "steps",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,16 @@ class RankTime:
     cells: Ints
     background: list[Background] = field(default_factory=list)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Most phases never come up: they need not travel.
+        used = np.flatnonzero(self.cells.any(axis=1))
+        return {**self.__dict__, "cells": (self.cells.shape, used, self.cells[used])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        shape, used, cells = state["cells"]
+        self.__dict__.update(state, cells=np.zeros(shape, np.int64))
+        self.cells[used] = cells
+
     @property
     def wall_ns(self) -> int:
         """How long it lasted in all: what ``cells`` sum to, to the nanosecond."""
@@ -97,19 +107,30 @@ def account(run: RecordedRun | Accounts, rank: int | None = None) -> Accounts:
     """
     if isinstance(run, Accounts):
         return run
-    parts = [account_group(group) for group in _groups(run, rank)]
+    return make_accounts(account_group(group) for group in _groups(run, rank))
+
+
+def make_accounts(parts: Iterable[RankTime]) -> Accounts:
+    """The accounts that consist of these parts."""
     return Accounts(sorted(parts, key=lambda part: (part.rank, part.attempt, part.start_ns)))
 
 
 def _groups(run: RecordedRun, rank: int | None) -> Iterator[list[ProcessTables]]:
     """The main process of each rank and attempt, with what helped it."""
     expected = Counter((d["rank"], d["attempt"]) for d in run.documents())
+    yield from group_processes(run.by_process(rank), expected)
+
+
+def group_processes(
+    processes: Iterable[ProcessTables], expected: Mapping[tuple[int, int], int]
+) -> Iterator[list[ProcessTables]]:
+    """The processes of each rank and attempt, the main one first; so many are expected of each."""
     waiting: dict[tuple[int, int], list[ProcessTables]] = {}
-    for tables in run.by_process(rank):
+    for tables in processes:
         about = tables.process.about
         key = about["rank"], about["attempt"]
         waiting.setdefault(key, []).append(tables)
-        if len(waiting[key]) == expected[key]:
+        if len(waiting[key]) == expected.get(key):
             yield _main_first(waiting.pop(key))
     # Processes that came or went meanwhile.
     yield from map(_main_first, waiting.values())
@@ -122,30 +143,57 @@ def _main_first(group: list[ProcessTables]) -> list[ProcessTables]:
     return [group[i] for i in sorted(range(len(group)), key=keys.__getitem__)]
 
 
+class Threads:
+    """What the threads of one process did, read once for all who want to know."""
+
+    def __init__(self, tables: ProcessTables) -> None:
+        reader = LaneReader(tables)
+        self.tables = tables
+        self.lanes = reader.read()
+        self.pauses = reader.pauses
+        self.main = max(self.lanes, key=lambda lane: lane.rank_as_trainer, default=NO_SPANS)
+        """The thread that trains."""
+
+
 def account_group(group: list[ProcessTables]) -> RankTime:
     """The time of one rank in one attempt: of its main process, which comes first, and its helpers."""
-    tables, helpers = group[0], group[1:]
-    about = tables.process.about
-    reader = LaneReader(tables)
-    lanes = reader.read()
-    main = max(lanes, key=lambda lane: lane.rank_as_trainer, default=NO_SPANS)
-    changes = _changes(tables)
-    status = status_of(about)
-    start, end = _wall(about, status, lanes, changes)
-    for lane in lanes:
-        np.minimum(lane.ends, end, out=lane.ends)
-    pauses = intervals.clip(_joined(reader.pauses), start, end)
+    return account_threads(Threads(group[0]), group[1:], Liveness.now(group[0].process.about))
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """How a process is, and as of when."""
+
+    status: str
+    now_ns: int
+
+    @classmethod
+    def now(cls, about: dict[str, Any]) -> Liveness:
+        """How it is at this moment, as seen from here."""
+        return cls(status_of(about), clock.wall())
+
+
+def account_threads(threads: Threads, helpers: list[ProcessTables], alive: Liveness) -> RankTime:
+    """The time of the process with these threads."""
+    about = threads.tables.process.about
+    changes = _changes(threads.tables)
+    start, end = _wall(about, alive, threads.lanes, changes)
+    # Copies: where a span that is open ends is for others to say.
+    lanes = [replace(lane, ends=np.minimum(lane.ends, end)) for lane in threads.lanes]
+    ours = [lane is threads.main for lane in threads.lanes]
+    main = lanes[ours.index(True)] if lanes else threads.main
+    pauses = intervals.clip(_joined(threads.pauses), start, end)
     iterations = find_iterations(main, changes, start, end)
     rows = stretches(main, iterations, changes, start, end)
     others = [lane for lane in lanes if lane is not main]
     return RankTime(
         rank=about["rank"],
         attempt=about["attempt"],
-        process=tables.process.name,
-        status=status,
+        process=threads.tables.process.name,
+        status=alive.status,
         start_ns=start,
         end_ns=end,
-        iterations=iterations,
+        iterations=None if iterations is None else iterations.within(rows),
         steps=rows.steps,
         epochs=rows.epochs,
         cells=fill(main, rows.overlaid(pauses), start, end),
@@ -166,7 +214,7 @@ def _changes(tables: ProcessTables) -> Changes:
 
 
 def _wall(
-    about: dict[str, Any], status: str, lanes: list[Lane], changes: Changes
+    about: dict[str, Any], alive: Liveness, lanes: list[Lane], changes: Changes
 ) -> tuple[int, int]:
     """From when to when the process recorded, as far as anything tells."""
     firsts = [int(lane.starts[0]) for lane in lanes]
@@ -175,7 +223,8 @@ def _wall(
     if len(changes.times):
         firsts.append(int(changes.times[0]))
         lasts.append(int(changes.times[-1]))
-    signs = [about["started"], about["heartbeat"], clock.wall() if status == "running" else None]
+    now = alive.now_ns if alive.status == "running" else None
+    signs = [about["started"], about["heartbeat"], now]
     known_signs = [sign for sign in signs if sign is not None]
     start = min([*known_signs[:1], *firsts], default=0)
     return start, max([start, *known_signs, *lasts])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -22,19 +25,23 @@ from stepwell.analysis.time.words import (
 )
 from stepwell.journal.format import SLOT_BITS, SPAN_SLOTS
 from stepwell.reading.segments import Segment
-from stepwell.reading.spans import OK, OPEN, SpanReader, SpanRows
+from stepwell.reading.spans import FAILED, OK, OPEN, SpanReader, SpanRows
 from stepwell.reading.tables import ProcessTables
 
 FOREVER = (1 << 62) - 1
 """The end of a span that is open."""
 MAIN_THREAD = "MainThread"
+MANY = 16
+AHEAD = 4
+"""From so many segments on a second thread unpacks them, and how far it may be ahead."""
 
 
 @dataclass
 class Lane:
     """The spans of one thread: times in nanoseconds since the epoch, and the code of their own time.
 
-    ``told`` has row, step and epoch (-1 for none) of those iterations that say so themselves.
+    ``told`` has row, step and epoch (-1 for none) of those iterations that say so themselves, ``failed`` the
+    rows of those that an exception went through.
     """
 
     thread: str
@@ -43,6 +50,7 @@ class Lane:
     ends: Ints
     codes: Bytes
     told: Ints
+    failed: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def rank_as_trainer(self) -> tuple[int, bool, bool, int]:
@@ -68,6 +76,7 @@ class _Columns:
         self.codes: Bytes = np.empty(most, np.uint8)
         self.row_of: dict[int, int] = {}
         self.told: list[Ints] = []
+        self.failed: list[int] = []
 
     def add(self, starts: Ints, ends: Ints, codes: Bytes) -> None:
         """Put these spans after those that are there."""
@@ -83,14 +92,15 @@ class _Columns:
         codes = self.codes[: self.count]
         np.maximum(ends, starts, out=ends)
         told = np.concatenate([np.empty((3, 0), np.int64), *self.told], axis=1)
+        failed = np.array(sorted(set(self.failed)), np.int64)
         if (starts[1:] < starts[:-1]).any():
             # A start was set back, or what began in a segment that is lost came with a later one.
             order = np.argsort(starts, kind="stable")
             starts, ends, codes = starts[order], ends[order], codes[order]
             rows = np.empty_like(order)
             rows[order] = np.arange(len(order))
-            told[0] = rows[told[0]]
-        return Lane(self.thread, self.is_main, starts, ends, codes, told)
+            told[0], failed = rows[told[0]], np.sort(rows[failed])
+        return Lane(self.thread, self.is_main, starts, ends, codes, told, failed)
 
 
 class LaneReader:
@@ -114,11 +124,25 @@ class LaneReader:
         """All lanes of the process."""
         lanes: dict[int, _Columns] = {}
         sizes = Counter(segment.lane for segment in self._reader.segments)
-        for segment in self._reader.segments:
+        for segment, rows in self._rows():
             if segment.lane not in lanes:
                 lanes[segment.lane] = self._columns(segment, sizes[segment.lane])
-            self._add(lanes[segment.lane], segment)
+            self._add(lanes[segment.lane], segment, rows)
         return [columns.finish() for columns in lanes.values() if columns.count]
+
+    def _rows(self) -> Iterator[tuple[Segment, SpanRows]]:
+        """The segments one by one; of many, the next ones are unpacked meanwhile."""
+        segments = self._reader.segments
+        unpack = partial(self._reader.rows, carried=True, depths=False)
+        if len(segments) < MANY:
+            yield from ((segment, unpack(segment)) for segment in segments)
+            return
+        with ThreadPoolExecutor(1) as other:
+            ahead = deque(other.submit(unpack, segment) for segment in segments[:AHEAD])
+            for number, segment in enumerate(segments):
+                following = segments[number + AHEAD : number + AHEAD + 1]
+                ahead.extend(other.submit(unpack, each) for each in following)
+                yield segment, ahead.popleft().result()
 
     def _columns(self, segment: Segment, segments: int) -> _Columns:
         native = segment.header.get("native")
@@ -126,8 +150,7 @@ class LaneReader:
         thread = self._threads.get(segment.lane, "")
         return _Columns(thread, is_main, segments * SPAN_SLOTS)
 
-    def _add(self, lane: _Columns, segment: Segment) -> None:
-        rows = self._reader.rows(segment, carried=True, depths=False)
+    def _add(self, lane: _Columns, segment: Segment, rows: SpanRows) -> None:
         own = self._codes[np.minimum(rows.name, len(self._codes) - 1)]
         is_own = (rows.id >> SLOT_BITS) == segment.seq
         codes = self._resolve(segment, rows, own & np.uint8(CODE_MASK), is_own)
@@ -142,6 +165,7 @@ class LaneReader:
             self.pauses.append((starts[pauses], ends[pauses]))
         numbers = lane.count - 1 + np.cumsum(kept)
         self._follow(lane, segment, rows, ends, kept, numbers)
+        self._note_failed(lane, rows, codes, kept, numbers)
         self._note(lane, segment, rows, codes, kept, numbers)
         lane.add(starts[kept], ends[kept], codes[kept])
 
@@ -214,6 +238,15 @@ class LaneReader:
             row = lane.row_of.get(int(rows.id[at]))
             if row is not None and ends[at]:
                 lane.ends[row] = ends[at]
+
+    def _note_failed(
+        self, lane: _Columns, rows: SpanRows, codes: Bytes, kept: Mask, numbers: Ints
+    ) -> None:
+        """The rows of iterations that an exception went through."""
+        for at in np.flatnonzero(rows.status == FAILED).tolist():
+            if codes[at] & (ITERATION | LIKE_ITERATION):
+                row = int(numbers[at]) if kept[at] else lane.row_of.get(int(rows.id[at]))
+                lane.failed += [] if row is None else [row]
 
     def _note(
         self,

@@ -46,7 +46,7 @@ def ledger(
     if unknown:
         raise StepwellError(f"by has {unknown[0]!r}: write any of {', '.join(GROUPS)}")
     parts = [_part(part, by, steps) for part in account(run).parts]
-    table = pl.concat([_empty(by), *parts])
+    table = pl.concat([_empty(by), _frame(parts, by)]) if parts else _empty(by)
     table = table.group_by([*by, "phase"]).agg(pl.col("ns").sum()).sort([*by, "phase"])
     whole = pl.col("ns").sum().over(list(by)) if by else pl.col("ns").sum()
     return table.with_columns(
@@ -60,21 +60,30 @@ def _empty(by: Sequence[str]) -> pl.DataFrame:
     )
 
 
-def _part(part: RankTime, by: Sequence[str], steps: range | None) -> pl.DataFrame:
+def _part(part: RankTime, by: Sequence[str], steps: range | None) -> dict[str, NDArray[Any]]:
     """The cells of a rank that took time, as rows."""
     chosen = slice(None) if steps is None else _among(part.steps, steps)
     cells, known = part.cells[:, chosen], {"step": part.steps[chosen], "epoch": part.epochs[chosen]}
     if "step" not in by:
         cells, known = _folded(cells, known, "epoch" in by)
     phase, row = np.nonzero(cells)
-    columns = {
-        "rank": pl.repeat(part.rank, len(row), dtype=pl.Int32, eager=True),
-        "attempt": pl.repeat(part.attempt, len(row), dtype=pl.Int32, eager=True),
-        **{name: _nullable(values[row]) for name, values in known.items()},
-        "phase": pl.Series(NAMES, dtype=PHASE).gather(phase),
-        "ns": pl.Series(cells[phase, row], dtype=pl.Int64),
+    return {
+        "rank": np.full(len(row), part.rank, np.int32),
+        "attempt": np.full(len(row), part.attempt, np.int32),
+        **{name: values[row] for name, values in known.items()},
+        "phase": phase,
+        "ns": cells[phase, row],
     }
-    return pl.DataFrame({name: columns[name] for name in (*by, "phase", "ns")})
+
+
+def _frame(parts: list[dict[str, NDArray[Any]]], by: Sequence[str]) -> pl.DataFrame:
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in (*by, "phase", "ns")}
+    columns = {
+        name: _nullable(values) if name in ("step", "epoch") else pl.Series(values)
+        for name, values in joined.items()
+    }
+    columns["phase"] = pl.Series(NAMES, dtype=PHASE).gather(joined["phase"])
+    return pl.DataFrame(columns)
 
 
 def _folded(

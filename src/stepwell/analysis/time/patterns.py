@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -104,25 +106,77 @@ class Outlier:
     phase_typical_ns: int
 
 
-class _Steps:
+class RankSteps:
     """The steps of one rank, warm-up left out."""
 
-    def __init__(self, rank: int, table: pl.DataFrame) -> None:
+    def __init__(self, rank: int, attempts: Ints, numbers: Ints, phases: dict[str, Ints]) -> None:
         self.rank = rank
-        order = pl.int_range(pl.len()).over("attempt")
-        self.table = table.filter(order >= WARM_UP)
-        self.numbers: Ints = self.table["step"].to_numpy()
+        self.attempts = attempts
+        self.numbers = numbers
         # Those that ever took time; one of them must be there to be named.
-        taken = [name for name in STEADY if self.table[name].max()] or ["training"]
-        self.phases = {name: self.table[name].to_numpy() for name in taken}
+        used = {name: values for name, values in phases.items() if values.any()}
+        self.phases = used or {"training": phases["training"]}
         # What was not meant to take time now and then.
-        self.times: Ints = sum(self.phases.values(), np.zeros(len(self.numbers), np.int64))
+        self.times: Ints = sum(self.phases.values(), np.zeros(len(numbers), np.int64))
+
+    @cached_property
+    def bursts(self) -> tuple[list[Burst], NDArray[np.bool_]]:
+        """The bursts of the rank, and which of its steps they are in."""
+        return _bursts(self)
 
 
-def _by_rank(table: pl.DataFrame) -> list[_Steps]:
-    parts = table.partition_by("rank", maintain_order=True)
-    found = [_Steps(int(part["rank"][0]), part) for part in parts]
-    return [steps for steps in found if len(steps.numbers) >= FEWEST]
+def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
+    """The steps of each rank that has enough of them, one rank after the other."""
+    if not table["rank"].is_sorted():
+        table = table.sort("rank", maintain_order=True)
+    ranks = table["rank"].to_numpy()
+    used = [name for name in STEADY if name == "training" or table[name].max()]
+    edges = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1], [True])))
+    for low, high in pairwise(edges.tolist()) if len(ranks) else ():
+        part = table[low:high]
+        attempts = part["attempt"].to_numpy()
+        kept = _after_warm_up(attempts)
+        if np.count_nonzero(kept) >= FEWEST:
+            phases = {name: part[name].to_numpy()[kept] for name in used}
+            numbers = part["step"].to_numpy()[kept]
+            yield RankSteps(int(ranks[low]), attempts[kept], numbers, phases)
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """All that stands out."""
+
+    bursts: list[Burst]
+    drift: Drift | None
+    outliers: list[Outlier]
+
+
+def patterns(table: pl.DataFrame) -> Patterns:
+    """Bursts, drift and outliers in one go, with the steps of one rank at a time in memory."""
+    found: list[tuple[list[Burst], Drift | None, list[Outlier]]] = []
+    for steps in by_rank(table):
+        alone = [steps]
+        found.append((bursts(alone), drift(alone), outliers(alone)))
+    return Patterns(
+        _costliest([burst for each in found for burst in each[0]]),
+        _greatest([each[1] for each in found]),
+        _longest([outlier for each in found for outlier in each[2]]),
+    )
+
+
+Steps: TypeAlias = pl.DataFrame | Iterable[RankSteps]
+
+
+def _after_warm_up(attempts: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which steps of a rank are not among the first ones of an attempt."""
+    kept = np.ones(len(attempts), bool)
+    for attempt in np.flatnonzero(np.bincount(attempts)).tolist():
+        kept[np.flatnonzero(attempts == attempt)[:WARM_UP]] = False
+    return kept
+
+
+def _ranked(table: Steps) -> Iterable[RankSteps]:
+    return by_rank(table) if isinstance(table, pl.DataFrame) else table
 
 
 def _stands_out(values: Ints, least: float) -> NDArray[np.bool_]:
@@ -134,13 +188,17 @@ def _stands_out(values: Ints, least: float) -> NDArray[np.bool_]:
     return found
 
 
-def bursts(table: pl.DataFrame) -> list[Burst]:
+def bursts(table: Steps) -> list[Burst]:
     """Phases that are slow in some steps, again and again, most costly first."""
-    found = [burst for steps in _by_rank(table) for burst in _bursts(steps)[0]]
+    found = [burst for steps in _ranked(table) for burst in steps.bursts[0]]
+    return _costliest(found)
+
+
+def _costliest(found: list[Burst]) -> list[Burst]:
     return sorted(found, key=lambda burst: burst.lost_ns, reverse=True)
 
 
-def _bursts(steps: _Steps) -> tuple[list[Burst], NDArray[np.bool_]]:
+def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
     """The bursts of a rank, and which of its steps they are in."""
     usual, total = float(np.median(steps.times)), int(steps.times.sum())
     found, taken = [], np.zeros(len(steps.numbers), bool)
@@ -194,22 +252,29 @@ def _period(at: NDArray[Any]) -> int | None:
     return period if is_regular and period > 1 else None
 
 
-def drift(table: pl.DataFrame, rank: int | None = None) -> Drift | None:
+def drift(table: Steps, rank: int | None = None) -> Drift | None:
     """The greatest drift of a rank, or of any; None when steps take as long at the end as at the start."""
-    chosen = table if rank is None else table.filter(pl.col("rank") == rank)
-    found = [_drift(steps) for steps in _by_rank(chosen)]
+    chosen = [steps for steps in _ranked(table) if rank is None or steps.rank == rank]
+    found = [_drift(steps) for steps in chosen]
+    return _greatest(found)
+
+
+def _greatest(found: list[Drift | None]) -> Drift | None:
     known = [one for one in found if one is not None]
     return max(known, key=lambda one: abs(one.to_ns - one.from_ns), default=None)
 
 
-def _drift(steps: _Steps) -> Drift | None:
+def _drift(steps: RankSteps) -> Drift | None:
     values = steps.times
     if len(values) < 2 * FEWEST:
         return None
     edges = np.linspace(0, len(values), WINDOWS + 1).astype(int)
+    ends = edges[[0, 1]], edges[[-2, -1]]
+    low, high = sorted(float(np.median(values[a:b])) for a, b in ends)
+    if low <= 0 or high < DRIFT * low:
+        return None
     windows = np.array([np.median(values[a:b]) for a, b in pairwise(edges.tolist())])
-    low, high = sorted((windows[0], windows[-1]))
-    if low <= 0 or high < DRIFT * low or not _is_trend(windows, values, edges):
+    if not _is_trend(windows, values, edges):
         return None
     changes = np.abs(np.diff(windows))
     begin, end = _extent(windows)
@@ -247,7 +312,7 @@ def _extent(windows: NDArray[Any]) -> tuple[int, int]:
     return begin, max(begin, end)
 
 
-def _changed_most(steps: _Steps, edges: NDArray[Any], is_slower: bool) -> str:
+def _changed_most(steps: RankSteps, edges: NDArray[Any], is_slower: bool) -> str:
     first, last = slice(edges[0], edges[1]), slice(edges[-2], edges[-1])
     sign = 1 if is_slower else -1
     changes = {
@@ -257,26 +322,27 @@ def _changed_most(steps: _Steps, edges: NDArray[Any], is_slower: bool) -> str:
     return max(changes, key=changes.__getitem__)
 
 
-def outliers(table: pl.DataFrame, most: int = 20) -> list[Outlier]:
+def outliers(table: Steps, most: int = 20) -> list[Outlier]:
     """Single steps that took much longer than others, the longest first.
 
     Left out are the warm-up, steps that belong to bursts, and what validation, checkpoints and the like took.
     """
     found: list[Outlier] = []
-    for steps in _by_rank(table):
-        _, taken = _bursts(steps)
+    for steps in _ranked(table):
+        taken = steps.bursts[1]
         usual = float(np.median(steps.times))
         slow = _stands_out(steps.times, max(usual, LEAST_NS)) & ~taken
-        typical = {phase: float(np.median(values)) for phase, values in steps.phases.items()}
-        attempts = steps.table["attempt"].to_numpy()
         at = np.flatnonzero(slow)
+        if not len(at):
+            continue
+        typical = {phase: float(np.median(values)) for phase, values in steps.phases.items()}
         for row in at[np.argsort(-steps.times[at], kind="stable")][:most].tolist():
             excess = {p: float(values[row]) - typical[p] for p, values in steps.phases.items()}
             phase = max(excess, key=excess.__getitem__)
             found.append(
                 Outlier(
                     rank=steps.rank,
-                    attempt=int(attempts[row]),
+                    attempt=int(steps.attempts[row]),
                     step=int(steps.numbers[row]),
                     ns=int(steps.times[row]),
                     typical_ns=int(usual),
@@ -285,4 +351,8 @@ def outliers(table: pl.DataFrame, most: int = 20) -> list[Outlier]:
                     phase_typical_ns=int(typical[phase]),
                 )
             )
+    return _longest(found, most)
+
+
+def _longest(found: list[Outlier], most: int = 20) -> list[Outlier]:
     return sorted(found, key=lambda outlier: outlier.ns, reverse=True)[:most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,8 @@ class Changes:
 class Iterations:
     """The iterations of a rank, one after the other. Each belongs to a row of its own.
 
-    ``begins`` is when what belongs to it began: the wait for its batch, where that was recorded.
+    ``begins`` is when what belongs to it began: the wait for its batch, where that was recorded. It is empty
+    once the rows have been cut by it.
     """
 
     steps: Ints
@@ -64,6 +65,12 @@ class Iterations:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def within(self, rows: Stretches) -> Iterations:
+        """The same for keeping: steps and epochs shared with the rows, beginnings left out."""
+        return replace(
+            self, steps=rows.steps[1:-1], epochs=rows.epochs[1:-1], begins=np.empty(0, np.int64)
+        )
 
 
 @dataclass(frozen=True)

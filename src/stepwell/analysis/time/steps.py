@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from stepwell.analysis.time.account import Accounts, RankTime, account
 from stepwell.analysis.time.words import NAMES
@@ -22,6 +25,10 @@ STEPS = pl.Schema(
         **{name: pl.Int64() for name in NAMES},
     }
 )
+NULLABLE = ("epoch", "gap_ns")
+"""Columns in which a number below 0 stands for none."""
+LARGE = 50_000
+Columns = dict[str, NDArray[Any]]
 QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99}
 
 
@@ -35,29 +42,57 @@ def steps(run: RecordedRun | Accounts) -> pl.DataFrame:
 
     Micro-batches are one row; a step that is done twice in one attempt has two.
     """
-    parts = [_part(part) for part in account(run).parts if part.iterations is not None]
-    return pl.concat([pl.DataFrame(schema=STEPS), *parts])
+    parts = [part for part in account(run).parts if part.iterations is not None]
+    if not parts:
+        return pl.DataFrame(schema=STEPS)
+    count = sum(len(part.steps) for part in parts)
+    # Large parts stay where they are; many small ones are better laid out in one piece.
+    groups = [[part] for part in parts] if count >= LARGE * len(parts) else [parts]
+    return pl.concat([_frame([_columns(part) for part in group]) for group in groups])
 
 
-def _part(part: RankTime) -> pl.DataFrame:
+def _frame(parts: list[Columns]) -> pl.DataFrame:
+    """These parts below each other."""
+    nothing = np.zeros(sum(len(part["step"]) for part in parts), np.int64)
+    columns = {}
+    for name, kind in STEPS.items():
+        found = [part.get(name) for part in parts]
+        if all(values is None for values in found):
+            # Shared: phases that never come up take no memory.
+            columns[name] = pl.Series(name, nothing, dtype=kind)
+            continue
+        known = [
+            np.zeros(len(part["step"]), np.int64) if values is None else values
+            for part, values in zip(parts, found, strict=True)
+        ]
+        series = pl.Series(name, known[0] if len(known) == 1 else np.concatenate(known), kind)
+        if name in NULLABLE and bool((series < 0).any()):
+            series = series.set(series < 0, None)
+        columns[name] = series
+    return pl.DataFrame(columns)
+
+
+def _columns(part: RankTime) -> Columns:
     found = part.iterations
     assert found is not None
     cells = part.cells[:, 1:-1]
     count = len(found)
-    gaps = pl.Series(np.concatenate(([-1], found.starts[1:] - found.ends[:-1])))
-    epochs = pl.Series(found.epochs)
-    columns = {
-        "rank": pl.repeat(part.rank, count, dtype=pl.Int32, eager=True),
-        "attempt": pl.repeat(part.attempt, count, dtype=pl.Int32, eager=True),
+    used = np.flatnonzero(part.cells.any(axis=1)).tolist()
+    period = np.zeros(count, np.int64)
+    for code in used:
+        period += cells[code]
+    gaps = np.concatenate(([-1], found.starts[1:] - found.ends[:-1]))
+    return {
+        "rank": np.full(count, part.rank, np.int32),
+        "attempt": np.full(count, part.attempt, np.int32),
         "step": found.steps,
-        "epoch": epochs.set(epochs < 0, None),
+        "epoch": found.epochs,
         "start_ns": found.starts,
         "duration_ns": found.ends - found.starts,
-        "gap_ns": gaps.set(gaps < 0, None),
-        "period_ns": cells.sum(axis=0),
-        **{name: cells[code] for code, name in enumerate(NAMES)},
+        "gap_ns": gaps,
+        "period_ns": period,
+        **{NAMES[code]: cells[code] for code in used},
     }
-    return pl.DataFrame(columns, schema=STEPS)
 
 
 def percentiles(table: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,180 @@
+"""The same report, whoever reads the run: this process, or the workers of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepwell
+from stepwell.analysis.engine import LocalEngine, choose_engine, summarise
+from stepwell.analysis.engine.part import Part, do
+from stepwell.analysis.engine.task import Task, make_tasks
+from stepwell.analysis.goodput import goodput
+from stepwell.analysis.ranks import stragglers
+from stepwell.analysis.report import report
+from stepwell.analysis.simulate import make_plan, simulate
+from stepwell.analysis.time import ledger, steps
+from stepwell.journal.errors import StepwellError
+from stepwell.reading import RecordedRun
+from tests.analysis.engine.cluster import Cluster, cluster
+
+pytest.importorskip("distributed")
+COMMAND = str(Path(sys.executable).with_name("stepwell"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    """Six ranks with a straggler, a stall, steps that wait for data and a restart."""
+    folder = tmp_path_factory.mktemp("engine") / "run"
+    simulate(folder, make_plan(6, 400))
+    return stepwell.open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Cluster]:
+    with cluster(2) as made:
+        yield made
+
+
+def told(run: RecordedRun, **how: Any) -> dict[str, Any]:
+    """The report, but for what recording cost: that is timed anew each time."""
+    return {**dataclasses.asdict(report(run, **how)), "cost": None}
+
+
+def test_summary_says_what_the_run_says(run: RecordedRun) -> None:
+    """One pass finds what the tables and analyses find, each by itself."""
+    summary = summarise(run)
+    assert summary.processes.equals(run.processes().collect())
+    logged = run.metrics().select(summary.metrics.columns).collect()
+    assert summary.metrics.sort(summary.metrics.columns).equals(logged.sort(logged.columns))
+    assert steps(summary.accounts).equals(steps(run))
+    assert ledger(summary.accounts).equals(ledger(run))
+    assert stragglers(run, summary.evidence.grids) == stragglers(run)
+    assert goodput(run, known=summary.evidence) == goodput(run)
+    assert summary.spans[0] == run.spans().collect().height
+
+
+def test_every_process_is_in_one_task(run: RecordedRun) -> None:
+    tasks, documents = make_tasks(run)
+    folders = [folder for task in tasks for folder in task.folders]
+    assert sorted(folders) == sorted(d["process"] for d in documents)
+    assert len(tasks) == 12
+    assert {task.is_latest for task in tasks[1::2]} == {True}
+
+
+def test_order_of_the_parts_does_not_matter(run: RecordedRun) -> None:
+    class Backwards:
+        def map(
+            self, do: Callable[[Task], Part], tasks: Sequence[Task]
+        ) -> Iterator[tuple[int, Part]]:
+            yield from reversed(list(LocalEngine().map(do, tasks)))
+
+    assert told(run, engine=Backwards()) == told(run)
+
+
+def test_part_is_smaller_than_spans(run: RecordedRun) -> None:
+    """What a worker sends has no arrays of spans: the longest is as long as there are steps."""
+    tasks, _ = make_tasks(run)
+    part = do(tasks[0])
+    (time_of_rank,), (row,) = part.times, part.rows
+    spans = part.folders[0][0].spans
+    assert spans > 5 * len(row.steps)
+    assert time_of_rank.cells.shape[1] == len(row.steps) + 2
+    assert all(len(pair[1].full) == len(row.steps) for pair in row.layers.values())
+
+
+def test_dask_by_address(run: RecordedRun, two_workers: Cluster) -> None:
+    assert told(run, engine="dask", scheduler=two_workers.address) == told(run)
+
+
+def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster) -> None:
+    command = [COMMAND, "report", str(run.folder)]
+    local = subprocess.run(command, capture_output=True, text=True, check=True)
+    more = ["--engine", "dask", "--scheduler", two_workers.address]
+    there = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+    # At the end is what recording cost, which is timed anew.
+    assert there.stdout.partition("recording:")[0] == local.stdout.partition("recording:")[0]
+    assert "Rank 5" in local.stdout
+
+
+@pytest.mark.slow
+def test_killed_worker_changes_nothing(run: RecordedRun, tmp_path: Path) -> None:
+    """One of two workers dies with SIGKILL in the middle of a task."""
+    with cluster(2) as made:
+        engine = _Killing(made, tmp_path / "busy")
+        assert told(run, engine=engine) == told(run)
+    assert engine.killed
+
+
+class _Killing:
+    """Dask, and a worker that is killed while it does its first task."""
+
+    def __init__(self, made: Cluster, mark: Path) -> None:
+        self._cluster, self._mark = made, mark
+        self.killed = False
+
+    def map(self, do: Callable[[Task], Part], tasks: Sequence[Task]) -> Iterator[tuple[int, Part]]:
+        from threading import Thread
+
+        from stepwell.analysis.engine.cluster import DaskEngine
+        from tests.analysis.engine.slowly import Slowly
+
+        killer = Thread(target=self._kill)
+        killer.start()
+        yield from DaskEngine(self._cluster.address).map(Slowly(self._mark), tasks)
+        killer.join()
+
+    def _kill(self) -> None:
+        """As soon as a worker says that it is at work."""
+        deadline = time.monotonic() + 60
+        pids = {worker.pid for worker in self._cluster.workers}
+        while time.monotonic() < deadline:
+            text = self._mark.read_text() if self._mark.exists() else ""
+            busy = pids & {int(pid) for pid in text.split()}
+            if busy:
+                os.kill(busy.pop(), signal.SIGKILL)
+                self.killed = True
+                return
+            time.sleep(0.01)
+
+
+def test_cluster_of_its_own(run: RecordedRun) -> None:
+    """Without an address."""
+    assert told(run, engine="dask") == told(run)
+
+
+def test_no_scheduler_there(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.analysis.engine.cluster.PATIENCE", 0.5)
+    with pytest.raises(StepwellError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9'"):
+        report(run, engine="dask", scheduler="tcp://127.0.0.1:9")
+
+
+def test_worker_that_does_not_see_the_run(run: RecordedRun) -> None:
+    tasks, _ = make_tasks(run)
+    with pytest.raises(StepwellError, match="put the run where all workers can read it"):
+        do(dataclasses.replace(tasks[0], run=Path("/nowhere/run")))
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(StepwellError, match="there is no engine 'spark': write one of local, dask"):
+        choose_engine("spark")
+
+
+def test_scheduler_without_engine() -> None:
+    with pytest.raises(StepwellError, match="--engine dask"):
+        choose_engine(None, "tcp://127.0.0.1:8786")
+
+
+def test_dask_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(StepwellError, match=r"pip install 'stepwell\[dask\]'"):
+        choose_engine("dask")
