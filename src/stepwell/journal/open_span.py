@@ -95,8 +95,9 @@ class OpenSpan:
         try:
             lane: Lane = known or local.lane
         except AttributeError:
-            self._begin_slowly(word, under=under)
+            # It belongs to the step that is known when it begins.
             set_context(step, None)
+            self._begin_slowly(word, under=under)
             return
         stack = lane.stack
         parent = stack[-1] & SLOT_MASK
@@ -105,15 +106,15 @@ class OpenSpan:
         row = lane.row_next
         after = row + ROW_BYTES
         if slot >= lane.limit or after > lane.row_limit or not parent or step > MAX_STEP:
-            self._begin_slowly(word, under=under)
             set_context(step, None)
+            self._begin_slowly(word, under=under)
             return
         lane.next = slot + 1
         lane.row_next = after
         if known is None and spans._running_loop() is not None:
             # What was reserved stays a hole.
-            self._begin_slowly(word, under=under)
             set_context(step, None)
+            self._begin_slowly(word, under=under)
             return
         lane.metas[slot] = word | parent
         stack.append(word | slot)

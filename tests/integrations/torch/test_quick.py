@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -282,3 +283,117 @@ def test_another_run(recorded: Run, model: Calling, tmp_path: Any) -> None:
     second.finish()
     read = stepwell.open_run(second.path)
     assert read.spans().collect()["name"].to_list() == ["forward"] * 3
+
+
+def test_two_threads_that_fetch(recorded: Run, model: Calling) -> None:
+    """Neither ends the other's: a fetch that goes the other way is no call that the quick one knows of."""
+    begun, done = threading.Event(), threading.Event()
+
+    class Loader:
+        def __init__(self, act: Any) -> None:
+            self.act = act
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(2):
+                self.act()
+                yield ONES
+
+    def wait() -> None:
+        begun.set()
+        assert done.wait(10)
+
+    slow = Loader(wait)
+    other = threading.Thread(target=lambda: next(iter(slow)), name="other")
+
+    def act() -> None:
+        if other.ident is None:
+            other.start()
+            assert begun.wait(10)
+            done.set()
+            other.join()
+
+    quick_one = Loader(act)
+    handle = annotate(loader=[quick_one, slow])
+    for _ in quick_one:
+        pass
+    handle.remove()
+    table = finished(recorded).filter(name="fetch")
+    assert table.select("thread", "status").sort("thread").rows() == [
+        ("MainThread", "ok"),
+        ("MainThread", "ok"),
+        ("other", "ok"),
+    ]
+
+
+def test_threads_one_after_the_other(recorded: Run, model: Calling) -> None:
+    """Each writes where it should, though one may have the number of another that is gone."""
+
+    def train() -> None:
+        for _ in range(3):
+            model(ONES).sum().backward()
+
+    for i in range(4):
+        thread = threading.Thread(target=train, name=f"number {i}")
+        thread.start()
+        thread.join()
+        assert quick.thread == 0
+    table = finished(recorded).filter(name="forward")
+    threads = table["thread"].to_list()
+    assert [threads.count(f"number {i}") for i in range(4)] == [3] * 4
+
+
+def test_threads_that_take_turns(recorded: Run, model: Calling) -> None:
+    """Whoever becomes the one that is quick, no call is lost."""
+    models = [torch.nn.Identity() for _ in range(3)]
+    handle = annotate(models)
+    interval = sys.getswitchinterval()
+
+    def call(own: Any) -> None:
+        for _ in range(3000):
+            own(ONES)
+
+    threads = [threading.Thread(target=call, args=(own,)) for own in models]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    handle.remove()
+    found = rows(recorded)
+    assert found == [("forward", None, "ok")] * 9000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_forked_during_a_pass(recorded: Run, model: Calling) -> None:
+    """The process that was forked goes on with the pass, whichever way it is recorded."""
+    from stepwell import ai
+
+    parent = os.getpid()
+    children: list[int] = []
+
+    class Forking(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            children.append(os.fork())
+            return gradient * 2
+
+    for arguments in (dict[str, int](), {"size": 4}):
+        handle = annotate(make_model())
+        ai.compute.backward.update(**arguments)
+        code = 1
+        try:
+            Forking.apply(torch.ones(1, requires_grad=True)).sum().backward()
+            code = 0
+        finally:
+            if os.getpid() != parent:
+                os._exit(code)
+            ai.compute.backward.update(size=None)
+            handle.remove()
+        assert os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import subprocess
@@ -330,6 +331,18 @@ def test_several_steps_with_a_batch_and_a_closure() -> None:
     assert curve(found) == list(enumerate(values))
 
 
+def test_the_losses_of_several_steps_with_a_batch() -> None:
+    """Each step has its own, as where a batch is gone over several times."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        values = [loss for batch in loader for loss in train(model, optimizer, [batch] * 3)]
+    found, _ = read(watch.run)
+    assert curve(found) == list(enumerate(values))
+    (last,) = updates(found)
+    assert last["num_iterations"] == 3 * BATCHES
+    assert last["num_train_samples"] == 16
+
+
 def test_an_active_run_is_left_open() -> None:
     """Only what was started is finished; what was resumed goes on counting."""
     with stepwell.init("mine") as run:
@@ -429,6 +442,25 @@ def test_a_problem_of_ours_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(train(model, optimizer, loader)) == len(expected)
 
 
+def test_a_problem_with_validation_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended where a batch is asked for, which nothing of ours may spoil."""
+    monkeypatch.delenv("STEPWELL_STRICT")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("broken")
+
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader):
+        train(model, optimizer, loader)
+        model.eval()
+        for x, _ in loader.dataset:
+            model(x)
+        model.train()
+        with monkeypatch.context() as patch:
+            patch.setattr(watching_training.Validation, "end", fail)
+            train(model, optimizer, loader)
+
+
 def test_nothing_is_kept() -> None:
     """Without diagnostics, model and optimizer go when the user lets go of them."""
     model, optimizer, loader = parts()
@@ -500,3 +532,65 @@ train(model, optimizer, loader)
     assert found.status == "finished"
     assert updates(found)[-1]["num_iterations"] == BATCHES
     assert len(curve(found)) == BATCHES
+
+
+def test_interrupted_where_a_pass_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also there the passes that follow are recorded, and their losses."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        train(model, optimizer, loader)
+        with monkeypatch.context() as patch:
+
+            def interrupt(self: Any, outputs: Any) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(watching_training.Loss, "add", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                train(model, optimizer, loader)
+        train(model, optimizer, loader)
+    found, spans = read(run)
+    assert [step for step, _ in curve(found)] == list(range(2 * BATCHES))
+    backward = spans.filter(pl.col("name") == "backward")["status"].to_list()
+    assert (backward.count("ok"), len(backward)) == (2 * BATCHES, 2 * BATCHES + 1)
+
+
+def test_in_a_running_loop() -> None:
+    """As in a notebook: iterations belong to their own steps there too."""
+    model, optimizer, loader = parts()
+
+    async def cell() -> Run:
+        with stepwell.watch(model, optimizer, loader) as watch:
+            train(model, optimizer, loader)
+            assert watch.run is not None
+            return watch.run
+
+    _, spans = read(asyncio.run(cell()))
+    for name in ("training_single_iteration", "forward", "backward"):
+        found = spans.filter(pl.col("name") == name)["step"].to_list()
+        assert found == list(range(BATCHES)), name
+
+
+def test_evaluated_in_another_thread() -> None:
+    """While training goes on: that ends no iteration, and makes no validation of it."""
+    model, optimizer, loader = parts()
+    average = make_model().eval()
+    with stepwell.watch([model, average], optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            other = threading.Thread(target=average, args=(x,))
+            other.start()
+            other.join()
+            with stepwell.span("after the step"):
+                pass
+    found, spans = read(run)
+    names = dict(zip(spans["id"], spans["name"], strict=True))
+    after = spans.filter(pl.col("name") == "after the step")["parent"].to_list()
+    assert [names[parent] for parent in after] == ["training_single_iteration"] * BATCHES
+    assert "validation_loop" not in names.values()
+    assert updates(found)[-1]["num_iterations"] == BATCHES

@@ -49,6 +49,12 @@ class Summary:
             self._evidence = read_evidence(self._run)
         return self._evidence
 
+    @property
+    def evidence_size(self) -> int:
+        """Ranks times steps of what is in memory of it."""
+        known = self._evidence
+        return 0 if known is None else sum(grid.begin.size for grid in known.grids)
+
     def drop_evidence(self) -> None:
         """Free its memory."""
         self._evidence = None

@@ -110,6 +110,9 @@ class Facts:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """One row for each rank, attempt and step."""
+        if self.summary.evidence_size >= LARGE:
+            # They look at something else of that size, which is let go of then.
+            _ = self.stragglers
         return steps(self.accounts)
 
     @cached_property
@@ -193,9 +196,8 @@ class Facts:
 
         if self.ranks < 2:
             return []
-        grids = self.summary.evidence.grids
-        found = stragglers(self.run, grids)
-        if sum(grid.begin.size for grid in grids) >= LARGE:
+        found = stragglers(self.run, self.summary.evidence.grids)
+        if self.summary.evidence_size >= LARGE:
             # The two who look at it have then done so, and it takes as much memory as all the rest.
             _ = self.goodput
             self.summary.drop_evidence()

@@ -41,9 +41,9 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
             or not quick.begin(BACKWARD_KIND, node)
         ):
             return _run_slowly(original, outputs, args, kwargs)
-        if follower is not None and kwargs.get("accumulate_grad"):
-            follower.backward_begins(outputs)
         try:
+            if follower is not None and kwargs.get("accumulate_grad"):
+                follower.backward_begins(outputs)
             result = original(outputs, *args, **kwargs)
         except BaseException as error:
             quick.drop(BACKWARD_KIND)
@@ -79,7 +79,9 @@ def _run_slowly(
             return record(ai.compute.backward, None, _timed(original), (outputs, *args), kwargs)
     finally:
         inside.discard(BACKWARD_KIND)
-        quick.others.remove(BACKWARD_KIND)
+        # In a process that was forked meanwhile it is not.
+        if BACKWARD_KIND in quick.others:
+            quick.others.remove(BACKWARD_KIND)
 
 
 def _timed(original: Callable[..., Any]) -> Callable[..., Any]:

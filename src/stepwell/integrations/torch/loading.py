@@ -117,7 +117,8 @@ class Batches:
             follower.batch_is_asked_for(thread)
         if quick.entry or quick.others:
             drop_interrupted()
-        entered = quick.begin(FETCH_KIND, FETCH, thread) or enter(FETCH)
+        is_quick = quick.begin(FETCH_KIND, FETCH, thread)
+        entered = is_quick or enter(FETCH)
         try:
             item = self._next()
         except StopIteration:
@@ -136,7 +137,8 @@ class Batches:
             if entered:
                 leave(FETCH, error)
             raise
-        if entered and not quick.end(FETCH_KIND):
+        # The one that is under way there may be of another thread.
+        if entered and not (is_quick and quick.end(FETCH_KIND)):
             quick.drop(FETCH_KIND)
             leave(FETCH)
         if follower is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from threading import get_ident
+from threading import local as local_to_thread
 from time import perf_counter_ns as _now
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +52,14 @@ class Quick:
 
     def learn(self) -> None:
         """Take the calling thread for the one that trains, unless another one is in a call."""
+        lane: Lane | None = getattr(local, "lane", None)
+        thread = 0 if lane is None else get_ident()
+        if thread and not hasattr(_here, "end"):
+            _here.end = _End(self, thread)
+        # No call from here on, behind which another thread could do the same.
         if not self.entry and context.step is not None:
-            self.lane = getattr(local, "lane", None)
-            self.thread = 0 if self.lane is None else get_ident()
+            self.lane = lane
+            self.thread = thread
 
     def forget(self) -> None:
         """Know of no thread; in a forked process, which has no lane yet."""
@@ -67,6 +73,10 @@ class Quick:
 
     def begin(self, site: Any, node: Node, thread: int = 0) -> bool:
         """Enter this node, if all is as usual; whether it is. ``thread`` is this one, if that is known."""
+        if not thread:
+            thread = get_ident()
+        # No call from here to where the slot is ours: a signal handler may record in between, and
+        # another thread may begin a call.
         lane = self.lane
         if (
             lane is None
@@ -74,11 +84,10 @@ class Quick:
             or self.others
             or node.__class__ is not Node
             or lane.frames
-            or self.thread != (thread or get_ident())
+            or self.thread != thread
         ):
             return False
         word = node._word
-        # No call from here to where the slot is ours: a signal handler may record in between.
         slot = lane.next
         if slot >= lane.limit:
             # Also when the run has ended.
@@ -115,6 +124,22 @@ class Quick:
             self.entry = 0
 
 
+class _End:
+    """Goes with the thread that it belongs to, whose number another one may have from then on."""
+
+    __slots__ = ("_quick", "_thread")
+
+    def __init__(self, quick: Quick, thread: int) -> None:
+        self._quick = quick
+        self._thread = thread
+
+    def __del__(self) -> None:
+        known = self._quick
+        if known.thread == self._thread:
+            known.lane, known.thread, known.entry = None, 0, 0
+
+
+_here = local_to_thread()
 quick = Quick()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=quick.forget)

@@ -92,6 +92,8 @@ class WatchedTraining:
         self._by_batch = False
         self.minds_forward = True
         self._stepped = False
+        # Whether the loss of the iteration under way is kept, because a pass for the next step has begun.
+        self._is_kept = False
         self._in_step = False
         self._backwards = 0
         self._samples: int | None = None
@@ -138,7 +140,10 @@ class WatchedTraining:
             # Fetched ahead by another thread than the one that trains.
             return
         if self._validation.is_open:
-            self._validation.end()
+            try:
+                self._validation.end()
+            except Exception as error:
+                report(WHERE, error)
         if self._open is not None:
             if self._by_batch:
                 self._end(lane=quick.lane if thread == quick.thread else None)
@@ -193,6 +198,9 @@ class WatchedTraining:
     def forward_begins(self, model: Any, args: Any) -> None:
         """An annotated model is called."""
         if not model.training or not torch.is_grad_enabled():
+            if get_ident() != self._thread:
+                # Evaluated beside training.
+                return
             if self._open is not None and self._stepped:
                 # Evaluated between two batches: that is no part of the iteration.
                 self._end()
@@ -234,6 +242,10 @@ class WatchedTraining:
         self._backwards += 1
         try:
             if self._loss.is_on and not (self._backwards > 1 and self._in_step):
+                if self._stepped and self._open is not None and not self._is_kept:
+                    # For another step with the same batch: that of the one before is complete.
+                    self._loss.keep(self._open._step)
+                    self._is_kept = True
                 self._loss.add(outputs)
         except Exception as error:
             report(WHERE, error)
@@ -302,6 +314,7 @@ class WatchedTraining:
         """End the pass that is under way; it is an iteration if the optimizer made a step in it."""
         try:
             loop, self._open = self._open, None
+            is_kept, self._is_kept = self._is_kept, False
             self.minds_forward = True
             job = current.job
             if loop is None or job is None or job.loop is not loop:
@@ -318,7 +331,8 @@ class WatchedTraining:
             elif self._stepped:
                 self._backwards = 0
                 if self._loss.is_on:
-                    self._loss.keep(loop._step)
+                    if not is_kept:
+                        self._loss.keep(loop._step)
                     if loop._step + 1 >= loop._look:
                         # An update tells of the latest one.
                         self._loss.write()
