@@ -124,7 +124,7 @@ def test_kept_names(recorded: Run) -> None:
 
 
 def test_error(recorded: Run) -> None:
-    """The error of a span comes before its stop, though it is written after it."""
+    """The error of a span comes before its stop."""
     following = Following(recorded.path)
     error_in(recorded, "failing")
     recorded.finish()
@@ -140,15 +140,16 @@ def test_error(recorded: Run) -> None:
 
 
 def test_error_that_is_just_being_written(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a look between the end of a span and the writing of its error gives the error first."""
+    """Also looks before and after it is written, and before the span has ended, give the error first."""
     following = Following(recorded.path)
     write_error = Journal.write_error
 
-    def look_first(*arguments: Any) -> None:
+    def look(*arguments: Any) -> None:
         following.poll()
         write_error(*arguments)
+        following.poll()
 
-    monkeypatch.setattr(Journal, "write_error", look_first)
+    monkeypatch.setattr(Journal, "write_error", look)
     error_in(recorded, "failing")
     following.poll()
     assert [r.type for r in following.records] == ["start", "error", "stop"]

@@ -41,8 +41,16 @@ class FollowedEvents:
 
     def take(self, horizon: int, offset: int) -> list[Given]:
         """The events up to the horizon."""
-        due = [event for event in self._waiting if event["time"] <= horizon]
-        self._waiting = [event for event in self._waiting if event["time"] > horizon]
+        due: list[dict[str, Any]] = []
+        waiting: list[dict[str, Any]] = []
+        for event in self._waiting:
+            # An error comes before the end of its span, also where it was noted a moment later.
+            is_due = event["time"] <= horizon or (
+                event.get("name") == ERROR_EVENT
+                and self._spans.has_ended(event.get("span"), horizon)
+            )
+            (due if is_due else waiting).append(event)
+        self._waiting = waiting
         found = []
         for event in sorted(due, key=lambda event: int(event["time"])):
             record = self._record(event, offset)

@@ -311,6 +311,11 @@ class FollowedSpans:
             span.late.update(attributes)
         return span is not None
 
+    def has_ended(self, identity: Any, horizon: int) -> bool:
+        """Whether a span is about to be given out with its end."""
+        span = self._open.get(identity)
+        return span is not None and 0 < span.due <= horizon
+
     def order_event(self, identity: int, time: int) -> int:
         """Where an event of this span stands: not before its start or behind its end."""
         span = self._open.get(identity)

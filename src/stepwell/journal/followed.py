@@ -15,9 +15,6 @@ START, EVENT, STOP = range(3)
 Given = tuple[tuple[int, int, int], SpanRecord | EventRecord]
 """A record, behind what tells its place among others."""
 
-GRACE = 100_000_000
-"""The error that went through a span is written after its end: a moment later, on a busy machine."""
-
 
 @dataclass(slots=True)
 class Followed:
@@ -44,8 +41,7 @@ class Followed:
     @property
     def due(self) -> int:
         """From when on its stop is given out."""
-        end = self.end & TIME_MASK
-        return end + GRACE if self.end & ERROR and self.last < end else end
+        return self.end & TIME_MASK
 
 
 def start_of(span: Followed, offset: int) -> Given:

@@ -358,6 +358,16 @@ class Lane:
                 return entry & SLOT_MASK
         return 0
 
+    def find_origin(self, word: int) -> int | None:
+        """Identity of the open span that leaving this name would end, None when there is none."""
+        frame = frames.innermost(word) if self.frames else None
+        if frame is not None:
+            return frame.origin
+        for entry in reversed(self.entries()):
+            if entry & NAME_MASK == word:
+                return None if entry & DROPPED else self.origin(entry & SLOT_MASK)
+        return None
+
     def slot_of(self, identity: int) -> int:
         """Slot of an open span of plain code, 0 when it is not open here."""
         for entry in reversed(self.entries()):

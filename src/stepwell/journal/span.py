@@ -314,19 +314,17 @@ def _exit_slowly(self: Span, lane: Lane, error: BaseException | None) -> None:
     """Leave with an error, out of order, or inside a running loop."""
     failed = error is not None and not isinstance(error, NO_ERRORS)
     flags = ERROR if failed else 0
-    frame = frames.leave(self._word, flags) if lane.frames else None
-    if frame is not None:
-        origin: int | None = frame.origin
-        if isinstance(error, GeneratorExit):
-            # Perhaps closed by the loop, in a context of its own: the user's still has this frame,
-            # and is to pass it over.
-            frame.origin = 0
-    else:
-        slot = lane.leave(self._word, _now() | flags)
-        origin = lane.origin(slot) if slot else None
     if failed and error is not None and lane.journal.is_new(error):
-        # One record for an exception, on the innermost span that it went through.
-        lane.journal.write_error(lane, origin, error)
+        # One record for an exception, on the innermost span that it went through. Before its end, so
+        # that whoever sees that one can see the other.
+        lane.journal.write_error(lane, lane.find_origin(self._word), error)
+    frame = frames.leave(self._word, flags) if lane.frames else None
+    if frame is None:
+        lane.leave(self._word, _now() | flags)
+    elif isinstance(error, GeneratorExit):
+        # Perhaps closed by the loop, in a context of its own: the user's still has this frame, and
+        # is to pass it over.
+        frame.origin = 0
 
 
 def _merge(old: bytes, attributes: dict[str, Any]) -> bytes:

@@ -157,8 +157,7 @@ class Sidecar:
     def _complain(self, goes_on: bool) -> None:
         for_how_long = f"; it goes on trying for {self._about['linger']:g} s in the background"
         say(
-            "exporter %s has not delivered everything (%s)%s. Nothing is lost: "
-            "`%s` delivers it.",
+            "exporter %s has not delivered everything (%s)%s. Nothing is lost: `%s` delivers it.",
             self.name,
             self.last_error or "it was not done yet",
             for_how_long if goes_on else "",

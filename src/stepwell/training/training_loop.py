@@ -295,9 +295,9 @@ class TrainingLoop:
                 )
                 self._others.append(before)
                 self._is_special = True
-        span = start_span(Name.TRAINING_SINGLE_ITERATION, msec, under=self.span)
-        self.inside = span
+        # Before it begins, so that it belongs to its own step.
         set_context(self._step, None)
+        self.inside = span = start_span(Name.TRAINING_SINGLE_ITERATION, msec, under=self.span)
         return span
 
     def _end_slowly(

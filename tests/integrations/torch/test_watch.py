@@ -160,7 +160,7 @@ def test_mixed_precision(scaled: bool) -> None:
     if scaled:
         assert last["num_iterations"] == BATCHES - 1
         assert last["num_train_samples"] == 16
-        assert curve(found) == [(0, losses[0]), (1, losses[1] + losses[2]), (2, losses[3])]
+        assert curve(found) == [(0, losses[0]), (1, losses[2]), (2, losses[3])]
     else:
         assert curve(found) == list(enumerate(losses))
     assert all(value < 100 for _, value in curve(found, "gradient_norm/overall"))
@@ -239,6 +239,46 @@ def test_evaluation_is_no_training() -> None:
     assert last["num_train_samples"] == 32
     forward = spans.filter(pl.col("name") == "forward")
     assert forward["epoch"].to_list() == [0] * 8 + [1] * 8
+
+
+def test_evaluation_on_what_is_trained_on() -> None:
+    """Of the batches of the same loader, those that are only looked at are validation."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        for _ in range(2):
+            train(model, optimizer, loader)
+            model.eval()
+            for x, _ in loader:
+                model(x)
+            model.train()
+    found, spans = read(run)
+    assert updates(found)[-1]["num_iterations"] == 2 * BATCHES
+    assert edges(spans)["forward", "validation_loop"] == 2 * BATCHES
+    assert counts(spans)["validation_loop"] == 2
+
+
+def test_gradients_that_are_thrown_away() -> None:
+    """Their loss is none of the next step's."""
+    model, optimizer, loader = parts()
+    batches = list(loader)
+    kept = []
+    with stepwell.watch(model, optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        for i, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if i % 2:
+                optimizer.step()
+                kept.append(loss.item())
+            elif i:
+                model.zero_grad()
+            optimizer.zero_grad()
+    found, _ = read(run)
+    assert len(batches) == BATCHES
+    assert curve(found) == list(enumerate(kept))
 
 
 def test_validation_that_the_user_records() -> None:

@@ -9,7 +9,7 @@ class Follower(Protocol):
     """Is told what training does, as it does it.
 
     ``count`` is not None while it counts operations, ``minds_forward`` is false while it need not be told
-    of forward calls.
+    of forward calls in training.
     """
 
     count: Any
@@ -38,6 +38,9 @@ class Follower(Protocol):
 
     def loss_is_scaled(self, scaled: Any, plain: Any) -> None:
         """A gradient scaler has made one tensor out of another."""
+
+    def gradients_are_dropped(self, owner: Any) -> None:
+        """The gradients of a model or an optimizer are set to zero."""
 
     def backward_begins(self, outputs: Any) -> Any:
         """A backward pass begins; what is returned is entered around it, unless it is None."""

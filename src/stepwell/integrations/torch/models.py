@@ -69,7 +69,7 @@ class Before(_Hook):
         site = self.site
         try:
             follower = following.follower
-            if follower is not None and follower.minds_forward:
+            if follower is not None and (follower.minds_forward or not module.training):
                 follower.forward_begins(module, args)
             if not quick.begin(site, site.node):
                 begin_call(site, _is_on_device(module))

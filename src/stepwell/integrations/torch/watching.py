@@ -15,7 +15,7 @@ from stepwell.integrations.torch.annotating import Annotations, _each, annotate
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
 from stepwell.integrations.torch.watching_batches import Feed
-from stepwell.integrations.torch.watching_loss import SCALERS
+from stepwell.integrations.torch.watching_loss import GRADIENTS
 from stepwell.integrations.torch.watching_training import Options, WatchedTraining
 from stepwell.journal.errors import StepwellError, report, warn_once
 from stepwell.journal.values import shown
@@ -48,7 +48,7 @@ class Watch:
         self._annotations: Annotations | None = None
         self._job: TrainingJob | None = None
         self._own_run: Run | None = None
-        self._remove_scalers: Callable[[], None] | None = None
+        self._remove_patches: Callable[[], None] | None = None
 
     @property
     def is_on(self) -> bool:
@@ -64,7 +64,7 @@ class Watch:
             _last.remove(self)
         training, self._training = self._training, None
         annotations, self._annotations = self._annotations, None
-        remove, self._remove_scalers = self._remove_scalers, None
+        remove, self._remove_patches = self._remove_patches, None
         job, self._job = self._job, None
         run, self._own_run = self._own_run, None
         try:
@@ -209,7 +209,7 @@ def _start(
     if settings is not None and models and optimizers and not _is_stuck(models[0], is_chosen):
         training.diagnose_with(TrainingTelemetry(settings))
     following.follower = training
-    made._remove_scalers = SCALERS.install()
+    made._remove_patches = GRADIENTS.install()
 
 
 def _is_stuck(model: torch.nn.Module, is_chosen: bool) -> bool:

@@ -1,6 +1,7 @@
 """The loss of an optimizer step: the sum of the scalars that ``backward()`` was called on before it.
 
-That is the number whose gradient the step uses, also with accumulated gradients. A value on the host is
+That is the number whose gradient the step uses, also with accumulated gradients; those that were thrown
+away, as where a gradient scaler left the step out, are left out too. A value on the host is
 read at once; one on an accelerator is fetched in the background, as any logged scalar.
 """
 
@@ -139,16 +140,32 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         follower = following.follower
-        if follower is not None and SCALERS.active:
+        if follower is not None and GRADIENTS.active:
             follower.loss_is_scaled(scaled, outputs)
         return scaled
 
     return scale
 
 
+def _zero(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``zero_grad`` of an optimizer or a model."""
+
+    @looks_like(original)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        follower = following.follower
+        if follower is not None and GRADIENTS.active:
+            follower.gradients_are_dropped(self)
+        return original(self, *args, **kwargs)
+
+    return zero_grad
+
+
 def _find(patches: Patches) -> Iterator[Patch]:
     yield Patch(torch.amp.grad_scaler.GradScaler, "scale", _scale)
+    yield Patch(torch.optim.Optimizer, "zero_grad", _zero)
+    yield Patch(torch.nn.Module, "zero_grad", _zero)
 
 
-SCALERS = Patches(_find)
+GRADIENTS = Patches(_find)
+"""What else is done to gradients, or to what they are of."""
 clock.follow(globals())

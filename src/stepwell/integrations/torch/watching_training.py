@@ -139,11 +139,6 @@ class WatchedTraining:
         if thread != self._thread:
             # Fetched ahead by another thread than the one that trains.
             return
-        if self._validation.is_open:
-            try:
-                self._validation.end()
-            except Exception as error:
-                report(WHERE, error)
         if self._open is not None:
             if self._by_batch:
                 self._end(lane=quick.lane if thread == quick.thread else None)
@@ -176,8 +171,10 @@ class WatchedTraining:
             self._samples = samples_in(batch)
             if self._keeps_batch:
                 self._batch = batch
-            # The forward passes of this batch are in this iteration, whatever they are.
-            self.minds_forward = not self._is_counted or self._open is None
+            # The forward passes of this batch are in this iteration, unless it is evaluated.
+            self.minds_forward = (
+                self._validation.is_open or not self._is_counted or self._open is None
+            )
         except Exception as error:
             report(WHERE, error)
 
@@ -201,8 +198,15 @@ class WatchedTraining:
             if get_ident() != self._thread:
                 # Evaluated beside training.
                 return
-            if self._open is not None and self._stepped:
-                # Evaluated between two batches: that is no part of the iteration.
+            # Others than the first may be teachers.
+            is_looked_at = (
+                not model.training
+                and model is self._model()
+                and self._by_batch
+                and not self._backwards
+            )
+            if self._open is not None and (self._stepped or is_looked_at):
+                # Evaluated between two batches, or on this one: that is no part of an iteration.
                 self._end()
             if not model.training and self._open is None and not self._is_theirs:
                 self._validation.forward_begins(model)
@@ -236,6 +240,13 @@ class WatchedTraining:
                 self._loss.note_scaled(scaled, plain)
         except Exception as error:
             report(WHERE, error)
+
+    def gradients_are_dropped(self, owner: Any) -> None:
+        """What was computed since the last step comes to nothing, unless there was one."""
+        if self._stepped or self._in_step or not self._backwards:
+            return
+        if owner is self._optimizer() or owner is self._model():
+            self._loss.forget()
 
     def backward_begins(self, outputs: Any) -> Any:
         """A backward pass begins that adds to the gradients."""
