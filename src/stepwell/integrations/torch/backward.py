@@ -37,7 +37,7 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
             or not BACKWARD.active
             or devices.possible
             or type(outputs[0]) is not tensor
-            or (follower is not None and follower.count is not None)
+            or (follower is not None and follower.is_counting)
             or not quick.begin(BACKWARD_KIND, node)
         ):
             return _run_slowly(original, outputs, args, kwargs)

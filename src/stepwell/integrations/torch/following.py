@@ -8,11 +8,11 @@ from typing import Any, Protocol
 class Follower(Protocol):
     """Is told what training does, as it does it.
 
-    ``count`` is not None while it counts operations, ``minds_forward`` is false while it need not be told
+    ``is_counting`` is true while it counts operations, ``minds_forward`` is false while it need not be told
     of forward calls in training.
     """
 
-    count: Any
+    is_counting: bool
     minds_forward: bool
 
     def epoch_begins(self) -> None:

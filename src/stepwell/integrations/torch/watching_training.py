@@ -18,25 +18,20 @@ import torch
 
 from stepwell.diagnostics.telemetry import TrainingTelemetry
 from stepwell.integrations.batches import samples_in
-from stepwell.integrations.torch.flops import PassCount, can_count, peak_flops
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.quick import quick
+from stepwell.integrations.torch.watching_flops import COUNTED_STEP, Operations, reconfigure
 from stepwell.integrations.torch.watching_loss import Loss
 from stepwell.integrations.torch.watching_validation import Validation
 from stepwell.journal.errors import report
 from stepwell.journal.lane import Lane
-from stepwell.journal.metrics import context, log, set_context
+from stepwell.journal.metrics import context, set_context
 from stepwell.training import calls
 from stepwell.training.current import current, current_job
 from stepwell.training.job import TrainingJob
-from stepwell.training.merging import ResolvedConfig
-from stepwell.training.settings import spoken
 from stepwell.training.training_loop import TrainingLoop
 
 WHERE = "watch"
-MFU = "mfu"
-COUNTED_STEP = 1
-"""The step, from 0, whose operations are counted: by the first one it is known what is compiled."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +71,7 @@ class WatchedTraining:
         self._next_look = 0
         self._loss = Loss(options.loss)
         self._validation = Validation()
-        self.count: PassCount | None = None
-        self._is_counted = not options.flops or options.flops is not True
-        # What is known per sample: as given, or counted.
-        self._flops = 0 if isinstance(options.flops, bool) else int(options.flops)
-        self._peak: float | None = None
-        self._marks = (0, 0)
+        self._operations = Operations(options.flops, options.peak, self._model)
         self._job: TrainingJob | None = None
         self._loop: TrainingLoop | None = None
         # The loop in which an iteration of ours is under way.
@@ -91,6 +81,7 @@ class WatchedTraining:
         self._thread = get_ident()
         self._by_batch = False
         self.minds_forward = True
+        self.is_counting = False
         self._stepped = False
         # Whether the loss of the iteration under way is kept, because a pass for the next step has begun.
         self._is_kept = False
@@ -173,7 +164,7 @@ class WatchedTraining:
                 self._batch = batch
             # The forward passes of this batch are in this iteration, unless it is evaluated.
             self.minds_forward = (
-                self._validation.is_open or not self._is_counted or self._open is None
+                self._validation.is_open or not self._operations.is_settled or self._open is None
             )
         except Exception as error:
             report(WHERE, error)
@@ -221,15 +212,17 @@ class WatchedTraining:
             size = samples_in(args)
             if size is not None:
                 self._samples = size + (self._samples or 0)
-        if not self._is_counted and self.step >= self._options.step + COUNTED_STEP:
-            self._start_counting(model)
-        if self.count is not None:
-            self.count.begin_forward()
+        operations = self._operations
+        if not operations.is_settled and self.step >= self._options.step + COUNTED_STEP:
+            operations.start(model, None if self._open is None else self._job)
+            self.is_counting = operations.count is not None
+        if operations.count is not None:
+            operations.count.begin_forward()
 
     def forward_ends(self, model: Any) -> None:
         """That call is over."""
-        if self.count is not None:
-            self.count.end_forward()
+        if self._operations.count is not None:
+            self._operations.count.end_forward()
         if self._validation.is_open:
             self._validation.forward_ends(model)
 
@@ -260,7 +253,8 @@ class WatchedTraining:
                 self._loss.add(outputs)
         except Exception as error:
             report(WHERE, error)
-        return None if self.count is None else self.count.counter
+        count = self._operations.count
+        return None if count is None else count.counter
 
     # What the optimizer does
 
@@ -332,9 +326,10 @@ class WatchedTraining:
                 # The run has ended meanwhile, and what was open with it.
                 self._loss.forget()
                 return
-            if self.count is not None:
-                self._finish_counting()
             samples = self._samples
+            if self._operations.count is not None:
+                self._operations.finish(job, loop, samples if self._backwards else None)
+                self.is_counting = False
             if samples is not None:
                 samples *= self._replicas
             if error is not None:
@@ -376,55 +371,11 @@ class WatchedTraining:
         if job.loop is None:
             calls.start_training(self.step, iterations_target=self._options.target_steps)
             self._loop = job.loop
-            self._marks = (0, 0)
-            if self._loop is not None and self._flops:
-                self._tell_flops()
+            self._operations.begin(job, self._loop)
         elif job.loop is not self._loop:
             # The user's own: its iterations are theirs to count.
             return job.loop if job.loop.inside is not None else None
         return self._loop
-
-    # Operations
-
-    def _start_counting(self, model: Any) -> None:
-        """Count the pass that begins, if that can be done without changing it."""
-        self._is_counted = True
-        job = self._job
-        if self._open is None or job is None or job.ask("flops_per_sample"):
-            return
-        if can_count(model):
-            self.count = PassCount()
-
-    def _finish_counting(self) -> None:
-        count, self.count = self.count, None
-        if count is None:
-            return
-        count.abort()
-        if count.total and self._samples and self._backwards:
-            self._flops = count.total // self._samples
-            self._tell_flops()
-            progress = None if self._loop is None else self._loop.progress
-            if progress is not None and progress.flops_per_sample == self._flops:
-                # Those before were alike.
-                progress.flops += progress.samples * self._flops
-
-    def _tell_flops(self) -> None:
-        """Let the job report throughput in operations, and utilisation where the peak is known."""
-        job, loop = self._job, self._loop
-        if job is None or loop is None:
-            return
-        if not job.ask("flops_per_sample"):
-            self._reconfigure(
-                job, flops_per_sample_or_fn=self._flops, is_log_throughput_enabled_or_fn=True
-            )
-        self._peak = peak_flops(self._options.peak, self._model())
-        if self._peak is not None:
-            loop.span.add_attribute("peak_flops_per_gpu", self._peak)
-
-    def _reconfigure(self, job: TrainingJob, **fields: Any) -> None:
-        known = spoken(job.config)
-        known["has_telemetry_config"] = True
-        job.reconfigure(ResolvedConfig(**{**known, **fields}))
 
     def _look(self, loop: TrainingLoop) -> None:
         """Every so many steps, and at the end: what is not counted step by step."""
@@ -434,14 +385,11 @@ class WatchedTraining:
         if self._first_size is None and job is not None:
             self._first_size = progress.samples
             if progress.samples and progress.completed == 1 and not job.ask("global_batch_size"):
-                self._reconfigure(job, global_batch_size_or_fn=progress.samples)
+                reconfigure(job, global_batch_size_or_fn=progress.samples)
             if self.step % self._every:
                 return
-        if self._peak and self._flops and progress.total > self._marks[1] and job is not None:
-            flops, total = progress.flops - self._marks[0], progress.total - self._marks[1]
-            self._marks = (progress.flops, progress.total)
-            if flops:
-                log({MFU: flops * 1e9 / total / job.world_size / self._peak})
+        if job is not None:
+            self._operations.log_utilisation(job, loop)
 
     # The end
 
@@ -457,8 +405,7 @@ class WatchedTraining:
         """End what is under way here."""
         if following.follower is self:
             following.follower = None
-        if self.count is not None:
-            self.count.abort()
+        self._operations.abort()
         self._batch = None
         if self._validation.is_open:
             self._validation.end()
