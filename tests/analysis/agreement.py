@@ -21,7 +21,7 @@ import stepwell
 from stepwell import training
 
 FOLDER = Path(sys.argv[1])
-STEPS = 200
+STEPS = 120
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 
 try:
@@ -49,7 +49,7 @@ def traced(phase: str) -> AbstractContextManager[Any]:
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """As a loader would make them, at some expense."""
     while True:
-        x = torch.randn(128, 2048).sort(dim=1).values[:, ::4].contiguous()
+        x = torch.randn(256, 2048).sort(dim=1).values[:, ::4].contiguous()
         yield x, x.sum(dim=1, keepdim=True)
 
 
@@ -68,22 +68,22 @@ def train() -> None:
     source = batches()
     with training.application(), training.training_loop(train_iterations_start=0):
         for step in range(STEPS):
-            with record_function("data"), traced("data"), training.data_loading():
+            with traced("data"), record_function("data"), training.data_loading():
                 x, y = next(source)
             with training.training_iteration():
                 optimizer.zero_grad()
-                with record_function("forward"), traced("forward"), training.model_forward():
+                with traced("forward"), record_function("forward"), training.model_forward():
                     loss = torch.nn.functional.mse_loss(model(x), y)
-                with record_function("backward"), traced("backward"), training.model_backward():
+                with traced("backward"), record_function("backward"), training.model_backward():
                     loss.backward()
                 with (
-                    record_function("optimizer"),
                     traced("optimizer"),
+                    record_function("optimizer"),
                     training.optimizer_update(),
                 ):
                     optimizer.step()
-            if step % 50 == 49:
-                with record_function("validation"), traced("validation"):
+            if step % 30 == 29:
+                with traced("validation"), record_function("validation"):
                     validate(model, source)
 
 

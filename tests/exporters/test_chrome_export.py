@@ -366,7 +366,7 @@ def test_microseconds(nanoseconds: int, text: str) -> None:
         (("--to", "chrome", "-o", "t.txt"), "-o is 't.txt': end the name in .json or .json.gz"),
         (("--to", "chrome", "--dialect", "old"), "--dialect is for --to dftracer"),
         (("--to", "dftracer", "--dialect", "x"), "dialect is 'x': write one of new, old"),
-        (("--to", "csv", "--steps", "1"), "--steps and --ranks are for traces"),
+        (("--to", "csv", "--steps", "1"), "--steps is for --to chrome or dftracer"),
         (("--to", "chrome", "--steps", "7:9"), "there are no spans in steps 7:9"),
     ],
 )
