@@ -54,8 +54,8 @@ def against_pandas(effort: Effort) -> Measured:
         run = _simulated(Path(place), effort.long_spans)
         ours = _cpu(lambda: _report(run)) / effort.long_spans
         lines = Path(place, "events.jsonl")
-        wanted = ("rank", "step", "name", "start_ns", "duration_ns")
-        run.spans().select(wanted).head(EVENTS).collect().write_ndjson(lines)
+        # As `stepwell export --to jsonl` writes them, with all that is known of each.
+        run.spans().head(EVENTS).collect().write_ndjson(lines)
 
         def theirs() -> None:
             table = pandas.read_json(lines, lines=True)
