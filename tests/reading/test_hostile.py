@@ -13,7 +13,7 @@ import pytest
 import stepwell
 from stepwell import StepwellError, list_runs, open_run
 from stepwell.reading.documents import OPTIONAL, REQUIRED
-from tests.reading.strangers import place, process, read_everything, segment_files
+from tests.reading.strangers import place, process, put, read_everything, segment_files
 
 TEXTS = ["process.json", "names.jsonl", "events.jsonl", "run.json"]
 
@@ -52,9 +52,9 @@ def test_garbage_in_a_text_file(folder: Path, name: str) -> None:
     path = place(folder, name)
     original = path.read_bytes()
     for garbage in GARBAGE:
-        path.write_bytes(garbage)
+        put(path, garbage)
         read_everything(folder)
-        path.write_bytes(garbage + b"\n" + original + garbage)
+        put(path, garbage + b"\n" + original + garbage)
         read_everything(folder)
 
 
@@ -84,12 +84,12 @@ def test_any_field_of_a_process_may_be_anything(folder: Path) -> None:
     good = json.loads(path.read_text())
     for key in USED:
         for value in [None, -1, 2**200, 0.5, "\ud800", [[1, 2]], {"a": []}]:
-            path.write_text(json.dumps({**good, key: value}))
+            put(path, json.dumps({**good, key: value}))
             run = open_run(folder)
             assert run.status
             run.processes().collect()
             run.metrics().collect()
-        path.write_text(json.dumps({k: v for k, v in good.items() if k != key}))
+        put(path, json.dumps({k: v for k, v in good.items() if k != key}))
         read_everything(folder)
 
 
@@ -102,7 +102,7 @@ def test_any_field_of_an_event_or_a_name_may_be_anything(folder: Path, name: str
     missing = [{k: v for k, v in entry.items() if k != key} for entry in entries for key in entry]
     for value in VALUES:
         odd = [{**entry, key: value} for entry in entries for key in entry]
-        path.write_text("\n".join([*lines, *map(json.dumps, odd + missing)]))
+        put(path, "\n".join([*lines, *map(json.dumps, odd + missing)]))
         found = read_everything(folder)
         assert found["events"] >= 3
         assert found["artifacts"] >= 1
@@ -114,7 +114,7 @@ def test_any_field_of_run_json_may_be_anything(folder: Path) -> None:
     good = json.loads(path.read_text())
     for key in good:
         for value in VALUES:
-            path.write_text(json.dumps({**good, key: value}))
+            put(path, json.dumps({**good, key: value}))
             run = open_run(folder)
             assert (run.metrics().collect().height, run.status) == (4, "running")
             assert isinstance(run.config, dict)
@@ -169,9 +169,9 @@ def test_random_damage_to_segments(folder: Path) -> None:
         else:
             begin = dice.randrange(len(data))
             data[begin:] = dice.randbytes(len(data) - begin)
-        path.write_bytes(data)
+        put(path, data)
         read_everything(folder)
-        path.write_bytes(originals[path])
+        put(path, originals[path])
     assert read_everything(folder)["spans"] == 7
 
 
