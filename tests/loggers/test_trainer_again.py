@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.durability.helpers import environment
+from tests.torchrun import run_torchrun
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -30,21 +27,7 @@ print("done")
 
 def test_it_can_be_executed_again_on_two_processes(tmp_path: Path) -> None:
     """The second time there is another process group, which the model has to be told."""
-    torchrun = Path(sys.executable).with_name("torchrun")
-    if not torchrun.exists():
-        pytest.skip("torchrun is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [str(torchrun), "--nproc-per-node=2", f"--master-port={port}", "program.py"],
-        cwd=tmp_path,
-        env=environment(STEPWELL_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_torchrun(PROGRAM, tmp_path, timeout=60, STEPWELL_DIR=str(tmp_path / "runs"))
     assert done.returncode == 0, done.stderr
     # The words of two processes may come on one line.
     assert done.stdout.count("done") == 2

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,9 @@ import torch
 import stepwell
 from stepwell.integrations.torch.trainer import TorchTrainer
 from stepwell.journal.errors import StepwellError
-from tests.durability.helpers import environment
 from tests.loggers.logged import Own, items, metrics
 from tests.nesting.tree import check_tree, edges
+from tests.torchrun import run_torchrun
 
 pytestmark = pytest.mark.torch
 
@@ -197,21 +194,8 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tests.loggers.reading_back import Left
 
-    torchrun = Path(sys.executable).with_name("torchrun")
-    if not torchrun.exists():
-        pytest.skip("torchrun is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [str(torchrun), "--nproc-per-node=2", f"--master-port={port}", "program.py"],
-        cwd=tmp_path,
-        env=environment(STEPWELL_STRICT="1", STEPWELL_EXPORT_TIMEOUT="60", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    variables = {"STEPWELL_STRICT": "1", "STEPWELL_EXPORT_TIMEOUT": "60"}
+    done = run_torchrun(PROGRAM, tmp_path, timeout=240, **variables)
     assert done.returncode == 0, done.stderr
     run = only_run()
     spans = run.spans().collect()

@@ -281,6 +281,28 @@ def test_gradients_that_are_thrown_away() -> None:
     assert curve(found) == list(enumerate(kept))
 
 
+def test_gradients_that_a_compiled_function_throws_away() -> None:
+    """Is compiled once, as without: no state of ours is in its graph."""
+    model, optimizer, loader = parts()
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def prepared(x: Any) -> Any:
+        model.zero_grad()
+        return x * 2
+
+    with stepwell.watch(model, optimizer):
+        for x, y in loader:
+            torch.nn.functional.mse_loss(model(prepared(x)), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(graphs) == 1
+
+
 def test_validation_that_the_user_records() -> None:
     """Is theirs, and none comes on top of it."""
     model, optimizer, loader = parts()

@@ -22,6 +22,7 @@ from stepwell.journal.state import current_lane
 
 LOSS = "loss"
 HOST = torch.device("cpu")
+_is_traced = torch.compiler.is_dynamo_compiling
 PATIENCE = 200_000_000
 """Nanoseconds for which values are held back, to be written many at once."""
 MAX_HELD = 1000
@@ -139,7 +140,7 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
     @looks_like(original)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
-        follower = following.follower
+        follower = None if _is_traced() else following.follower
         if follower is not None and GRADIENTS.active:
             follower.loss_is_scaled(scaled, outputs)
         return scaled
@@ -152,7 +153,8 @@ def _zero(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @looks_like(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-        follower = following.follower
+        # Of what a compiler looks at, nothing is to be left in its graph.
+        follower = None if _is_traced() else following.follower
         if follower is not None and GRADIENTS.active:
             follower.gradients_are_dropped(self)
         return original(self, *args, **kwargs)
