@@ -24,6 +24,7 @@ from stepwell.analysis.simulate import Straggler as PlantedStraggler
 from stepwell.analysis.simulate.plan import MS, SECOND, Fault, Stall
 from stepwell.analysis.time.steps import steps
 from stepwell.reading import RecordedRun
+from stepwell.testing import FakeClock
 from tests.cli.test_commands import command
 from tests.processes.programs import environ, only_run, write_program
 from tests.processes.test_torchrun import end, plain, start
@@ -170,13 +171,13 @@ def test_the_grid_agrees_with_the_ledger(simulated: Simulate) -> None:
 
 def test_steps_of_plain_spans(tmp_path: Path) -> None:
     """Spans with names of one's own: data that is fetched before its step is set belongs to it."""
-    with stepwell.init("plain", dir=tmp_path) as run:
+    with FakeClock() as clock, stepwell.init("plain", dir=tmp_path) as run:
         for step in range(5):
             with run.span("wait for data"):
-                time.sleep(0.01 if step == 3 else 0)
+                clock.advance(0.01 if step == 3 else 0.001)
             run.set_step(step)
             with run.span("train step"), run.span("forward"):
-                pass
+                clock.advance(0.001)
     (grid,) = read_grids(stepwell.open_run(run.path))
     assert grid.steps.tolist() == [0, 1, 2, 3, 4]
     assert grid.total("data")[0].argmax() == 3

@@ -18,7 +18,7 @@ import stepwell
 from stepwell.analysis.retention import choose, remove
 from stepwell.journal.errors import StepwellError
 from tests.cli.cases import KILLED
-from tests.cli.terminal import piped
+from tests.cli.terminal import environment, piped
 
 DAY = 86400
 
@@ -55,10 +55,10 @@ def ids(root: Path, **wish: Any) -> list[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Runs of 100, 10 and 0 days ago, the one of 10 days with a megabyte."""
+    """Runs of 100, 10 and 0 days ago, the one of 10 days with 8 MB: more than any has unpacked."""
     runs = tmp_path / "runs"
     record(runs, "old", 100)
-    record(runs, "middle", 10, 1 << 20)
+    record(runs, "middle", 10, 1 << 23)
     record(runs, "new")
     return runs
 
@@ -69,26 +69,26 @@ def test_by_age_number_size_and_name(root: Path) -> None:
     assert ids(root, older_than_s=5 * DAY) == ["old", "middle"]
     assert ids(root, keep=1) == ["old", "middle"]
     assert ids(root, keep=3) == []
-    assert ids(root, larger_than=1 << 19) == ["middle"]
+    assert ids(root, larger_than=1 << 22) == ["middle"]
     assert ids(root, names=["*d*"]) == ["old", "middle"]
     assert ids(root, names=["*d*"], keep=1) == ["old"]
-    assert ids(root, older_than_s=5 * DAY, larger_than=1 << 19) == ["middle"]
+    assert ids(root, older_than_s=5 * DAY, larger_than=1 << 22) == ["middle"]
     assert ids(root, statuses=["killed"]) == []
 
 
 def test_the_list_has_sizes_and_removes_nothing(root: Path) -> None:
     """What is listed would go; with --yes it does, and the rest is as it was."""
     rest = sorted(p for p in root.rglob("*") if not p.is_relative_to(root / "middle"))
-    listed = json.loads(piped("gc", "--larger-than", "500K", "--json", cwd=root.parent).stdout)
+    listed = json.loads(piped("gc", "--larger-than", "4M", "--json", cwd=root.parent).stdout)
     assert [run["id"] for run in listed["runs"]] == ["middle"]
-    assert listed["bytes"] == listed["runs"][0]["bytes"] > 1 << 20
+    assert listed["bytes"] == listed["runs"][0]["bytes"] > 1 << 23
     assert (listed["removed"], listed["stays"]) == (False, 2)
     assert (root / "middle").is_dir()
-    done = piped("gc", "--larger-than", "500K", "--yes", cwd=root.parent)
+    done = piped("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
     assert done.returncode == 0
-    assert re.search(r"removed 1 run, 1\.\d MB; 2 stay", done.stdout)
+    assert re.search(r"removed 1 run, 8\.\d MB; 2 stay", done.stdout)
     assert sorted(root.rglob("*")) == rest
-    again = piped("gc", "--larger-than", "500K", "--yes", cwd=root.parent)
+    again = piped("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
     assert (again.returncode, again.stdout) == (0, "nothing to remove in runs; 2 stay\n")
 
 
@@ -160,7 +160,7 @@ def test_only_a_part_of_a_run(root: Path) -> None:
     """Artifacts or spans go, the rest can be read as before."""
     assert ids(root, keep=0, only="artifacts") == ["middle"]
     done = piped("gc", "--keep", "0", "--only", "artifacts", "--yes", cwd=root.parent)
-    assert "removed the artifacts of 1 run, 1.0 MB" in done.stdout
+    assert "removed the artifacts of 1 run, 8.0 MB" in done.stdout
     run = stepwell.open_run(root / "middle")
     assert (run.spans().collect().height, run.metrics().collect().height) == (1, 1)
     assert list((root / "middle" / "artifacts").iterdir()) == []
@@ -209,3 +209,65 @@ def test_mistakes_remove_nothing(root: Path, words: tuple[str, ...], message: st
     assert done.returncode == 2
     assert message in done.stderr
     assert len(list(root.iterdir())) == 3
+
+
+LOGGED = """
+import stepwell
+from stepwell.loggers import TensorBoardLogger
+
+run = stepwell.init("logged", dir="runs", run_id="logged")
+logger = TensorBoardLogger(log_freq="batch", savedir="board")
+with logger.start_logging():
+    logger.log(0.5, "train/loss", batch_idx=0)
+run.finish()
+"""
+
+
+def logged(tmp_path: Path) -> Path:
+    """A run with a logger that has delivered all; its process folder."""
+    env = environment(STEPWELL_RUNTIME="off")
+    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, env=env, check=True, timeout=120)
+    (folder,) = (tmp_path / "runs" / "logged").glob("rank-*")
+    (state,) = folder.glob("delivery-*.json")
+    deadline = time.monotonic() + 60
+    while json.loads(state.read_text())["status_delivered"] is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return folder
+
+
+def test_what_a_tracker_never_got_stays(tmp_path: Path) -> None:
+    """It is told what to type; once that is done, or it is said that it may, the run goes."""
+    pytest.importorskip("stepwell.loggers.backends.tensorboard.backend")
+    folder = logged(tmp_path)
+    root = folder.parent.parent
+    assert ids(root, statuses=["finished"]) == ["logged"]
+    # As if the machine had gone down before it was delivered.
+    (state,) = folder.glob("delivery-*.json")
+    state.unlink()
+    assert ids(root, statuses=["finished"]) == []
+    assert ids(root, statuses=["finished"], undelivered=True) == ["logged"]
+    done = piped("gc", "--status", "finished", "--yes", cwd=tmp_path)
+    assert done.returncode == 0
+    words = " ".join(done.stdout.split())
+    assert "stays: tensorboard never got all of it" in words
+    assert "stepwell forward logged --to tensorboard" in words
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert folder.is_dir()
+    assert piped("forward", "logged", "--to", "tensorboard", cwd=tmp_path).returncode == 0
+    assert ids(root, statuses=["finished"]) == ["logged"]
+
+
+def test_what_an_exporter_gave_up_stays(root: Path) -> None:
+    """Its note is enough, also for its spans alone: they are what is owed."""
+    (folder,) = (root / "old").glob("rank-*")
+    (folder / "export-otlp.undelivered.json").write_text(json.dumps({"exporter": "otlp"}))
+    found = choose(root, older_than_s=50 * DAY)
+    assert [run.id for run in found.goes] == []
+    assert found.spared["old"].startswith("otlp never got all of it")
+    assert ids(root, older_than_s=50 * DAY, only="spans") == []
+    assert ids(root, older_than_s=50 * DAY, undelivered=True) == ["old"]
+    assert piped(
+        "gc", "--older-than", "50d", "--undelivered", "--yes", "--dir", str(root), cwd=root
+    )
+    assert not (root / "old").exists()

@@ -297,3 +297,23 @@ def test_after_a_kill_everything_is_there(tmp_path: Path, spooled: bool) -> None
     assert given.pop().status == "killed"
     assert [r.step for r in given if r.type == "metric"] == list(range(30_000))
     assert [(r.name, r.value) for r in given if r.type == "item"] == [("lr", 0.5)]
+
+
+def test_what_is_long_ago_can_be_left_out(recorded: Run) -> None:
+    """Then it begins with the latest segments; and who asks is told of each step."""
+    contexts: list[tuple[int, int | None, int | None]] = []
+    for i in range(3 * 4096):
+        recorded.set_step(i, 7)
+        stepwell.log({"loss": float(i)})
+    recorded.flush()
+    follower = follow(recorded)
+    follower.on_context = lambda *context: contexts.append(context)
+    everything = seen(all_of(follower))
+    assert [step for _, step, _ in everything] == list(range(3 * 4096))
+    assert [(step, epoch) for _, step, epoch in contexts] == [(i, 7) for i in range(3 * 4096)]
+    assert [time for time, _, _ in contexts] == sorted(time for time, _, _ in contexts)
+    recent = follow(recorded)
+    recent.skip_older(0, most_segments=1)
+    given = seen(all_of(recent))
+    assert 0 < len(given) < len(everything)
+    assert given == everything[-len(given) :]

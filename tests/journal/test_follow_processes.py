@@ -24,7 +24,7 @@ def small(count):
 def work(begin, count):
     for i in range(begin, begin + count):
         with span("item", i=i) as item:
-            small(300)
+            small(200)
             event("tick", i=i)
             item.set(done=True)
 """
@@ -73,8 +73,8 @@ def test_another_process(child: Child, tmp_path: Path) -> None:
 def test_while_it_runs(child: Child, tmp_path: Path) -> None:
     """Looks at any moment of a recording process see nothing torn."""
     following = follow(tmp_path)
-    child.do("import threading\nt = threading.Thread(target=work, args=(0, 400)); t.start()")
-    child.do("u = threading.Thread(target=work, args=(1000, 400)); u.start()")
+    child.do("import threading\nt = threading.Thread(target=work, args=(0, 200)); t.start()")
+    child.do("u = threading.Thread(target=work, args=(1000, 200)); u.start()")
     while child.do("answer = t.is_alive() or u.is_alive()"):
         following.poll()
     child.do("run.finish()")

@@ -177,12 +177,12 @@ def test_attributes_sealed_during_a_look(recorded: Run, monkeypatch: pytest.Monk
 
 
 def test_tight_loop(recorded: Run, restless: None) -> None:
-    """300,000 spans in many segments while a thread looks all the time, all of them and a few."""
+    """150,000 spans in many segments while a thread looks all the time, all of them and a few."""
     everything = Following(recorded.path)
     few = Following(recorded.path, keep=lambda name: name in ("outer", "rare"))
     with Polling(everything, few), recorded.span("outer"):
         for i in range(10):
-            small_spans(recorded, 30_000)
+            small_spans(recorded, 15_000)
             with recorded.span("rare", i=i):
                 recorded.event("tick", i=i)
     recorded.finish()

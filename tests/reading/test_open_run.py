@@ -25,7 +25,7 @@ def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
     """A folder without any run in it says so."""
-    with pytest.raises(StepwellError, match=r"is not a run folder$"):
+    with pytest.raises(StepwellError, match="is not a run folder: `stepwell ls DIR`"):
         open_run(tmp_path)
 
 
@@ -40,7 +40,7 @@ def test_a_folder_with_other_things_is_no_run(tmp_path: Path) -> None:
     """Files and folders of other tools do not make a run."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(StepwellError, match=r"is not a run folder$"):
+    with pytest.raises(StepwellError, match="is not a run folder: `stepwell ls DIR`"):
         open_run(tmp_path)
     assert list_runs(tmp_path) == []
 

@@ -14,9 +14,13 @@ from stepwell.reading import RecordedRun
 
 @dataclass(frozen=True)
 class SpanLine:
-    """All spans of one name in main processes, or in workers."""
+    """All spans of one name inside those of another, in main processes or in workers.
+
+    ``inside`` is "" at the top. Pauses of Python itself may be inside of anything: they are one line.
+    """
 
     name: str
+    inside: str
     worker: bool
     depth: int
     count: int
@@ -143,10 +147,24 @@ def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
 def _spans(run: RecordedRun) -> list[SpanLine]:
     worker = pl.col("process").str.contains(r"\.(?:worker-\d+|child)\.pid-").alias("worker")
     seconds = pl.col("duration_ns") / 1e9
+    is_pause = pl.col("category") == "runtime"
+    spans = run.spans()
+    above = spans.select("process", pl.col("id").alias("parent"), pl.col("name").alias("inside"))
     table = (
-        run.spans()
-        .select("name", "category", worker, "depth", "start_ns", "duration_ns", "status")
-        .group_by("name", "worker")
+        spans.select(
+            "name",
+            "category",
+            worker,
+            "depth",
+            "start_ns",
+            "duration_ns",
+            "status",
+            "process",
+            "parent",
+        )
+        .join(above, on=("process", "parent"), how="left")
+        .with_columns(pl.when(~is_pause).then("inside").fill_null(""))
+        .group_by("name", "inside", "worker")
         .agg(
             pl.col("depth").min(),
             pl.len().alias("count"),
@@ -157,14 +175,34 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
             (pl.col("status") == "error").sum().alias("errors"),
             (pl.col("status") == "open").sum().alias("open"),
             pl.col("start_ns").min().alias("began"),
-            # Pauses of Python itself come after what the training did.
-            (pl.col("category") == "runtime").all().alias("pause"),
+            # They come after what the training did.
+            is_pause.all().alias("pause"),
         )
-        .sort("pause", "worker", "began", "name")
+        .sort("pause", "worker", "began", "depth", "name")
         .drop("began", "pause")
         .collect()
     )
-    return [SpanLine(**row) for row in table.with_columns(_seconds().fill_null(0.0)).to_dicts()]
+    rows = table.with_columns(_seconds().fill_null(0.0)).to_dicts()
+    return _as_tree([SpanLine(**row) for row in rows])
+
+
+def _as_tree(lines: list[SpanLine]) -> list[SpanLine]:
+    """Each behind the one that it is inside of, or behind its neighbours there."""
+    found: list[SpanLine] = []
+    left = list(lines)
+
+    def take(inside: str, worker: bool) -> None:
+        for line in [line for line in left if line.inside == inside and line.worker == worker]:
+            # One that is inside of its own kind may have been found there.
+            if line in left:
+                left.remove(line)
+                found.append(line)
+                take(line.name, worker)
+
+    for worker in (False, True):
+        take("", worker)
+    # In workers the outermost ones may be inside of one of the main process.
+    return found + left
 
 
 def _longest(lines: list[SpanLine], most: int) -> list[SpanLine]:
@@ -215,12 +253,19 @@ def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
     # What an attempt was inside of that another has gone on from is no news any more.
     latest = pl.col("attempt") == processes["attempt"].max()
     table = run.open_spans().filter(latest).sort("process", "thread", "depth").collect()
+    if table.is_empty():
+        return []
     lives = {row["process"]: row["status"] == "running" for row in processes.to_dicts()}
-    heartbeats = dict(processes.group_by("rank").agg(pl.col("heartbeat_ns").max()).iter_rows())
+    # Heartbeats are seconds apart: the last span tells better when it died.
+    ended = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
+    spans = run.spans().filter(latest).group_by("rank").agg(ended.max().alias("last_ns")).collect()
+    seen = processes.group_by("rank").agg(pl.col("heartbeat_ns").max())
+    seen = seen.join(spans, on="rank", how="left")
+    last = dict(seen.select("rank", pl.max_horizontal("heartbeat_ns", "last_ns")).iter_rows())
     lines = []
     for (process, thread), part in table.group_by("process", "thread", maintain_order=True):
         innermost = part.row(-1, named=True)
-        end = time.time_ns() if lives.get(str(process)) else heartbeats[innermost["rank"]]
+        end = time.time_ns() if lives.get(str(process)) else last[innermost["rank"]]
         path = " › ".join(part["name"].to_list())
         seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
         lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))

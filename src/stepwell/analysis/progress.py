@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepwell.vocabulary import StandardTrainingJobSpanName
+from stepwell.analysis.undone import Undone, completed
 
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
@@ -24,23 +24,29 @@ STEPS = (
     "steps",
 )
 EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
-LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 LATEST = 200
 """So many steps tell how fast it goes now."""
 
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """What is left: steps done and to be done, and the time until then at the present pace."""
+    """What is left: steps done and to be done, and the time until then at the present pace.
+
+    ``ns`` is None where nobody knows: it hangs.
+    """
 
     done: int
     target: int
-    ns: int
+    ns: int | None
 
 
-def time_left(facts: Facts) -> TimeLeft | None:
-    """None when nothing says how many steps there are to be, or none was made yet."""
-    steps = facts.steady if facts.steady.height else facts.steps
+def time_left(facts: Facts, undone: Undone) -> TimeLeft | None:
+    """None when nothing says how many steps there are to be, or none was made yet.
+
+    A step that is under way (``undone``) is not done, and tells nothing of the pace.
+    """
+    steps = completed(facts.steady, undone)
+    steps = steps if steps.height else completed(facts.steps, undone)
     if steps.is_empty():
         return None
     rank = steps.filter(pl.col("rank") == steps["rank"].min()).sort("start_ns")
@@ -74,17 +80,10 @@ def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
 
 def _from_loop(facts: Facts) -> int | None:
     """What the latest training loop was said to go on to."""
-    loops = (
-        facts.run.spans()
-        .filter(pl.col("name") == LOOP)
-        .select("start_ns", "attributes")
-        .drop_nulls()
-        .collect()
-        .sort("start_ns")
-    )
-    if loops.is_empty():
+    loops = [process.loop for process in facts.summary.habits if process.loop is not None]
+    if not loops:
         return None
-    attributes = json.loads(loops["attributes"][-1])
+    attributes = json.loads(max(loops)[1])
     return (
         whole_number(attributes, ("train_iterations_target",))
         if isinstance(attributes, dict)

@@ -1,7 +1,9 @@
 """What recording itself cost.
 
-In the time of the training it is an estimate: counted in the run, timed on the machine that reads it, since
-to measure it there would cost more. What the background threads took, they measured themselves.
+In the time of the training it is an estimate from below: counted in the run, timed on the machine that reads
+it and in a loop that does nothing else, since to measure it there would cost more. Between the passes of a
+model, whose caches hold something else, the same takes a few times longer, and hooks come to it. What the
+background threads took, they measured themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from stepwell.reading.tables import ProcessTables
 SPAN = 3.2
 METRIC = 2.2
 """Times the floor, which is what two looks at the clock in a context manager take in Python: what a span
-and a number may cost at most by the project's benchmarks. What pumps and workers do beside it is not in."""
+and a number cost by the project's benchmarks. What pumps and workers do beside it is not in."""
 ROUNDS = 2000
 
 
@@ -30,7 +32,7 @@ class RecordingCost:
     Attributes:
         spans, metrics: how many were recorded by main processes and workers.
         bytes: on disk.
-        ns: about how long main processes were at it; an estimate from the counts.
+        ns: how long main processes were at it at the least; an estimate from the counts.
         share: of the wall time of all ranks.
         beside_ns: processor time of the background threads and of finishing, as measured; None where no
             process told, and as of the last heartbeat where one was killed.
@@ -51,7 +53,7 @@ def recording_cost(
     wall_ns: int,
     documents: Iterable[dict[str, Any]] = (),
 ) -> RecordingCost:
-    """Estimate what recording took.
+    """Estimate what recording took at the least.
 
     ``spans`` are how many there are in all, and in main processes: workers record beside the training, not
     in its time. ``wall_ns`` is that of all ranks, ``documents`` are what is known of their processes.

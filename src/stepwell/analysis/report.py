@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,17 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell.analysis.engine import Engine, choose_engine
-from stepwell.analysis.findings import Facts, Finding, findings
+from stepwell.analysis.findings import SEVERITIES, Facts, Finding, findings
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.progress import TimeLeft, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.time import background, ledger
+from stepwell.analysis.undone import Undone, completed, undone_steps
 from stepwell.reading import RecordedRun
 
 MOST_VALUES = 10
+ENDED_BY = ("died", "hang")
+"""The rules that say how it ended, or why it does not go on."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class BackgroundLine:
 
 @dataclass(frozen=True)
 class StepLine:
-    """How long steps take, from one to the next: the first few of each attempt left out."""
+    """How long steps take, from one to the next: the first few of each attempt left out.
+
+    A step that no rank completed, under way or not, is none.
+    """
 
     count: int
     p50_ns: int
@@ -105,7 +111,8 @@ def report(
         scheduler: the address of the Dask cluster's; without one a cluster is started here.
     """
     facts = Facts(run, choose_engine(engine, scheduler))
-    found = findings(facts)
+    undone = undone_steps(facts)
+    found = _ends_first(findings(facts))
     processes = facts.processes.filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == max(processes["attempt"], default=0))
     metrics = facts.curves.everything.height
@@ -124,13 +131,26 @@ def report(
         findings=found,
         time=_time(facts),
         background=_background(facts),
-        steps=_steps(facts),
+        steps=_steps(facts, undone),
         values=_values(facts),
-        left=time_left(facts) if facts.status == "running" else None,
+        left=_left(facts, undone, found),
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         hints=_hints(facts),
     )
+
+
+def _ends_first(found: list[Finding]) -> list[Finding]:
+    """What ended a run is told before all else that is as grave."""
+    return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), f.rule not in ENDED_BY))
+
+
+def _left(facts: Facts, undone: Undone, found: list[Finding]) -> TimeLeft | None:
+    left = time_left(facts, undone) if facts.status == "running" else None
+    if left is not None and any(finding.rule == "hang" for finding in found):
+        # Nobody knows: at the pace of before it would be soon, and it is not.
+        left = replace(left, ns=None)
+    return left
 
 
 def _highest(table: pl.DataFrame, column: str) -> int | None:
@@ -171,13 +191,14 @@ def _background(facts: Facts) -> list[BackgroundLine]:
     return [BackgroundLine(str(kind), int(ns)) for kind, ns in table.iter_rows()]
 
 
-def _steps(facts: Facts) -> StepLine | None:
+def _steps(facts: Facts, undone: Undone) -> StepLine | None:
     table = facts.steady if facts.steady.height >= 20 else facts.steps
+    table = completed(table, undone)
     if table.is_empty():
         return None
     longest = table.row(table["period_ns"].arg_max() or 0, named=True)
     return StepLine(
-        _count_steps(facts),
+        _count_steps(facts) - sum(map(len, undone.values())),
         _quantile(table["period_ns"], 0.5),
         _quantile(table["period_ns"], 0.95),
         int(longest["period_ns"]),

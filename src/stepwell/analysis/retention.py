@@ -3,7 +3,8 @@
     for run in choose("runs", older_than_s=30 * 86400, statuses=["killed"]).goes:
         remove(run)
 
-Never a run that is running, never a folder that is no run, and no link is followed.
+Never a run that is running, never a folder that is no run, and no link is followed. What a
+tracker has not got yet, because it was down say, stays unless it is said that it may go.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from stepwell.analysis.disk import disk_bytes
+from stepwell.analysis.undelivered import undelivered as not_delivered
 from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
 from stepwell.journal.liveness import status_of
@@ -72,6 +74,7 @@ def choose(
     larger_than: int | None = None,
     names: Sequence[str] = (),
     only: str | None = None,
+    undelivered: bool = False,
 ) -> Selection:
     """The runs below a folder for which all that is said holds, the oldest first.
 
@@ -83,6 +86,7 @@ def choose(
         larger_than: that take more bytes than this.
         names: whose name or id is one of these, or matches one as a pattern.
         only: artifacts or spans: only these would go, and the rest of the run stay.
+        undelivered: also those that have something for a tracker or collector that never got it.
     """
     _check(statuses, only, keep)
     spared: dict[str, str] = {}
@@ -102,7 +106,10 @@ def choose(
             and (not statuses or found.status in statuses)
             and (only is None or found.bytes > 0)
         )
-        if is_it:
+        owed = [] if not is_it or undelivered else not_delivered(run.path)
+        if owed:
+            spared[run.id] = _owes(run, owed)
+        elif is_it:
             goes.append(found)
     everything = len(runs) if not names else len(list_runs(dir))
     return Selection(goes, everything - len(goes), spared)
@@ -166,6 +173,13 @@ def _why_not(run: RecordedRun) -> str | None:
     if quiet_s < QUIET_S and (elsewhere or not documents):
         return "it may be running: it gave a sign of life a few minutes ago"
     return None
+
+
+def _owes(run: RecordedRun, receivers: list[str]) -> str:
+    return (
+        f"{', '.join(receivers)} never got all of it. Send the rest with stepwell forward {run.id} "
+        f"--to {receivers[0]}, or let it go with --undelivered"
+    )
 
 
 def _last_sign(run: RecordedRun) -> int:

@@ -100,18 +100,23 @@ def gc_command(
         Optional[str],  # noqa: UP045
         typer.Option("--only", help="artifacts or spans: only these go, the rest stays."),
     ] = None,
+    undelivered: Annotated[
+        bool,
+        typer.Option("--undelivered", help="Also what a tracker never got (stepwell forward)."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them, in place of a list.")] = False,
     dir: DirOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the runs that all of this is true of, and remove them with --yes.
 
-    A run that is running never goes, nor what is no run, and no link is followed.
+    A run that is running never goes, nor what is no run, and no link is followed. One that has
+    something for a tracker or a collector that never got it stays, unless --undelivered is said.
     """
     from stepwell.cli.removing import Wish, clean_up
     from stepwell.reading.run import runs_dir
 
-    wish = Wish(older_than, keep, status, larger_than, name, only)
+    wish = Wish(older_than, keep, status, larger_than, name, only, undelivered)
     code = clean_up(runs_dir(dir), wish, yes, json)
     if code:
         raise typer.Exit(code)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
+import textwrap
 
 from rich.console import Console
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
+_WITH_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?s|min|h|[KMG]?B)\b)")
+"""The blank between a number and its unit."""
+_AMID = re.compile(r"(?<=\d\xa0min) (?=\d)|(?<=\d\xa0h) (?=\d)")
+"""The one amid "2 min 03 s", once the others are held."""
 
 
 def console() -> Console:
@@ -19,6 +25,13 @@ def console() -> Console:
 def plain(text: str) -> Text:
     """A text as it is: nothing in it is taken as markup, nor does it command the terminal."""
     return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Broken into lines between words, not between a number and its unit; all but the first indented."""
+    held = _AMID.sub("\N{NO-BREAK SPACE}", _WITH_UNIT.sub("\N{NO-BREAK SPACE}", plain(text).plain))
+    lines = textwrap.wrap(held, width, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def seconds(value: float) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from stepwell.analysis.retention import Candidate, Selection, choose, remove
-from stepwell.cli.drawing import console, plain, size
+from stepwell.cli.drawing import console, plain, size, wrapped
 from stepwell.cli.output import complain, print_json
 from stepwell.cli.waiting import Bar, waiting
 from stepwell.journal.errors import StepwellError
@@ -30,6 +31,7 @@ class Wish:
     larger_than: str | None
     name: list[str]
     only: str | None
+    undelivered: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -54,6 +56,7 @@ def clean_up(root: Path, wish: Wish, yes: bool, as_json: bool) -> int:
             larger_than=parse_size(wish.larger_than),
             names=wish.name,
             only=wish.only,
+            undelivered=wish.undelivered,
         )
     failed = _remove_all(found, wish.only) if yes else {}
     if as_json:
@@ -99,7 +102,7 @@ def _print(
     if goes and not yes:
         out.print("Nothing was removed: --yes does that.")
     for identity, why in found.spared.items():
-        out.print(plain(f"{identity} stays: {why}"))
+        out.print(Text(wrapped(f"{identity} stays: {why}", out.width, indent="  ")))
 
 
 def _table(goes: list[Candidate], width: int) -> Table:

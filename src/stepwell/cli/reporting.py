@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +9,7 @@ from rich.text import Text
 from stepwell.analysis.findings import SEVERITIES, Finding
 from stepwell.analysis.findings.wording import duration, percent
 from stepwell.analysis.report import Hint, PhaseLine, Report, ValueLine, report
-from stepwell.cli.drawing import console, number, plain, size
+from stepwell.cli.drawing import console, number, plain, size, wrapped
 from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
 from stepwell.cli.waiting import waiting
@@ -45,8 +43,8 @@ def show_report(
 
 def _print(made: Report) -> None:
     out = console()
-    out.print(_headline(made))
-    out.print(_facts(made))
+    out.print(_headline(made, out.width))
+    out.print(Text(wrapped(_facts(made), out.width)))
     out.print()
     if made.findings:
         for finding in made.findings:
@@ -63,7 +61,7 @@ def _print(made: Report) -> None:
         out.print()
         _print_hints(out, made.hints)
     out.print()
-    out.print(plain(_cost(made)))
+    out.print(Text(wrapped(_cost(made), out.width)))
 
 
 def _print_hints(out: Console, hints: list[Hint]) -> None:
@@ -73,21 +71,24 @@ def _print_hints(out: Console, hints: list[Hint]) -> None:
             out.print(plain(f"    {line}"))
 
 
-def _headline(made: Report) -> Text:
-    text = plain(made.name)
-    text.stylize("bold")
-    text.append("  ")
-    text.append(made.status, COLOURS.get(made.status, "yellow"))
-    text.append(f" after {duration(made.wall_ns)}")
+def _headline(made: Report, width: int) -> Text:
+    text = f"{made.name}  {made.status} after {duration(made.wall_ns)}"
     if made.step is not None:
-        text.append(f" at step {made.step}")
+        text += f" at step {made.step}"
     if made.left is not None:
         done = percent(made.left.done / made.left.target)
-        text.append(f", {done} of {made.left.target} steps, about {duration(made.left.ns)} left")
-    return text
+        text += f", {done} of {made.left.target} steps"
+        if made.left.ns is not None:
+            text += f", about {duration(made.left.ns)} left"
+    shown = Text(wrapped(text, width))
+    at = shown.plain.find(made.status, len(made.name)) if shown.plain.startswith(made.name) else -1
+    if at >= 0:
+        shown.stylize("bold", 0, len(made.name))
+        shown.stylize(COLOURS.get(made.status, "yellow"), at, at + len(made.status))
+    return shown
 
 
-def _facts(made: Report) -> Text:
+def _facts(made: Report) -> str:
     parts = ["1 rank" if made.ranks == 1 else f"{made.ranks} ranks"]
     if made.attempts > 1:
         parts.append(f"{made.attempts} attempts")
@@ -99,7 +100,7 @@ def _facts(made: Report) -> Text:
             f"{line.count:,} steps of {duration(line.p50_ns)} (p95 {duration(line.p95_ns)}, "
             f"longest {duration(line.max_ns)} at {line.max_step})"
         )
-    return plain(" · ".join(parts))
+    return " · ".join(parts)
 
 
 def print_finding(out: Console, finding: Finding, when: str = "") -> None:
@@ -115,8 +116,7 @@ def print_finding(out: Console, finding: Finding, when: str = "") -> None:
 
 def _indented(out: Console, text: str) -> Text:
     """Broken into lines, all but the first of them indented."""
-    lines = textwrap.wrap(plain(text).plain, out.width - 3, break_on_hyphens=False)
-    return Text("\n   ".join(lines))
+    return Text(wrapped(text, out.width - 3).replace("\n", "\n   "))
 
 
 def _print_time(out: Console, made: Report) -> None:
@@ -172,7 +172,7 @@ def _cost(made: Report) -> str:
         beside = f"; measured beside it: {duration(cost.beside_ns)} of processor time"
     return (
         f"recording: {cost.spans:,} spans and {cost.metrics:,} numbers, {size(cost.bytes)}, "
-        f"estimated {duration(cost.ns)} ({percent(cost.share)} of the time{a_step}){beside}"
+        f"at least {duration(cost.ns)} ({percent(cost.share)} of the time{a_step}){beside}"
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rich.padding import Padding
+from rich.text import Text
 
 from stepwell.analysis.ranks.hang import Hang, hang
 from stepwell.analysis.ranks.stacks import Stack, stacks
-from stepwell.cli.drawing import console, plain, seconds
+from stepwell.cli.drawing import console, plain, seconds, wrapped
 from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
 from stepwell.cli.waiting import waiting
@@ -33,24 +33,27 @@ def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
     title.append(f"  {status}", COLOURS.get(status, "yellow"))
     out.print(title)
     if hung is not None:
-        sentence = plain(hung.sentence)
-        sentence.stylize("red")
-        out.print(sentence)
+        out.print(Text(wrapped(hung.sentence, out.width), "red"))
     if not found:
-        out.print(_nothing(status))
+        out.print(Text(wrapped(_nothing(run, status), out.width)))
         return
     groups = _groups(found)
     for path, group in groups[:MOST_GROUPS]:
         out.print()
-        out.print(plain(_heading(group)))
-        out.print(Padding(plain(path), (0, 0, 0, 2)))
+        out.print(Text(wrapped(_heading(group), out.width)))
+        out.print(Text("  " + wrapped(path, out.width - 2).replace("\n", "\n  ")))
     if len(groups) > MOST_GROUPS:
         out.print(f"\n{len(groups) - MOST_GROUPS} more with --json")
 
 
-def _nothing(status: str) -> str:
+def _nothing(run: RecordedRun, status: str) -> str:
     if status == "finished":
         return "No thread was inside of a span when it finished."
+    if status == "failed":
+        return (
+            "An exception ended it, and all spans with it: what it was inside of then is in "
+            f"stepwell report {run.id}"
+        )
     return "No thread is, or was, inside of a span."
 
 

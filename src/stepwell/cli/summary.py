@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepwell.analysis.overview import MetricLine, OpenLine, Overview, SpanLine
-from stepwell.cli.drawing import console, curve, number, plain, seconds, size
+from stepwell.cli.drawing import console, curve, number, plain, seconds, size, wrapped
 from stepwell.cli.output import print_json
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
@@ -23,7 +23,7 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
     out = console()
     out.print(_headline(overview))
     for line in _facts(overview):
-        out.print(plain(line))
+        out.print(Text(wrapped(line, out.width)))
     if overview.open:
         _print_open(out, overview)
     if overview.spans:
@@ -68,7 +68,7 @@ def _print_open(out: Console, overview: Overview) -> None:
     out.print()
     out.print("[bold]inside of, when it ended[/]" if ended else "[bold]inside of, now[/]")
     for line in overview.open[:20]:
-        out.print(plain(_open_line(line)))
+        out.print(Text(wrapped(_open_line(line), out.width, indent="    ")))
 
 
 def _open_line(line: OpenLine) -> str:

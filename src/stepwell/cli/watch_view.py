@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stepwell.analysis.findings import Finding
 from stepwell.analysis.live import RankNow, Snapshot
-from stepwell.cli.drawing import curve, number, plain, seconds
+from stepwell.cli.drawing import curve, number, plain, seconds, wrapped
 from stepwell.cli.stacks import shorten
 from stepwell.cli.summary import COLOURS
 
@@ -171,13 +171,10 @@ def _rank_line(path: str, status: str, group: list[RankNow], width: int) -> Text
 
 
 def _findings(findings: Sequence[Finding], width: int) -> list[Text]:
-    import textwrap
-
     lines = []
     for finding in findings[:MOST_FINDINGS]:
         mark, colour = MARKS[finding.severity]
-        wrapped = textwrap.wrap(plain(finding.sentence).plain, width - 3, break_on_hyphens=False)
-        for at, piece in enumerate(wrapped):
+        for at, piece in enumerate(wrapped(finding.sentence, width - 3).splitlines()):
             lines.append(Text.assemble((f"{mark if at == 0 else '  '} ", colour), piece))
     if len(findings) > MOST_FINDINGS:
         lines.append(Text(f"   and {len(findings) - MOST_FINDINGS} more", "dim"))

@@ -55,6 +55,34 @@ class Follower:
         """How many segments or archives were gone (the size cap), or damaged, before they were read."""
         return self._files.lost
 
+    @property
+    def status(self) -> str:
+        """How the process is: running (also while nothing is known), finished, failed or killed."""
+        return self._document.status
+
+    def skip_older(self, seconds: float, most_spans: int, most_bytes: int) -> dict[str, int]:
+        """Before the first ``poll``: leave out what ended longer than so many seconds ago.
+
+        What was open then is given out all the same. Also left out is what exceeds ``most_spans`` in
+        sealed segments, and what stands more than ``most_bytes`` before the end of the events.
+
+        Returns:
+            Until when (nanoseconds since the epoch) spans of a thread were left out, by thread.
+        """
+        document, files = self._document, self._files
+        since, left_out = document.ago(seconds), dict[str, int]()
+        files.live_folder = document.folders()[0]
+        files.look()
+        for segment in sorted(files.sealed.values(), key=lambda segment: -segment.last):
+            most_spans -= segment.slots
+            if segment.last < since or most_spans < 0:
+                # As if it were lost: what was open at its end goes on in the next one, and is given out.
+                files.done(segment.seq, False)
+                until = segment.last + (document.offset or 0)
+                left_out[segment.thread] = max(left_out.get(segment.thread, 0), until)
+        self._events.skip_to(max(0, document.size_of(EVENTS) - most_bytes))
+        return left_out
+
     def poll(self) -> list[SpanRecord | EventRecord]:
         """What is new, ordered by time. Where that is a lot it is a part: empty means all was given.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +72,26 @@ class FollowedDocument:
         """The present on its clock; ALWAYS where there is none, or it is not known here."""
         return clock.now() if self.is_of_this_boot and not ended else ALWAYS
 
+    def ago(self, seconds: float) -> int:
+        """So many seconds ago on its clock; before its last sign of life, if it has ended."""
+        self.read()
+        now = time.time_ns()
+        heartbeat = self.about.get("heartbeat")
+        if self.status != "running" and isinstance(heartbeat, int):
+            now = heartbeat
+        return now - int(seconds * 1e9) - (self.offset or 0)
+
     def folders(self) -> list[Path]:
         """Where its files are: in its spool perhaps, and in its folder."""
         return list(dict.fromkeys((live_folder(self.folder, self.about), self.folder)))
+
+    def size_of(self, name: str) -> int:
+        """How many bytes one of its files has by now."""
+        sizes = [0]
+        for folder in self.folders():
+            with contextlib.suppress(OSError):
+                sizes.append(os.stat(folder / name).st_size)
+        return max(sizes)
 
 
 def _anchors(about: dict[str, Any]) -> list[list[int]]:

@@ -30,6 +30,10 @@ class FollowedEvents:
         """How many bytes were read."""
         return self._tail.offset
 
+    def skip_to(self, offset: int) -> None:
+        """Leave out what stands before this place of the file."""
+        self._tail.skip_to(offset)
+
     def read(self, paths: list[Path], horizon: int) -> int:
         """Read on; returns up to when all is known, which is the horizon unless there is more."""
         for line in self._tail.read(paths):

@@ -7,6 +7,7 @@ between two cursors is the same whenever it is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from stepwell.journal.epochs import Epochs
 from stepwell.journal.follow_document import ALWAYS, FollowedDocument
 from stepwell.journal.follow_items import STATUSES, FollowedItems, item_of
-from stepwell.journal.follow_metrics import FollowedMetrics
-from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, STEP_BIAS
+from stepwell.journal.follow_metrics import FollowedMetrics, place_since
+from stepwell.journal.format import CONTEXT_NAME, EPOCH_MASK, IMPLICIT_STEP, STEP_BIAS, STEP_SHIFT
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.metric_names import MetricNames
 from stepwell.journal.metric_rows import PendingRows, Row
@@ -41,6 +42,8 @@ class LogFollower:
         limit: so many records are given out at most at once.
         lost: how many segments or archives were gone (the size cap), or damaged, before they were read.
         over: whether the ``StatusRecord`` was given out, which is the last one.
+        on_context: called with the time since the epoch, step and epoch (None for none) from then on,
+            before what was logged later is given out.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class LogFollower:
         self.limit = limit
         self.number = number
         self.lost = 0
+        self.on_context: Callable[[int, int | None, int | None], None] | None = None
         self._document = FollowedDocument(folder)
         self._names = MetricNames(number)
         self.seek(cursor)
@@ -75,6 +79,14 @@ class LogFollower:
         self._metrics = FollowedMetrics(self.folder, self._names, cursor)
         self._items = FollowedItems(self.number, cursor)
         self._epochs = Epochs(cursor.get("epochs"))
+
+    def skip_older(self, seconds: float, most_segments: int) -> None:
+        """Go on with the metrics of so many seconds ago, and leave out items that are there.
+
+        Of sealed segments no more than ``most_segments`` are read.
+        """
+        place = place_since(self.folder, self._document.ago(seconds), most_segments)
+        self.seek({"archive": place, "events": self._document.size_of(EVENTS)})
 
     @property
     def cursor(self) -> dict[str, Any]:
@@ -176,6 +188,10 @@ class LogFollower:
             return
         if row.name == CONTEXT_NAME:
             self._epochs.add(row.time, row.word)
+            if self.on_context is not None:
+                step, epoch = (row.word >> STEP_SHIFT) - 1, (row.word & EPOCH_MASK) - 1
+                told = step if step >= 0 else None, epoch if epoch >= 0 else None
+                self.on_context(row.time + offset, *told)
         else:
             taken.append(((row.time, row.seq, row.row), self._metric(row, source.thread, offset)))
 

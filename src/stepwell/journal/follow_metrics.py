@@ -200,3 +200,23 @@ def _first_time(header: dict[str, Any]) -> int:
     times = header.get("time")
     first = times[0] if isinstance(times, list) and times else 0
     return first if type(first) is int and 0 <= first <= MAX_TIME else 0
+
+
+def place_since(folder: Path, since: int, most: int) -> list[int]:
+    """Where in the archives the first segment is that goes on after this time: archive and offset.
+
+    Of those that do, only the last ``most`` count.
+    """
+    place, later = [-1, 0], []
+    for path in sorted(folder.glob("metrics-*.zst")):
+        number = path.stem.rpartition("-")[2]
+        if not number.isdecimal():
+            continue
+        place = [int(number), 0]
+        for frame in read_frames(path):
+            times = frame.header.get("time") if isinstance(frame.header, dict) else None
+            last = times[-1] if isinstance(times, list) and times else None
+            if not isinstance(last, int) or last >= since:
+                later.append(place)
+            place = [int(number), frame.end]
+    return later[-most:][0] if later else place

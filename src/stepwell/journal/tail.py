@@ -22,6 +22,11 @@ class Tail:
         self.more = False
         self._inside = False
 
+    def skip_to(self, offset: int) -> None:
+        """Read on from here; a line that this is inside of is left out."""
+        self.offset = offset
+        self._inside = offset > 0
+
     def read(self, paths: Iterable[Path]) -> list[bytes]:
         """The next complete lines; ``more`` says whether it is worth calling again at once."""
         return [line for _, line in self.read_places(paths)]

@@ -90,8 +90,12 @@ def open_run(path: str | os.PathLike[str]) -> RecordedRun:
         raise StepwellError(f"there is no run folder {str(folder)!r}")
     if not (folder / RUN).is_file() and not process_folders(folder):
         inside = [run.id for run in list_runs(folder)]
-        hint = f": it holds the runs {', '.join(inside[:5])}" if inside else ""
-        raise StepwellError(f"{str(folder)!r} is not a run folder{hint}")
+        hint = (
+            f"it holds the runs {', '.join(inside[:5])}"
+            if inside
+            else "`stepwell ls DIR` lists those in a folder"
+        )
+        raise StepwellError(f"{str(folder)!r} is not a run folder: {hint}")
     run = RecordedRun(folder)
     check_format(run.id, run.about)
     return run

@@ -102,15 +102,16 @@ class SpanReader:
         if endless[keep].any():
             is_last = segment.seq >= self._first_open(segment.lane)
             status[endless] = OPEN if is_last else UNFINISHED
+        kept = as_slice(keep)
         return SpanRows(
-            id=identity[keep],
-            parent=np.where(parent > 0, identity[parent], -1)[keep],
-            depth=depth[keep],
-            name=name[keep],
-            start=start[keep],
-            end=(end & TIME_MASK)[keep],
-            status=status[keep],
-            attributes=(meta >> ATTRIBUTE_SHIFT)[keep].astype(np.int64),
+            id=identity[kept],
+            parent=np.where(parent > 0, identity[parent], -1)[kept],
+            depth=depth[kept],
+            name=name[kept],
+            start=start[kept],
+            end=(end & TIME_MASK)[kept],
+            status=status[kept],
+            attributes=(meta >> ATTRIBUTE_SHIFT)[kept].astype(np.int64),
         )
 
     def _first_open(self, lane: int) -> int:
@@ -140,6 +141,12 @@ class SpanReader:
                 self._level -= 1
         found = self._depths[seq]
         return int(found[slot]) if slot < len(found) else 0
+
+
+def as_slice(keep: Array) -> Array | slice:
+    """The same as a slice where all from one on are kept, as most are: nothing is copied then."""
+    first = int(keep.argmax()) if len(keep) else 0
+    return slice(first, None) if keep[first:].all() else keep
 
 
 def _open_from(segments: list[Segment]) -> int:

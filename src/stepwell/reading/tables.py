@@ -61,6 +61,8 @@ ARTIFACTS = pl.Schema(
     }
 )
 
+LOST: Name = ("", "", "(name was lost)")
+"""Stands for a name that a full disk took."""
 Frames = Callable[[set[str]], Iterator[pl.DataFrame]]
 PROCESS_BITS = 32
 
@@ -304,7 +306,7 @@ def _merged(text: str | None, late: dict[str, Any]) -> dict[str, Any]:
 
 def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:
     """Names and categories by id; an id past the table has lost its name to a full disk."""
-    entries = [names.get(i, ("", "", "(name was lost)")) for i in range(lost + 1)]
+    entries = [names.get(i, LOST) for i in range(lost + 1)]
     return {
         "name": pl.Series("name", [entry[2] for entry in entries], dtype=pl.String),
         "category": pl.Series("category", [entry[1] for entry in entries], dtype=pl.String),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import stepwell
 from stepwell.analysis.compare import compare, time_table
 from stepwell.analysis.goodput import goodput
 from stepwell.reading import RecordedRun
+from stepwell.testing import FakeClock
 from tests.analysis.findings.training import train
 from tests.cli.test_commands import command
 
@@ -131,3 +133,22 @@ def test_runs_without_steps_say_nothing_of_time(tmp_path: Path) -> None:
     found = compare(runs)
     assert found.paces == [None, None]
     assert found.pace is None
+
+
+def test_steps_that_do_not_vary_at_all(tmp_path: Path) -> None:
+    """No spread is no reason for doubt: four times as long is slower."""
+
+    def record(name: str, seconds: float) -> RecordedRun:
+        with FakeClock() as clock, stepwell.init(name, dir=tmp_path) as run:
+            for step in range(60):
+                run.set_step(step)
+                with run.span("forward"):
+                    clock.advance(seconds)
+        return stepwell.open_run(run.path)
+
+    found = compare([record("quick", 0.01), record("slow", 0.04)])
+    assert found.pace is not None
+    assert (
+        "slow is slower: a step takes 40 ms against 10 ms (4.00 times as long)" in found.summary[1]
+    )
+    assert compare([record("one", 0.01), record("two", 0.01)]).pace is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stepwell
@@ -20,6 +22,7 @@ from stepwell.analysis.engine.part import Part, do
 from stepwell.analysis.engine.task import Task, make_tasks
 from stepwell.analysis.goodput import goodput
 from stepwell.analysis.ranks import stragglers
+from stepwell.analysis.ranks.compact import Compact
 from stepwell.analysis.report import report
 from stepwell.analysis.simulate import make_plan, simulate
 from stepwell.analysis.time import ledger, steps
@@ -90,6 +93,31 @@ def test_part_is_smaller_than_spans(run: RecordedRun) -> None:
     assert spans > 5 * len(row.steps)
     assert time_of_rank.cells.shape[1] == len(row.steps) + 2
     assert all(len(pair[1].full) == len(row.steps) for pair in row.layers.values())
+
+
+def test_part_that_was_sent_says_the_same(run: RecordedRun) -> None:
+    """Nothing is sent twice or that says nothing: what comes out is what went in."""
+    tasks, _ = make_tasks(run)
+    part = do(tasks[0])
+    packed = pickle.dumps(part)
+    (before,), (after,) = part.times, pickle.loads(packed).times
+    for name in ("steps", "epochs", "cells"):
+        assert np.array_equal(getattr(after, name), getattr(before, name))
+    assert before.iterations is not None
+    assert after.iterations is not None
+    for name in ("steps", "epochs", "starts", "ends", "begins"):
+        assert np.array_equal(getattr(after.iterations, name), getattr(before.iterations, name))
+    assert np.shares_memory(after.iterations.steps, after.steps)
+    steps = len(before.steps)
+    phases = int(before.cells.any(axis=1).sum())
+    layers = len(part.rows[0].layers) + len(part.rows[0].between)
+    assert len(packed) < 8 * steps * (phases + 4) + 8 * steps * (layers + 3) + 40_000
+
+
+@pytest.mark.parametrize("values", [[1, -2, 3], [1, 1 << 40, -(1 << 50)], []])
+def test_compact_numbers_that_were_sent(values: list[int]) -> None:
+    found = pickle.loads(pickle.dumps(Compact(np.array(values, np.int64))))
+    assert found.full.tolist() == values
 
 
 def test_dask_by_address(run: RecordedRun, two_workers: Cluster) -> None:

@@ -250,7 +250,7 @@ def test_gradients_vanish_towards_a_layer(tmp_path: Path) -> None:
         return {**healthy_values(step), **norms}
 
     found = only(train(tmp_path, values=values), "vanishing-gradients")
-    assert "on their way to layer stem and 1 more layers" in found.sentence
+    assert "on their way to layer stem and 1 more layer:" in found.sentence
 
 
 def test_frozen(tmp_path: Path) -> None:
@@ -389,7 +389,11 @@ def test_rank_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     found = only(two_ranks("apart", 40), "rank-divergence")
     assert found.steps == (40, 59)
-    assert "since step 40: gradient_norm/overall is " in found.sentence
+    # Which of the two is right nobody can say.
+    assert found.sentence == (
+        "Ranks 0 and 1 differ since step 40: gradient_norm/overall is 1 and 1.1 there."
+    )
+    assert found.ranks == (0, 1)
     nothing(two_ranks("together", 100))
 
 
@@ -629,7 +633,7 @@ def test_a_busy_machine_is_no_finding(tmp_path: Path) -> None:
                 parts[name] += 0.03
         return parts
 
-    assert {f.rule for f in findings(train(tmp_path, steps=400, times=times))} <= {"data-bound"}
+    nothing(train(tmp_path, steps=400, times=times))
     alone = train(
         tmp_path / "alone", times=lambda step: {"pause": 0.2 if noise(step) > 0.5 else 0.006}
     )

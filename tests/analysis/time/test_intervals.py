@@ -73,13 +73,13 @@ def test_sums_are_exact_past_what_floats_can_tell() -> None:
     assert found.tolist() == [century + 1, century + 7, 0]
 
 
-@given(st.lists(st.integers(0, 10), max_size=40))
-def test_previous_greater_is_what_a_walk_back_finds(ends: list[int]) -> None:
-    """The last one before that ends no earlier."""
+@given(st.lists(st.integers(0, 10), max_size=40), st.integers(0, 5))
+def test_previous_greater_is_what_a_walk_back_finds(ends: list[int], around: int) -> None:
+    """The last one before that ends no earlier, however many are thought to be around all others."""
     expected = [
         max((j for j in range(i) if ends[j] >= ends[i]), default=-1) for i in range(len(ends))
     ]
-    assert previous_greater(np.array(ends, np.int64)).tolist() == expected
+    assert previous_greater(np.array(ends, np.int64), around).tolist() == expected
 
 
 @given(pairs.filter(len), st.sampled_from([1, 2, 3, 5, CHUNK]))

@@ -114,8 +114,10 @@ def compare_paces(
         test = welch([known[i].step_ns for i in fast], [known[i].step_ns for i in slow])
     else:
         test = welch(_stretches(tables[fast[0]]), _stretches(tables[slow[0]]))
+    # There are enough of both, so without a test they do not vary at all: what differs is no chance.
+    p = 0.0 if test is None else test.p
     causes = _causes([known[i] for i in fast], [known[i] for i in slow])
-    made = PaceComparison(fast, slow, means[fast], means[slow], test.p if test else 1.0, causes)
+    made = PaceComparison(fast, slow, means[fast], means[slow], p, causes)
     limits = (SIGNIFICANT, SLOWER_AGAIN) if repeated else (CERTAIN, SLOWER)
     is_slower = made.p < limits[0] and made.ratio >= limits[1]
     return found, made if is_slower else None

@@ -50,15 +50,18 @@ def metric_notes(
     once = [m.name for m in judged if m.common_count == 1 and _longest(m) > 1]
     if once:
         sentences.append(f"{named(once)}: only one {_places(by)} in common.")
-    even = [m.name for m in judged if m.better is None and not m.identical and m.name not in once]
+    several = [m for m in judged if m.better is None and not m.identical and _logged(m) > 1]
+    even = [m.name for m in several if m.name not in once]
     if even and not repeated:
         sentences.append(f"No lasting difference in {named(even)}.")
     sentences += _broken(labels, metrics)
     if apart := [m.name for m in metrics if m.common_at is None and _logged(m) > 1]:
         sentences.append(f"{named(apart)}: not one {_places(by)} in common.")
-    if not judged and metrics and not apart:
+    if metrics and not any(sum(run is not None for run in m.runs) > 1 for m in metrics):
+        sentences.append("They have no metric in common.")
+    elif not judged and metrics and not apart:
         sentences.append(
-            "Nothing that both logged tells by its name whether less or more is better "
+            "Nothing that they have in common tells by its name whether less or more is better "
             "(loss and accuracy do)."
         )
     if not metrics:

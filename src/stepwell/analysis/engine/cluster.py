@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,13 +40,15 @@ class DaskEngine:
             done = self._dask.as_completed(futures, loop=client.loop, with_results=True)
             # Who drops a result lets the worker that holds it forget it.
             del futures, work
-            for future, parts in done:
-                yield from zip(numbers[future.key], parts, strict=True)
-                del future, parts
+            for future, packed in done:
+                for number, part in zip(numbers[future.key], packed, strict=True):
+                    yield number, pickle.loads(part)
+                del future, packed
 
 
-def _do_batch(do: Callable[[Task], Part], tasks: list[Task]) -> list[Part]:
-    return [do(task) for task in tasks]
+def _do_batch(do: Callable[[Task], Part], tasks: list[Task]) -> list[bytes]:
+    # Packed here: Dask would look at each of the many small arrays and send it by itself.
+    return [pickle.dumps(do(task), pickle.HIGHEST_PROTOCOL) for task in tasks]
 
 
 def _batches(tasks: Sequence[Task], most: int) -> list[list[int]]:

@@ -13,6 +13,8 @@ import polars as pl
 from stepwell.analysis.engine.task import Task
 from stepwell.analysis.goodput.rates import Joules, joules_of
 from stepwell.analysis.ranks.grid import GridRow, make_row
+from stepwell.analysis.ranks.habits import Habits, habits_of
+from stepwell.analysis.ranks.stacks import Stack, seen_status, stacks_of
 from stepwell.analysis.ranks.stretches import read_stretches, stretches_of
 from stepwell.analysis.recording_cost import count_spans
 from stepwell.analysis.time.account import (
@@ -52,6 +54,8 @@ class Part:
     rows: list[GridRow] = field(default_factory=list)
     metrics: list[pl.DataFrame] = field(default_factory=list)
     open_spans: list[pl.DataFrame] = field(default_factory=list)
+    habits: list[Habits] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
 
 
 def do(task: Task) -> Part:
@@ -89,7 +93,19 @@ def _noted(task: Task, part: Part) -> Iterator[ProcessTables]:
                     joules_of(tables, metrics),
                 )
             )
+            if not task.is_over:
+                _add_unfinished(task, part, tables)
             yield tables
+
+
+def _add_unfinished(task: Task, part: Part, tables: ProcessTables) -> None:
+    """What is asked of a run that goes on, or did not come to its end."""
+    part.habits.append(habits_of(tables))
+    if task.is_latest:
+        about = tables.process.about
+        statuses = {name: alive.status for name, alive in task.alive.items()}
+        now = max(alive.now_ns for alive in task.alive.values())
+        part.stacks += stacks_of(tables, seen_status(about, statuses), now)
 
 
 def _add_times(part: Part, group: list[ProcessTables], alive: Liveness) -> None:

@@ -13,6 +13,7 @@ from stepwell.analysis.engine.task import make_tasks
 from stepwell.analysis.goodput.evidence import Evidence, read_evidence
 from stepwell.analysis.memory import give_back
 from stepwell.analysis.ranks.grid import make_grids
+from stepwell.analysis.ranks.stacks import in_order
 from stepwell.analysis.time.account import Accounts, make_accounts
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import process_rows, process_table, without_overwritten
@@ -25,6 +26,8 @@ class Summary:
     Attributes:
         documents: what is known of each process, workers included.
         accounts: the time of each rank and attempt.
+        habits: what each process did so far, of a run that has not finished.
+        stacks: what every thread of its latest attempt is inside of, or was when it died.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class Summary:
         self._metrics = [frame for part in parts for frame in part.metrics]
         self._open = [frame for part in parts for frame in part.open_spans if frame.height]
         self.accounts: Accounts = make_accounts(time for part in parts for time in part.times)
+        self.habits = [habits for part in parts for habits in part.habits]
+        self.stacks = in_order(stack for part in parts for stack in part.stacks)
         joules = [note.joules for notes in self._notes for note in notes]
         rows = [row for part in parts for row in part.rows]
         for part in parts:

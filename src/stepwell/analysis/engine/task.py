@@ -15,6 +15,7 @@ from stepwell.reading import RecordedRun
 from stepwell.reading.layout import Layout
 from stepwell.reading.process import process_folders, read_documents
 from stepwell.reading.remote import Mirror
+from stepwell.reading.run import joint_status
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Task:
         expected: how many processes there are of each rank and attempt.
         alive: how each is. Told by who makes the task, who may be on their machine.
         is_latest: whether it is of the latest attempt, of which is told what is open.
+        is_over: whether the run has finished; of others is told what was done so far, and inside of what.
         size: bytes in the folders, about.
     """
 
@@ -39,6 +41,7 @@ class Task:
     expected: dict[tuple[int, int], int]
     alive: dict[str, Liveness]
     is_latest: bool
+    is_over: bool
     size: int
 
     def place(self, name: str) -> Path:
@@ -62,6 +65,7 @@ def make_tasks(run: RecordedRun) -> tuple[list[Task], list[dict[str, Any]]]:
             key = abouts[0]["rank"], abouts[0]["attempt"]
             groups.setdefault(key, []).append((folder, abouts))
     now = clock.wall()
+    is_over = joint_status([d for d in documents if d["role"] != "worker"]) == "finished"
     tasks = []
     for members in groups.values():
         mine = [about for _, abouts in members for about in abouts]
@@ -74,6 +78,7 @@ def make_tasks(run: RecordedRun) -> tuple[list[Task], list[dict[str, Any]]]:
                 dict(Counter((d["rank"], d["attempt"]) for d in mine)),
                 {d["process"]: Liveness(status_of(d), now) for d in mine},
                 any(d["attempt"] == latest for d in mine),
+                is_over,
                 sum(_size(folder) for folder, _ in members),
             )
         )

@@ -9,7 +9,7 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.recurring import frequency, sharpened
+from stepwell.analysis.findings.recurring import frequency, is_everywhere, is_one_time, sharpened
 from stepwell.analysis.findings.wording import duration, listed, percent
 from stepwell.analysis.time import Burst
 from stepwell.analysis.time.patterns import EXPECTED
@@ -18,6 +18,8 @@ WARN = 0.2
 CRITICAL = 0.5
 IN_BURSTS = 0.5
 """Of the waiting, what bursts must explain to be what is told of it."""
+EVEN = 0.8
+"""The step in the middle tells how long steps wait if its share is that near to the share of all."""
 WINDOW = 20
 """So many steps in a row at least are a stretch of the run …"""
 STRETCH = 0.03
@@ -28,19 +30,21 @@ def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for the run; a single rank that waits is a straggler and none of this."""
     ns, share = facts.share("data")
     burst = _burst(facts, ns)
+    if share >= WARN / 2 and (burst is None or burst.period is None) and _is_everywhere(facts):
+        # Other programs had the processor: what is usual tells.
+        waits, step = _typical(facts)
+        burst, usual = None, min(share, waits / step)
+        ns, share = int(ns * usual / share), usual
     if share < (WARN / 2 if burst else WARN):
         yield from _for_a_while(facts)
         return
     severity = "critical" if share >= CRITICAL else "warning"
-    typical = facts.steady["data"].median()
-    evidence = {"phase": "data", "share": share, "ns": ns, "typical_ns": typical}
+    evidence = {"phase": "data", "share": share, "ns": ns, "typical_ns": _typical(facts)[0]}
     if burst is None:
-        step = facts.steady["period_ns"].median()
         yield Finding(
             "data-bound",
             severity,
-            f"Training waits for data {percent(share)} of the time: {_each(typical)} "
-            f"of the {duration(_float(step))} that a step takes.",
+            f"Training waits for data {percent(share)} of the time: {_each(facts, share)}.",
             evidence,
             _ends(facts),
             advice="More DataLoader workers or prefetching, cheaper transforms, data closer by.",
@@ -102,7 +106,8 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
 
 def _burst(facts: Facts, ns: int) -> Burst | None:
     found = [b for b in facts.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
-    return sharpened(facts, found[0]) if found else None
+    burst = sharpened(facts, found[0]) if found else None
+    return None if burst is None or is_one_time(burst) else burst
 
 
 def _advice(facts: Facts, burst: Burst) -> str:
@@ -115,8 +120,23 @@ def _advice(facts: Facts, burst: Burst) -> str:
     )
 
 
-def _each(typical: object) -> str:
-    return duration(_float(typical))
+def _is_everywhere(facts: Facts) -> bool:
+    return all(is_everywhere(facts, rank, ["data"]) for rank in facts.loop_ns)
+
+
+def _typical(facts: Facts) -> tuple[float, float]:
+    """How long the step in the middle waits for its data, and how long it takes."""
+    data, period = (facts.steady[name].median() for name in ("data", "period_ns"))
+    return _float(data), max(1.0, _float(period))
+
+
+def _each(facts: Facts, share: float) -> str:
+    """How long a step waits: the one in the middle, unless some wait long and others not at all."""
+    typical, step = _typical(facts)
+    if EVEN <= typical / step / share <= 1 / EVEN:
+        return f"{duration(typical)} of the {duration(step)} that a step takes"
+    step = _float(facts.steady["period_ns"].mean())
+    return f"{duration(share * step)} of the {duration(step)} that a step takes on average"
 
 
 def _float(value: object) -> float:

@@ -10,6 +10,7 @@ import polars as pl
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital, ranks_listed
+from stepwell.analysis.ranks.habits import latest_failures
 
 MEMORY = ("outofmemory", "out of memory", "memoryerror", "cannot allocate")
 
@@ -56,21 +57,11 @@ def _failed(facts: Facts, document: dict[str, Any], ranks: list[int]) -> Finding
 def _failed_inside(facts: Facts, rank: int) -> dict[str, Any]:
     """The innermost spans that the last exception of a rank went through, and the step."""
     last = facts.latest[0]["attempt"]
-    wanted = (pl.col("attempt") == last) & (pl.col("rank") == rank)
-    ended = wanted & pl.col("status").is_in(["error", "unfinished"])
-    table = (
-        facts.run.table("spans", rank)
-        .filter(ended & pl.col("duration_ns").is_not_null())
-        .select("name", "start_ns", "duration_ns")
-        .with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
-        .collect()
-    )
-    if table.is_empty():
+    mine = [p for p in facts.summary.habits if (p.attempt, p.rank) == (last, rank)]
+    around = latest_failures([failure for process in mine for failure in process.failures])
+    if not around:
         return {"step": _last_step(facts, rank)}
-    # One exception leaves all of the spans around it at about the same time.
-    deepest = table.sort("end").row(-1, named=True)
-    around = table.filter(pl.col("end") >= int(deepest["end"]) - 1_000_000_000).sort("start_ns")
-    names = list(dict.fromkeys(around["name"].to_list()))
+    names = list(dict.fromkeys(name for name, _, _ in around))
     # Not the step of a span: a loop that an exception went through began long before.
     return {"path": " › ".join(names[-3:]), "step": _last_step(facts, rank)}
 
@@ -87,7 +78,7 @@ def _error(error: Any) -> str:
         message = str(error.get("message") or error.get("exception_message") or "")
         error = f"{kind}: {message}" if kind and message else kind or message
     text = " ".join(str(error or "").split())
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    return text.removesuffix(".") if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _killed(facts: Facts, ranks: list[int]) -> Finding:

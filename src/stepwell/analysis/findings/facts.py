@@ -16,6 +16,7 @@ from stepwell.analysis.time import (
     Drift,
     Outlier,
     Patterns,
+    RankTime,
     patterns,
     steps,
 )
@@ -117,20 +118,34 @@ class Facts:
 
     @cached_property
     def steady(self) -> pl.DataFrame:
-        """The same without the first steps of each attempt, which are slow as a rule."""
+        """The same without the first steps of each attempt, which are slow as a rule, and without those that
+        are still under way, or were when it was killed.
+        """
         parts = [part for part in self.accounts.parts if part.iterations is not None]
         if len(parts) > MANY:
             order = pl.int_range(pl.len()).over("rank", "attempt")
-            return self.steps.filter(order >= WARM_UP)
+            return self._without_open(self.steps.filter(order >= WARM_UP), parts)
         # Of few and large ones slices, so that nothing is copied.
         kept, first, seen = [self.steps.clear()], 0, set()
         for part in parts:
             after = first + len(part.iterations or ())
             is_new = (part.rank, part.attempt) not in seen
             seen.add((part.rank, part.attempt))
-            kept.append(self.steps[first + WARM_UP * is_new : after])
+            kept.append(self.steps[first + WARM_UP * is_new : after - _ends_under_way(part)])
             first = after
         return pl.concat(kept)
+
+    def _without_open(self, steps: pl.DataFrame, parts: list[RankTime]) -> pl.DataFrame:
+        keys = ("rank", "attempt", "step")
+        under_way = [
+            (part.rank, part.attempt, int(part.iterations.steps[-1]))
+            for part in parts
+            if part.iterations is not None and _ends_under_way(part)
+        ]
+        if not under_way:
+            return steps
+        schema = {key: steps.schema[key] for key in keys}
+        return steps.join(pl.DataFrame(under_way, schema, orient="row"), on=keys, how="anti")
 
     @cached_property
     def loop_ns(self) -> dict[int, int]:
@@ -163,10 +178,11 @@ class Facts:
 
     @cached_property
     def outside(self) -> list[str]:
-        """The phases that are outside of all parts of a step that were told apart."""
+        """The phases that are outside of all parts of a step that were told apart; none if none were."""
         parts = ("forward", "backward", "optimizer")
-        is_told = any(self.steps[phase].sum() for phase in parts)
-        return ["idle", "unaccounted", *(["training"] if is_told else [])]
+        if any(self.steps[phase].sum() for phase in parts):
+            return ["idle", "unaccounted", "training"]
+        return ["idle", "unaccounted"] if self.steps["training"].sum() else []
 
     @cached_property
     def _patterns(self) -> Patterns:
@@ -228,3 +244,10 @@ class Facts:
         """A command about this run, to be typed."""
         words = [f"'{word}'" if " " in word or "*" in word else word for word in more]
         return " ".join(["stepwell", verb, self.run.id, *words])
+
+
+def _ends_under_way(part: RankTime) -> bool:
+    """Whether the last iteration of a rank has no end of its own."""
+    if part.status == "finished" or part.iterations is None or not part.iterations.are_spans:
+        return False
+    return int(part.iterations.ends[-1]) >= part.end_ns

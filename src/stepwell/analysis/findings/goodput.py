@@ -40,7 +40,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
         return
     lost = sum(found.parts[part] for part in LOST)
     if facts.attempts > 1 and lost >= RESTARTS * found.wall_ns:
-        again = f"{found.redone_steps} steps were done again" if found.redone_steps else ""
+        again = _again(found.redone_steps)
         parts = [again, *(_part(part, found.parts[part]) for part in LOST if found.parts[part])]
         yield Finding(
             "restarts",
@@ -73,6 +73,12 @@ def _is_busy(facts: Facts) -> bool:
     wall = sum(part.wall_ns for part in facts.accounts.parts)
     busy = int(facts.steps.select(pl.sum_horizontal(COMPUTING).sum()).item() or 0)
     return busy >= BUSY * wall
+
+
+def _again(steps: int) -> str:
+    if not steps:
+        return ""
+    return f"{steps} steps were done again" if steps > 1 else "1 step was done again"
 
 
 def _part(part: str, ns: int) -> str:

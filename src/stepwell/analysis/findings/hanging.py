@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital
+
+if TYPE_CHECKING:
+    from stepwell.analysis.ranks.hang import Hang
 
 PATIENCE = 30.0
 """Seconds until it is said of a run that goes on, and …"""
@@ -20,7 +24,12 @@ def rule(facts: Facts) -> Iterator[Finding]:
         return
     from stepwell.analysis.ranks import hang
 
-    found = hang(facts.run, after_s=PATIENCE if facts.status == "running" else LEAST)
+    found = hang(
+        facts.run,
+        after_s=PATIENCE if facts.status == "running" else LEAST,
+        known=facts.summary.stacks,
+        habits=facts.summary.habits,
+    )
     if found is None:
         return
     missing = tuple(one.rank for one in found.missing)
@@ -32,10 +41,18 @@ def rule(facts: Facts) -> Iterator[Finding]:
         {"phase": found.collective, "waiting": list(waiting), "missing": list(missing)},
         () if found.step is None else (found.step,),
         missing or waiting,
-        "Look at what the rank that never came is inside of."
-        if missing
-        else "All are there: the network or a deadlock."
-        if found.collective
-        else "Look at what it reads from: the disk, the network, its workers.",
+        _advice(found, facts.status == "running"),
         facts.command("stacks"),
     )
+
+
+def _advice(found: Hang, is_running: bool) -> str:
+    if found.missing:
+        return "Look at what the rank that never came is inside of."
+    if found.collective:
+        return "All are there: the network or a deadlock."
+    if found.waiting[0].phase == "data":
+        return "Look at what it reads from: the disk, the network, its workers."
+    if is_running:
+        return "Look at what its code does there: `py-spy dump --pid …` shows the line."
+    return "Put the parts of its code there into spans, to see in which one it is the next time."

@@ -6,6 +6,7 @@ each group), ``lr_ratio`` (``{"backbone": 1, "head": 10}``) and ``scheduler``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from stepwell.analysis.findings.wording import number
 
 RATE = r"(^|[/_.-])(lr|learning_?rates?)([/_.-]|$)"
 PREFIX = "learning_rate/"
+NUMBERED = re.compile(r"(?<=[/_.-])(pg|group|param_group)[/_.-]?\d+$")
+"""The end of the names that others give to groups: ``lr-Adam/pg1``."""
 WRONG = 0.05
 FEWEST = 5
 ALWAYS_CHANGING = ("cosine", "linear", "onecycle", "one_cycle", "polynomial", "exponential")
@@ -93,7 +96,7 @@ def _left_behind(
     facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]
 ) -> Finding | None:
     """A group that does not follow the schedule of the others."""
-    groups = {name: c for name, c in _groups(rates).items() if len(c) >= FEWEST}
+    groups = {name: c for name, c in _of_one_optimizer(rates).items() if len(c) >= FEWEST}
     still = {n: c for n, c in groups.items() if float(np.ptp(c.values)) <= 1e-9 * c.values.max()}
     moving = [name for name in groups if name not in still]
     still = {n: c for n, c in still.items() if c.values.max() > 0}
@@ -144,6 +147,16 @@ def _groups(rates: dict[str, Curve]) -> dict[str, Curve]:
     """One curve for each group of the optimizer: by number, where they also have names."""
     numbered = {name: c for name, c in rates.items() if name.startswith("group_")}
     return numbered or rates
+
+
+def _of_one_optimizer(rates: dict[str, Curve]) -> dict[str, Curve]:
+    """Those that are known to be groups of one optimizer: of two each has a schedule of its own, or none."""
+    ours = {name: c for name, c in rates.items() if c.name.startswith(PREFIX)}
+    if ours:
+        return _groups(ours)
+    numbered = {name: c for name, c in rates.items() if NUMBERED.search(name)}
+    first = next((NUMBERED.sub("", name) for name in numbered), None)
+    return {name: c for name, c in numbered.items() if NUMBERED.sub("", name) == first}
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

@@ -20,25 +20,29 @@ IN_A_ROW = 3
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """At most one finding: what was not finite first, with where it came from."""
-    curves = facts.curves
-    losses = [c for c in map(curves.curve, curves.names) if _is(LOSS, c)]
-    gradients = [c for c in map(curves.curve, curves.names) if _is(GRADIENT, c)]
+    every = [facts.curves.curve(name) for name in facts.curves.names]
+    # Of several losses the first to go.
+    losses = sorted((c for c in every if _is(LOSS, c)), key=_first_odd)
+    gradients = sorted((c for c in every if _is(GRADIENT, c)), key=_first_odd)
     gradients = [c for c in gradients if losses or _lasts(c)]
     if not losses and not gradients:
         return
-    loss_step = min((int(c.odd[0]) for c in losses), default=None)
-    gradient_step = min((int(c.odd[0]) for c in gradients), default=None)
-    first = min(step for step in (loss_step, gradient_step) if step is not None)
+    gradient_step = _first_odd(gradients[0]) if gradients else None
+    first = min(_first_odd(c) for c in (*losses, *gradients))
     layer = _layer(facts, gradients, gradient_step)
     names = [c.name for c in (losses or gradients)]
-    kind, ranks = _kind(facts, [*losses, *gradients], first)
     main = losses[0] if losses else gradients[0]
+    kind, _ = _kind(facts, [main], _first_odd(main))
+    gradient_kind, ranks = _kind(facts, [*losses, *gradients], first)
     ends = len(main) == 0 or main.odd[-1] >= main.steps[-1]
-    text = f"{main.name} is {kind} {'from' if ends else 'at'} step {int(main.odd[0])}"
-    text += " on" if ends else f" ({len(main.odd)} values)"
+    text = f"{main.name} is {kind} {'from' if ends else 'at'} step {_first_odd(main)}"
+    text += " on" if ends else f" ({len(main.odd)} value{'s' if len(main.odd) > 1 else ''})"
     if gradient_step is not None and losses:
-        verb = "were so already at" if gradient_step < int(main.odd[0]) else "are so from"
-        text += f"; gradients {verb} step {gradient_step}"
+        if gradient_step < _first_odd(main):
+            so = "so" if gradient_kind == kind else gradient_kind
+            text += f"; gradients were {so} already at step {gradient_step}"
+        else:
+            text += f"; gradients are so from step {gradient_step} on"
     if layer:
         text += f", first in layer {layer}"
     if facts.ranks > 1 and ranks:
@@ -60,8 +64,12 @@ def _is(pattern: str, curve: Curve) -> bool:
     return len(curve.odd) > 0 and bool(re.search(pattern, curve.name, re.IGNORECASE))
 
 
+def _first_odd(curve: Curve) -> int:
+    return int(curve.odd[0])
+
+
 def _lasts(curve: Curve) -> bool:
-    """Whether it was not finite several times in a row, or at the end."""
+    """Whether it was not finite several times in a row."""
     if len(curve) == 0:
         return True
     every = np.sort(np.concatenate([curve.steps, curve.odd]))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import number
+from stepwell.analysis.findings.wording import capital, number, ranks_listed
 
 SAME = (
     r"^(learning_rate/|gradient_norm/overall|weight_(norm|delta|stats)/.*)|"
@@ -64,19 +64,35 @@ def _apart(facts: Facts, name: str) -> Finding | None:
     if len(some) - since < IN_A_ROW:
         return None
     ranks = [r for r, row in zip(curves, off[:, since:], strict=True) if row.mean() > 0.5]
+    if len(curves) == 2:
+        # Nobody can say which of the two is right.
+        ranks = list(curves)
     if not ranks:
         return None
-    place = list(curves).index(ranks[0])
     return Finding(
         "rank-divergence",
         "critical",
-        f"Rank {ranks[0]} differs from the others since step {int(steps[since])}: {name} is "
-        f"{number(float(values[place, since]))} there, {number(float(middle[since]))} on the others.",
+        _sentence(name, int(steps[since]), ranks, dict(zip(curves, values[:, since], strict=True))),
         {"metric": name, "since": int(steps[since]), "ranks": ranks},
         (int(steps[since]), int(steps[-1])),
         tuple(ranks),
         "Replicas must not drift apart: a missing all-reduce, another seed, or a step that one rank skipped.",
         facts.command("plot", name, "--by-rank"),
+    )
+
+
+def _sentence(name: str, step: int, ranks: list[int], values: dict[int, float]) -> str:
+    first, *more = ranks
+    if len(values) == 2:
+        a, b = (number(float(values[rank])) for rank in ranks)
+        return f"Ranks {first} and {more[0]} differ since step {step}: {name} is {a} and {b} there."
+    rest = [value for rank, value in values.items() if rank not in ranks]
+    others = float(np.median(rest or list(values.values())))
+    which = f"Rank {first} differs" if not more else f"{capital(ranks_listed(ranks))} differ"
+    where = f" of rank {first}" if more else ""
+    return (
+        f"{which} from the others since step {step}: {name}{where} is "
+        f"{number(float(values[first]))} there, {number(others)} on the others."
     )
 
 

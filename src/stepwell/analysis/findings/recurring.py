@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.wording import ordinal
 from stepwell.analysis.time import Burst
+from stepwell.analysis.time.rhythm import rhythm
 
 MOST_OF_IT = 0.9
 """Of the lost time: what the slow ones that are told of must account for."""
-REGULAR = 0.7
+ONE_TIME = 0.2
+"""Of the steps: what lies within less of them is one time."""
 EVIDENCE = 1000
 FEWEST = 3
 NOISE = 8.0
 PARTS = ("data", "transfer", "forward", "backward", "optimizer", "training", "idle", "unaccounted")
 """What steps consist of, whatever else comes after them now and then."""
-ALIKE = 2.0
+ALIKE = 3.0
 """Up to so many times as much is as much."""
 
 Ints = NDArray[np.int64]
@@ -48,13 +50,17 @@ def recurring(numbers: Ints, values: Ints, phase: str, rank: int) -> Burst | Non
     at = np.flatnonzero(excess >= float(np.median(ordered[:enough])) / 2)
     if not FEWEST <= len(at) <= 0.5 * len(values):
         return None
+    period = None
+    if (regular := rhythm(at)) is not None:
+        period, in_time = regular
+        at = at[in_time]
     rest = np.delete(values, at)
     typical = int(np.median(rest))
     return Burst(
         rank=rank,
         phase=phase,
         share=len(at) / len(values),
-        period=_period(at),
+        period=period,
         first=int(numbers[at[0]]),
         count=len(at),
         typical_ns=typical,
@@ -88,12 +94,11 @@ def _held_up(rows: pl.DataFrame, phases: Sequence[str]) -> tuple[float, float]:
     return float(np.maximum(each - usual, 0).sum()), float(usual.sum())
 
 
-def _period(at: NDArray[np.intp]) -> int | None:
-    """The distance of one to the next, if it is mostly the same."""
-    distances, counts = np.unique(np.diff(at), return_counts=True)
-    common = int(distances[counts.argmax()])
-    is_regular = counts.max() >= REGULAR * (len(at) - 1)
-    return common if is_regular and common > 1 else None
+def is_one_time(burst: Burst) -> bool:
+    """Whether they all lie close together and come without a rhythm: a slow time, and nothing that recurs."""
+    if burst.period is not None or burst.count > EVIDENCE:
+        return False
+    return burst.steps[-1] - burst.steps[0] < ONE_TIME * burst.count / burst.share
 
 
 def frequency(burst: Burst, what: str) -> str:

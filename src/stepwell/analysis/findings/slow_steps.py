@@ -8,12 +8,21 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.recurring import again_ns, frequency, is_everywhere, sharpened
+from stepwell.analysis.findings.recurring import (
+    again_ns,
+    frequency,
+    is_everywhere,
+    is_one_time,
+    sharpened,
+)
 from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
 from stepwell.analysis.time import Burst
+from stepwell.analysis.time.patterns import EXPECTED
 
 ELSEWHERE = ("data", "garbage collection")
 """Phases whose bursts other rules tell of; so are those outside of all parts of a step."""
+NOW_AND_THEN = ("optimizer", "communication", "transfer")
+"""Phases that some steps do without where gradients are accumulated: that some have them is no fault."""
 LEAST = 0.05
 """Of the time, for a burst to be told of."""
 CRITICAL = 0.3
@@ -30,13 +39,29 @@ def rule(facts: Facts) -> Iterator[Finding]:
             continue
         burst = sharpened(facts, raw)
         cost = again_ns(burst)
+        if burst.phase in NOW_AND_THEN and burst.typical_ns == 0:
+            continue
         if sum(step in blamed for step in burst.steps) > len(burst.steps) / 2:
             # Other ranks wait for a straggler then: that is one thing, not two.
             continue
         if burst.period is None and is_everywhere(facts, burst.rank, [burst.phase]):
             continue
+        if is_one_time(burst) or _waits_for_what_is_meant(facts, burst):
+            continue
         told.add(burst.phase)
         yield _finding(facts, burst, cost, cost / whole)
+
+
+def _waits_for_what_is_meant(facts: Facts, burst: Burst) -> bool:
+    """Whether another rank validated or saved a checkpoint alone right before most of these steps."""
+    if facts.ranks < 2:
+        return False
+    meant = pl.sum_horizontal(EXPECTED)
+    least = (burst.slow_ns - burst.typical_ns) / 2
+    others = facts.steps.filter(pl.col("rank") != burst.rank)
+    following = pl.col("step").shift(-1).over("rank", "attempt")
+    after = set(others.with_columns(following).filter(meant >= least)["step"].drop_nulls())
+    return sum(step in after for step in burst.steps) > len(burst.steps) / 2
 
 
 def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:

@@ -22,6 +22,10 @@ OF_RANGE = 0.2
 """… and that far up again of the way that the loss has come down."""
 LATE = 10
 """Values at the beginning, when a loss may do anything."""
+RARE = 0.05
+"""Of the values: more of them are how this loss is."""
+APART = 2.0
+"""Spikes are so many times as high as what is no spike: small batches have losses of all heights."""
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
@@ -70,5 +74,17 @@ def _spikes(curve: Curve) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     # A loss that goes up and stays there is no spike.
     if is_high[-1] and is_high.sum() > len(values) // 10:
         return np.empty(0, np.intp), usual
-    starts = is_high & ~np.concatenate([[False], is_high[:-1]])
-    return np.flatnonzero(starts), usual
+    starts = np.flatnonzero(is_high & ~np.concatenate([[False], is_high[:-1]]))
+    if not len(starts):
+        return starts, usual
+    peaks = np.maximum.reduceat(np.where(is_high, rise, 0.0), starts)
+    starts = starts[peaks >= _least_peak(peaks, rise[LATE:][~is_high[LATE:]])]
+    return starts[:0] if len(starts) > RARE * len(values) else starts, usual
+
+
+def _least_peak(peaks: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """How high a peak must be: above the widest gap between them, or all the rest; infinite without one."""
+    heights = np.sort(np.append(peaks, others.max(initial=0.0)))
+    ratios = heights[1:] / np.maximum(heights[:-1], 1e-300)
+    widest = int(ratios.argmax())
+    return float(heights[widest + 1]) if ratios[widest] >= APART else float("inf")

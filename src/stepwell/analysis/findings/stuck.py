@@ -18,6 +18,8 @@ IMPROVED = 0.3
 """Of its value at the time of the first validation: what training must have gained."""
 GAP = 0.3
 """Of what training has gained in all: how far validation must be behind."""
+WORSE = 0.25
+"""Of its best value: what has gone up by more does not stay where it was."""
 NEAR_CHANCE = 0.15
 """Of what guessing gives: closer than that is no better than guessing."""
 
@@ -52,7 +54,7 @@ def _at_chance(facts: Facts, curve: Curve, classes: int) -> Finding | None:
     loss = max(facts.curves.losses, key=len, default=None)
     if len(curve) < FEWEST or loss is None or len(loss) < FEWEST:
         return None
-    scale = 100.0 if float(curve.values.max()) > 1.0 else 1.0
+    scale = _scale(curve)
     chance = scale / classes
     level = curve.level(0.5, 1.0)
     gained = 1 - loss.level(0.9, 1.0) / max(1e-12, loss.level(0.0, 0.1))
@@ -72,6 +74,11 @@ def _at_chance(facts: Facts, curve: Curve, classes: int) -> Finding | None:
     )
 
 
+def _scale(*curves: Curve) -> float:
+    """What is all of it: 100 where shares are given in per cent."""
+    return 100.0 if max(float(curve.values.max()) for curve in curves) > 1.0 else 1.0
+
+
 def _stays(facts: Facts, pair: Pair) -> Finding | None:
     training, validation = pair.training, pair.validation
     if len(validation) < FEWEST or len(training) < FEWEST:
@@ -79,7 +86,8 @@ def _stays(facts: Facts, pair: Pair) -> Finding | None:
     first = int(validation.steps[0])
     then, now = training.at(first), training.level(0.9, 1.0)
     improved = pair.sign * (then - now)
-    least = IMPROVED * abs(then) if pair.sign > 0 else IMPROVED * max(abs(1 - then), 1e-12)
+    scale = _scale(training, validation)
+    least = IMPROVED * abs(then) if pair.sign > 0 else IMPROVED * max(abs(scale - then), 1e-12)
     smooth = pair.sign * validation.smooth
     gained = float(smooth[0] - smooth.min())
     is_still = gained <= max(
@@ -89,7 +97,10 @@ def _stays(facts: Facts, pair: Pair) -> Finding | None:
     behind = pair.sign * (float(np.median(validation.values[-3:])) - now)
     if improved < max(least, 1e-12) or not is_still or behind < GAP * whole:
         return None
-    if "acc" in " ".join(words_of(validation.name)) and validation.level(0.5, 1.0) > 0.9:
+    if float(smooth[-1] - smooth.min()) > WORSE * abs(float(smooth.min())):
+        # It gets worse, which is another finding.
+        return None
+    if "acc" in " ".join(words_of(validation.name)) and validation.level(0.5, 1.0) > 0.9 * scale:
         return None
     return Finding(
         "not-generalising",

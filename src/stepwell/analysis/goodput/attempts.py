@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.grid import Grid
 from stepwell.journal.liveness import status_of
@@ -31,11 +32,11 @@ class JobAttempt:
         return int(self.grid.steps[0]) if self.grid is not None and has_steps else None
 
     @property
-    def done_steps(self) -> set[int]:
-        """The steps that all its ranks completed."""
+    def done_steps(self) -> NDArray[np.int64]:
+        """The steps that all its ranks completed, ascending."""
         if self.grid is None:
-            return set()
-        return set(self.grid.steps[self.grid.complete].tolist())
+            return np.empty(0, np.int64)
+        return self.grid.steps[self.grid.complete]
 
 
 def make_attempts(run: RecordedRun, known: list[Grid]) -> list[JobAttempt]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 from stepwell.analysis.goodput.attempts import JobAttempt, make_attempts
 from stepwell.analysis.goodput.evidence import Evidence, read_evidence
 from stepwell.analysis.goodput.losses import Loss
@@ -83,7 +85,7 @@ def goodput(
             parts["gap between attempts"] += attempt.start_ns - attempts[number - 1].end_ns
     start, end = attempts[0].start_ns, attempts[-1].end_ns
     done = [attempt.done_steps for attempt in attempts]
-    unique = set().union(*done)
+    unique = done[0] if len(done) == 1 else np.unique(np.concatenate(done))
     redone = sum(map(len, done)) - len(unique)
     wall = end - start
     told = Known(wall, parts["productive"], len(unique), peak_flops, price_per_hour)

@@ -61,6 +61,9 @@ def middle(values: Ints) -> Ints:
 
     Of two in the middle that are far apart it is the lower one.
     """
+    if len(values) == 1:
+        alone: Ints = values[0].copy()
+        return alone
     at = (len(values) - 1) // 2
     if len(values) % 2:
         odd: Ints = np.partition(values, at, axis=0)[at]

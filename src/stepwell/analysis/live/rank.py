@@ -90,10 +90,14 @@ class LiveRank:
         if not isinstance(item, SpanRecord):
             self._note_rates(item.attributes)
             return
-        if item.thread == MAIN:
+        # What it was inside of when it was killed is given out as ended; here it is what to tell.
+        if item.thread == MAIN and not (item.type == "stop" and self._was_killed(item)):
             self.clock.take(item)
         if item.name == LOOP:
             self.target = _whole(item.attributes, "train_iterations_target")
+
+    def _was_killed(self, item: SpanRecord) -> bool:
+        return item.status == "unfinished" and self.spans.status == "killed"
 
     def _take_contexts(self, until: int) -> None:
         """Let the steps begin that began up to this time."""

@@ -47,7 +47,9 @@ class LiveRun:
         ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
         until = max((rank.until() for rank in ranks), default=time.time_ns())
         leader = next((rank for rank in ranks if rank.step is not None), None)
-        pace = leader.pace(until) if leader is not None else None
+        # While it hangs there is no pace, and nobody knows how long it will take.
+        hangs = any(finding.rule == "hang" for finding in found)
+        pace = leader.pace(until) if leader is not None and not hangs else None
         target = self._target(leader)
         step = leader.step if leader is not None else None
         shares, covered = _time(ranks, until)

@@ -25,6 +25,16 @@ class Compact:
         self._exact = values.ravel()[large]
         self._small.ravel()[large] = ELSEWHERE
 
+    def __getstate__(self) -> tuple[NDArray[np.int32], Ints | None, Ints | None]:
+        # As a rule all fit, and two empty arrays cost as much to send as one that is not.
+        some = len(self._at) > 0
+        return self._small, self._at if some else None, self._exact if some else None
+
+    def __setstate__(self, state: tuple[NDArray[np.int32], Ints | None, Ints | None]) -> None:
+        none: Ints = np.empty(0, np.int64)
+        self._small, at, exact = state
+        self._at, self._exact = none if at is None else at, none if exact is None else exact
+
     @property
     def full(self) -> Ints:
         """The numbers as they are; worked out anew each time."""

@@ -30,6 +30,8 @@ MOST_NUMBERS = 6
 NEVER = np.iinfo(np.int64).max
 LARGE = 1_000_000
 """Ranks times steps from which on memory is thought of."""
+BLOCK = 1 << 16
+"""Stretches that are looked through at once."""
 
 
 class Layer:
@@ -231,20 +233,18 @@ def make_row(found: Stretches) -> GridRow | None:
     """Sum up the stretches of a process by step; None when there are none."""
     if not len(found.step):
         return None
-    in_step = _IS_IN_STEP[found.phase] & (found.step >= 0)
-    # As a rule all of them are, and need not be copied.
-    own = slice(None) if in_step.all() else np.flatnonzero(in_step)
+    own = _in_steps(found)
     step = found.step[own]
-    steps = _unique(np.sort(_unique(step)))
-    column = _places(steps, step)
-    start = found.start[own]
+    changes = _changes(step)
+    steps = _unique(np.sort(step[changes]))
+    column = _places(steps, step, changes)
     is_done = np.ones(len(steps), bool)
     is_done[column[found.is_open[own]]] = False
     row = GridRow(
         found.attempt,
         found.rank,
         steps,
-        _first(column, start, len(steps)),
+        _first(found, own, column, changes, len(steps)),
         is_done,
         layers={},
         between={},
@@ -252,23 +252,48 @@ def make_row(found: Stretches) -> GridRow | None:
         last_ns=found.last_ns,
         failed=found.failed,
     )
-    _add_between(row, found, start, column)
+    _add_between(row, found, own, column)
     phase = found.phase[own]
-    for code in np.flatnonzero(np.bincount(phase, minlength=1)).tolist():
+    for code in np.flatnonzero(_IS_IN_STEP).tolist():
         chosen = np.flatnonzero(phase == code)
-        source = chosen if isinstance(own, slice) else own[chosen]
-        _add_layers(row, code, column[chosen], source, found)
+        if len(chosen):
+            _add_layers(row, code, column[chosen], _among(own, chosen), found)
     return row
 
 
-def _first(column: Ints, start: Ints, count: int) -> Ints:
+def _in_steps(found: Stretches) -> Ints | slice:
+    """Those that are part of a step; as a rule all but the first and the last, so that none is copied."""
+    in_step = np.empty(len(found.step), bool)
+    for low in range(0, len(in_step), BLOCK):
+        these = slice(low, low + BLOCK)
+        in_step[these] = _IS_IN_STEP[found.phase[these]] & (found.step[these] >= 0)
+    first = int(in_step.argmax())
+    after = len(in_step) - int(in_step[::-1].argmax()) if in_step[first] else first
+    return slice(first, after) if in_step[first:after].all() else np.flatnonzero(in_step)
+
+
+def _changes(values: Ints) -> Ints:
+    """Where there is another value than before, the first one included."""
+    later = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.concatenate([np.zeros(min(1, len(values)), np.int64), later])
+
+
+def _first(found: Stretches, own: Ints | slice, column: Ints, changes: Ints, count: int) -> Ints:
     """The earliest start of each column."""
-    if (column[1:] >= column[:-1]).all():
-        found: Ints = start[np.flatnonzero(np.diff(column, prepend=-1))]
-        return found
-    found = np.full(count, NEVER)
-    np.minimum.at(found, column, start)
-    return found
+    first = np.full(count, NEVER)
+    if len(changes) == count:
+        # Each step in one go.
+        first[column[changes]] = found.start(_among(own, changes))
+    else:
+        np.minimum.at(first, column, found.start(own))
+    return first
+
+
+def _among(own: Ints | slice, chosen: Ints) -> Ints:
+    """Which of all stretches these are, chosen from those that are part of a step."""
+    if isinstance(own, slice):
+        return chosen + own.start if own.start else chosen
+    return own[chosen]
 
 
 def _add_layers(row: GridRow, code: int, column: Ints, source: Ints, found: Stretches) -> None:
@@ -276,14 +301,14 @@ def _add_layers(row: GridRow, code: int, column: Ints, source: Ints, found: Stre
     closed = ~found.is_open[source]
     if len(column) == len(row.steps) and (column[1:] > column[:-1]).all() and closed.all():
         # Once in every step, as most are.
-        since = found.start[source] - row.begin
+        since = found.start(source) - row.begin
         row.layers[code, 0] = Compact(since), Compact(found.ns[source])
         return
     number = np.minimum(_numbers(column), MOST_NUMBERS - 1)
     for each in range(int(number.max()) + 1):
         these = np.flatnonzero((number == each) & closed)
         at, where = column[these], source[these]
-        start, ns = found.start[where], found.ns[where]
+        start, ns = found.start(where), found.ns[where]
         since, total = np.zeros(len(row.steps), np.int64), np.full(len(row.steps), -1, np.int64)
         # Backwards, so that of several the first one's start stays.
         since[at[::-1]] = (start - row.begin[at])[::-1]
@@ -292,10 +317,8 @@ def _add_layers(row: GridRow, code: int, column: Ints, source: Ints, found: Stre
         row.layers[code, each] = Compact(since), Compact(total)
 
 
-def _places(steps: Ints, values: Ints) -> Ints:
+def _places(steps: Ints, values: Ints, changes: Ints) -> Ints:
     """Where each of these values, which mostly come in order, is among the steps."""
-    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
-    changes = np.concatenate([np.zeros(min(1, len(values)), np.int64), changes])
     lengths = np.diff(np.append(changes, len(values)))
     return np.repeat(np.searchsorted(steps, values[changes]), lengths)
 
@@ -314,16 +337,17 @@ def _numbers(column: Ints) -> Ints:
     return numbers
 
 
-def _add_between(row: GridRow, found: Stretches, starts: Ints, column: Ints) -> None:
+def _add_between(row: GridRow, found: Stretches, own: Ints | slice, column: Ints) -> None:
     """What is no part of a step, after the step that began last before it."""
-    begins = starts.min(initial=NEVER)
+    begins = row.begin.min(initial=NEVER)
     for phase in (*BETWEEN, "startup"):
         chosen = np.flatnonzero((found.phase == CODES[phase]) & ~found.is_open)
-        early = found.start[chosen] < begins
+        early = found.start(chosen) < begins
         row.before[phase] = int(found.ns[chosen[early]].sum())
         late = chosen[~early]
         if len(late):
-            last = column[np.searchsorted(starts, found.start[late], side="right") - 1]
+            before = np.searchsorted(found.start(own), found.start(late), side="right")
+            last = column[before - 1]
             amounts = np.zeros(len(row.steps), np.int64)
             np.add.at(amounts, last, found.ns[late])
             row.between[phase] = Compact(amounts)

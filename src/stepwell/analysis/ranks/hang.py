@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell.analysis.ranks.habits import Habits
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
 from stepwell.analysis.ranks.usual import Usual, usual
 from stepwell.analysis.time.words import phase_of_span
@@ -74,33 +75,38 @@ class Hang:
 
 
 def hang(
-    run: RecordedRun, *, after_s: float = AFTER_S, known: list[Stack] | None = None
+    run: RecordedRun,
+    *,
+    after_s: float = AFTER_S,
+    known: list[Stack] | None = None,
+    habits: list[Habits] | None = None,
 ) -> Hang | None:
     """What hangs, or hung when it was killed; None when nothing has taken longer than it may.
 
     What may take how long is told by the run itself. Ranks in a collective hang when they wait for longer
     than they ever had to, unless those that they wait for are at work: starting, validating or saving for no
-    longer than that takes. ``known`` are the stacks, when they have been read already.
+    longer than that takes. ``known`` are the stacks and ``habits`` what was done before, when they have been
+    read already.
     """
     mains = [s for s in (stacks(run) if known is None else known) if _is_main(s)]
     inside = [s for s in mains if s.innermost is not None and s.innermost.seconds >= after_s]
     inside = [s for s in inside if s.status in ("running", "killed")]
     if not inside:
         return None
-    habits = usual(run, mains[0].attempt)
+    before = usual(run, mains[0].attempt, habits)
     met = [s for s in inside if _phase(s) == "communication"]
     if not met and len(mains) > 1:
         # The collectives of DDP and FSDP are part of the passes.
-        met = [s for s in inside if _phase(s) in PASSES and habits.is_too_long(s)]
-    missing = _missing(run, mains, met, habits)
-    if met and missing and _is_in_vain(met, missing, mains, habits):
-        return _made(met, missing, habits, is_meeting=True)
-    stuck = [s for s in inside if habits.is_too_long(s)]
+        met = [s for s in inside if _phase(s) in PASSES and before.is_too_long(s)]
+    missing = _missing(run, mains, met, before)
+    if met and missing and _is_in_vain(met, missing, mains, before):
+        return _made(met, missing, before, is_meeting=True)
+    stuck = [s for s in inside if before.is_too_long(s)]
     if met and missing:
         # They wait for others, who are at work.
         stuck = [s for s in stuck if s not in met]
     meeting = [s for s in stuck if s in met]
-    return _made(meeting or stuck, [], habits, is_meeting=bool(meeting)) if stuck else None
+    return _made(meeting or stuck, [], before, is_meeting=bool(meeting)) if stuck else None
 
 
 def _is_in_vain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,28 +76,34 @@ def stacks(run: RecordedRun, *, attempt: int | None = None) -> list[Stack]:
     documents = run.documents()
     if attempt is None:
         attempt = max((int(d["attempt"]) for d in documents), default=0)
+    statuses = {str(d["process"]): status_of(d) for d in documents}
     # Read first, looked at afterwards: what is open has been open since before that.
     found = []
     for tables in run.by_process(partial=True):
         about = tables.process.about
         if about["attempt"] == attempt:
-            found += _of_process(tables, _parent_status(about, documents))
+            found += stacks_of(tables, seen_status(about, statuses))
+    return in_order(found)
+
+
+def in_order(found: Iterable[Stack]) -> list[Stack]:
+    """By rank, of each the main thread first."""
     return sorted(found, key=lambda s: (s.rank, s.role != "main", s.process, s.thread != MAIN))
 
 
-def _parent_status(about: dict[str, Any], documents: list[dict[str, Any]]) -> str:
-    """A worker renews no heartbeat of its own: where its parent has ended, so has it."""
-    own = status_of(about)
+def seen_status(about: dict[str, Any], statuses: Mapping[str, str]) -> str:
+    """How a process is. A worker renews no heartbeat of its own: where its parent has ended, so has it."""
+    own = statuses.get(about["process"]) or status_of(about)
     if about["role"] != "worker" or own != "running":
         return own
-    parents = [status_of(d) for d in documents if d["process"] == about.get("parent")]
-    return own if not parents or parents[0] == "running" else "killed"
+    return own if statuses.get(str(about.get("parent")), own) == "running" else "killed"
 
 
-def _of_process(tables: ProcessTables, status: str) -> list[Stack]:
+def stacks_of(tables: ProcessTables, status: str, now_ns: int | None = None) -> list[Stack]:
+    """The threads of one process that are inside of something, as of now if no time is given."""
     frames = [f for f in tables.spans(COLUMNS, only_open=True) if f.height]
     spans = pl.concat(frames).sort("depth", "start_ns") if frames else None
-    seen = _seen(tables, status, spans)
+    seen = _seen(tables, status, spans, time.time_ns() if now_ns is None else now_ns)
     found = []
     if spans is not None:
         for (thread,), part in spans.group_by("thread", maintain_order=True):
@@ -136,10 +143,10 @@ def _stack(
     )
 
 
-def _seen(tables: ProcessTables, status: str, spans: pl.DataFrame | None) -> int:
+def _seen(tables: ProcessTables, status: str, spans: pl.DataFrame | None, now_ns: int) -> int:
     """Until when something is known of a process."""
     if status == "running":
-        return time.time_ns()
+        return now_ns
     about = tables.process.about
     latest = max((ends_of(s) for s in tables.process.of_kind("spans")), default=0)
     began = 0 if spans is None else int(spans["start_ns"].max() or 0)  # type: ignore[arg-type]

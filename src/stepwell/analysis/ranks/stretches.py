@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.analysis.time.lanes import FOREVER, Lane, LaneReader
+from stepwell.analysis.time.numbering import number_iterations
 from stepwell.analysis.time.ownership import CHUNK, previous_greater
 from stepwell.analysis.time.words import (
     CODE_MASK,
@@ -43,7 +44,10 @@ class Stretches:
     step: Ints
     """The step that each is part of, -1 where none is known."""
     phase: Codes
-    start: Ints
+    rows: Ints
+    """Where each is among the spans of the thread, …"""
+    starts: Ints
+    """… which began then."""
     last_ns: int
     """When the last of them was over, whatever was inside of it; or began, if it has no end."""
     ns: Ints
@@ -51,6 +55,10 @@ class Stretches:
     is_open: Bools
     failed: Ints
     """The steps of iterations that an exception went through."""
+
+    def start(self, which: Ints | slice) -> Ints:
+        """When these began. Not kept for all of them, of which there may be millions."""
+        return self.starts[self.rows[which]]
 
 
 def read_stretches(tables: ProcessTables) -> Stretches | None:
@@ -64,9 +72,7 @@ def read_stretches(tables: ProcessTables) -> Stretches | None:
 def stretches_of(tables: ProcessTables, lane: Lane) -> Stretches:
     """The stretches of the thread that trains, open spans of which have no end yet."""
     keep, ns = _own_times(lane)
-    start, end = lane.starts[keep], lane.ends[keep]
-    is_open = end == FOREVER
-    last = end.max(where=~is_open, initial=0) if is_open.any() else end.max(initial=0)
+    is_open, last = _ends(lane, keep)
     about = tables.process.about
     step, of_iteration = _steps(tables, lane, keep)
     return Stretches(
@@ -74,12 +80,23 @@ def stretches_of(tables: ProcessTables, lane: Lane) -> Stretches:
         rank=int(about["rank"]),
         step=step,
         phase=lane.codes[keep] & np.uint8(CODE_MASK),
-        start=start,
-        last_ns=max(int(last), int(start.max(where=is_open, initial=0))),
+        rows=keep,
+        starts=lane.starts,
+        last_ns=max(last, int(lane.starts[keep[is_open]].max(initial=0))),
         ns=np.maximum(ns, 0, out=ns),
         is_open=is_open,
         failed=of_iteration,
     )
+
+
+def _ends(lane: Lane, keep: Ints) -> tuple[Bools, int]:
+    """Which of these have no end yet, and the latest end of the others."""
+    is_open, last = np.empty(len(keep), bool), 0
+    for low in range(0, len(keep), CHUNK):
+        ends = lane.ends[keep[low : low + CHUNK]]
+        is_open[low : low + CHUNK] = ends == FOREVER
+        last = max(last, int(ends.max(where=ends != FOREVER, initial=0)))
+    return is_open, last
 
 
 def _own_times(lane: Lane) -> tuple[Ints, Ints]:
@@ -88,15 +105,14 @@ def _own_times(lane: Lane) -> tuple[Ints, Ints]:
     In pieces that stay in the processor's cache, with the spans that are open at their edges.
     """
     starts, ends, codes = lane.starts, lane.ends, lane.codes & np.uint8(CODE_MASK)
-    found: list[Ints] = [np.empty(0, np.int64)]
-    times: list[Ints] = [np.empty(0, np.int64)]
-    carried = _Carried()
+    found, times = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
+    count, carried = 0, _Carried()
     for first in range(0, len(starts), CHUNK):
         after = min(first + CHUNK, len(starts))
         rows = np.concatenate([carried.rows, np.arange(first, after)])
         begun = len(carried.rows)
         high, phase = ends[rows], codes[rows]
-        around = previous_greater(high)
+        around = previous_greater(high, begun)
         root = _roots(phase, around)
         ns = np.where(high == FOREVER, 0, high - starts[rows])
         is_root = (root == np.arange(len(root))) & (phase < NOTHING)
@@ -107,35 +123,28 @@ def _own_times(lane: Lane) -> tuple[Ints, Ints]:
         ns -= taken
         if begun:
             ns[:begun] = carried.ns - taken[:begun]
-            for place, row in enumerate(carried.kept):
-                if row is not None:
-                    times[row[0]][row[1]] = ns[place]
+            kept = carried.places >= 0
+            times[carried.places[kept]] = ns[:begun][kept]
         mine = np.flatnonzero(is_root[begun:])
-        found.append(mine + first)
-        times.append(ns[begun:][mine])
+        found[count : count + len(mine)] = mine + first
+        times[count : count + len(mine)] = ns[begun:][mine]
         if after < len(starts):
             chain = _open_at(around, high, int(starts[after]))
-            kept = np.searchsorted(mine, chain - begun)
-            carried = _Carried(
-                rows[chain],
-                ns[chain],
-                [
-                    carried.kept[at]
-                    if at < begun
-                    else ((len(times) - 1, int(place)) if is_root[at] else None)
-                    for at, place in zip(chain.tolist(), kept.tolist(), strict=True)
-                ],
-            )
-    return np.concatenate(found), np.concatenate(times)
+            before, own = chain[chain < begun], chain[chain >= begun]
+            places = np.where(is_root[own], np.searchsorted(mine, own - begun) + count, -1)
+            places = np.concatenate([carried.places[before], places])
+            carried = _Carried(rows[chain], ns[chain], places)
+        count += len(mine)
+    return found[:count], times[:count]
 
 
 @dataclass
 class _Carried:
-    """Spans that were open at the edge of a piece: rows, own times so far, and where these are kept."""
+    """Spans that were open at the edge of a piece: rows, own times so far, and where these go, or -1."""
 
     rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    kept: list[tuple[int, int] | None] = field(default_factory=list)
+    places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def _open_at(around: Ints, ends: Ints, instant: int) -> Ints:
@@ -170,9 +179,7 @@ def _steps(tables: ProcessTables, lane: Lane, keep: Ints) -> tuple[Ints, Ints]:
         flags = (lane.codes & LIKE_ITERATION) != 0
     iterations = np.flatnonzero(flags)
     of_iteration = _iteration_steps(tables, lane, iterations)
-    inside = _innermost(lane, iterations, keep)
-    step = of_iteration[inside] if len(iterations) else np.empty(len(keep), np.int64)
-    outside = np.flatnonzero(inside < 0)
+    step, outside = _inside(lane, iterations, of_iteration, keep)
     is_ahead = _IS_AHEAD[lane.codes[keep[outside]] & CODE_MASK]
     ahead, others = outside[is_ahead], outside[~is_ahead]
     _use_context(tables, lane, keep, step, others)
@@ -195,25 +202,25 @@ def _use_context(tables: ProcessTables, lane: Lane, keep: Ints, step: Ints, rows
 
 
 def _iteration_steps(tables: ProcessTables, lane: Lane, iterations: Ints) -> Ints:
-    clock = (lane.starts[iterations] - tables.offset).astype(np.uint64)
-    step = tables.context.at(clock)[0].copy()
-    told, numbers = lane.told[0], lane.told[1]
-    if len(told):
-        mine = np.isin(told, iterations) & (numbers >= 0)
-        step[np.searchsorted(iterations, told[mine])] = numbers[mine]
-    # The first one may be told only within its iteration.
-    known = np.flatnonzero(step >= 0)[:1]
-    if len(known):
-        first = int(known[0])
-        step[:first] = np.maximum(step[first] - np.arange(first, 0, -1), -1)
-    return step
+    def at(instants: Ints) -> tuple[Ints, Ints]:
+        return tables.context.at((instants - tables.offset).astype(np.uint64))
+
+    return number_iterations(lane, iterations, at)[0]
 
 
-def _innermost(lane: Lane, iterations: Ints, rows: Ints) -> Ints:
-    """The last iteration that began no later than each row, if that is in it; else -1."""
-    edges = np.concatenate([[0], np.searchsorted(rows, iterations), [len(rows)]])
-    lengths = np.diff(edges)
-    place = np.repeat(np.arange(-1, len(iterations)), lengths)
-    ends = np.repeat(np.concatenate([[0], lane.ends[iterations]]), lengths)
-    place[lane.starts[rows] >= ends] = -1
-    return place
+def _inside(lane: Lane, iterations: Ints, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """The step of the last iteration that began no later than each row; and which rows are not in it.
+
+    ``numbers`` are the steps of the iterations. In pieces, as large runs would take much memory.
+    """
+    first = np.searchsorted(rows, iterations)
+    ends, numbers = (np.concatenate([[-1], of]) for of in (lane.ends[iterations], numbers))
+    step, outside = np.empty(len(rows), np.int64), [np.empty(0, np.int64)]
+    for low in range(0, len(rows), CHUNK):
+        high = min(low + CHUNK, len(rows))
+        begin, end = np.searchsorted(first, (low, high)).tolist()
+        lengths = np.diff(np.concatenate([[low], first[begin:end], [high]]))
+        last = np.repeat(np.arange(begin, end + 1), lengths)
+        step[low:high] = numbers[last]
+        outside.append(np.flatnonzero(lane.starts[rows[low:high]] >= ends[last]) + low)
+    return step, np.concatenate(outside)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import polars as pl
-
+from stepwell.analysis.ranks.habits import Habits, habits_of
 from stepwell.analysis.ranks.stacks import Frame, Stack
 from stepwell.analysis.time.words import phase_of_span
 from stepwell.reading import RecordedRun
@@ -69,26 +69,24 @@ class Usual:
         return frame is not None and limit is not None and frame.seconds < limit
 
 
-def usual(run: RecordedRun, attempt: int) -> Usual:
-    """Read what was done before; earlier attempts tell how long things take, too."""
-    table = (
-        run.spans()
-        .filter(~pl.col("process").str.contains(".worker-", literal=True))
-        .group_by("rank", "attempt", "name", "category")
-        .agg(
-            pl.len().alias("begun"),
-            pl.col("duration_ns").filter(pl.col("status").is_in(["ok", "error"])).max(),
-            pl.col("status").is_in(["ok", "error"]).sum().alias("done"),
-        )
-        .collect()
-    )
+def usual(run: RecordedRun, attempt: int, known: Iterable[Habits] | None = None) -> Usual:
+    """What was done before; earlier attempts tell how long things take, too.
+
+    ``known`` is what each process did, if that has been read already.
+    """
     found = Usual()
-    for row in table.iter_rows(named=True):
-        name, longest = row["name"], (row["duration_ns"] or 0) / 1e9
-        count, most = found.done.get(name, (0, 0.0))
-        found.done[name] = count + row["done"], max(most, longest)
-        is_meeting = phase_of_span(name, row["category"]) == "communication"
-        if is_meeting and row["attempt"] == attempt:
-            so_far = found.collectives.get(row["rank"], 0)
-            found.collectives[row["rank"]] = so_far + row["begun"]
+    each = (habits_of(tables) for tables in run.by_process()) if known is None else known
+    for process in each:
+        if process.role != "worker":
+            _add(found, process, attempt)
     return found
+
+
+def _add(found: Usual, process: Habits, attempt: int) -> None:
+    for (name, category), (begun, ended, longest) in process.done.items():
+        count, most = found.done.get(name, (0, 0.0))
+        found.done[name] = count + ended, max(most, longest / 1e9)
+        is_meeting = phase_of_span(name, category) == "communication"
+        if is_meeting and process.attempt == attempt:
+            so_far = found.collectives.get(process.rank, 0)
+            found.collectives[process.rank] = so_far + begun

@@ -67,14 +67,19 @@ class RankTime:
     background: list[Background] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Most phases never come up: they need not travel.
-        used = np.flatnonzero(self.cells.any(axis=1))
-        return {**self.__dict__, "cells": (self.cells.shape, used, self.cells[used])}
+        # Most phases never come up, and steps and epochs of iterations are those of the rows: neither
+        # need travel.
+        used = np.flatnonzero(self.cells.any(axis=1)).tolist()
+        cells = self.cells.shape, used, self.cells[used]
+        bare = None if self.iterations is None else self.iterations.without_steps()
+        return {**self.__dict__, "cells": cells, "iterations": bare}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shape, used, cells = state["cells"]
         self.__dict__.update(state, cells=np.zeros(shape, np.int64))
         self.cells[used] = cells
+        if self.iterations is not None:
+            self.iterations = self.iterations.within(self.steps, self.epochs)
 
     @property
     def wall_ns(self) -> int:
@@ -178,8 +183,7 @@ def account_threads(threads: Threads, helpers: list[ProcessTables], alive: Liven
     about = threads.tables.process.about
     changes = _changes(threads.tables)
     start, end = _wall(about, alive, threads.lanes, changes)
-    # Copies: where a span that is open ends is for others to say.
-    lanes = [replace(lane, ends=np.minimum(lane.ends, end)) for lane in threads.lanes]
+    lanes = [_until(lane, end) for lane in threads.lanes]
     ours = [lane is threads.main for lane in threads.lanes]
     main = lanes[ours.index(True)] if lanes else threads.main
     pauses = intervals.clip(_joined(threads.pauses), start, end)
@@ -193,12 +197,19 @@ def account_threads(threads: Threads, helpers: list[ProcessTables], alive: Liven
         status=alive.status,
         start_ns=start,
         end_ns=end,
-        iterations=None if iterations is None else iterations.within(rows),
+        iterations=None if iterations is None else iterations.within(rows.steps, rows.epochs),
         steps=rows.steps,
         epochs=rows.epochs,
         cells=fill(main, rows.overlaid(pauses), start, end),
         background=background_of(main, others, helpers, (start, end)),
     )
+
+
+def _until(lane: Lane, end: int) -> Lane:
+    """The lane with no span after the end; a copy, as where an open one ends is for others to say."""
+    if not len(lane.ends) or int(lane.ends.max()) <= end:
+        return lane
+    return replace(lane, ends=np.minimum(lane.ends, end))
 
 
 def _joined(pauses: list[tuple[Ints, Ints]]) -> Set:

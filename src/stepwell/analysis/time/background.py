@@ -91,5 +91,5 @@ def background_of(
 
 
 def _spans(lane: Lane, wanted: Mask) -> Set:
-    is_wanted = wanted[lane.codes]
+    is_wanted = lane.which(wanted)
     return lane.starts[is_wanted], lane.ends[is_wanted]

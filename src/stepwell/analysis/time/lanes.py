@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -25,15 +22,14 @@ from stepwell.analysis.time.words import (
 )
 from stepwell.journal.format import SLOT_BITS, SPAN_SLOTS
 from stepwell.reading.segments import Segment
-from stepwell.reading.spans import FAILED, OK, OPEN, SpanReader, SpanRows
+from stepwell.reading.spans import FAILED, OK, OPEN, SpanReader, SpanRows, as_slice
 from stepwell.reading.tables import ProcessTables
 
 FOREVER = (1 << 62) - 1
 """The end of a span that is open."""
 MAIN_THREAD = "MainThread"
-MANY = 16
-AHEAD = 4
-"""From so many segments on a second thread unpacks them, and how far it may be ahead."""
+BLOCK = 1 << 16
+"""Spans that are looked through at once, so that memory does not grow with their number."""
 
 
 @dataclass
@@ -56,8 +52,16 @@ class Lane:
     def rank_as_trainer(self) -> tuple[int, bool, bool, int]:
         """Greatest for the thread that trains."""
         iterations = int(np.count_nonzero(self.codes & ITERATION))
-        computing = int(np.count_nonzero(IS_COMPUTING[self.codes]))
+        computing = int(np.count_nonzero(self.which(IS_COMPUTING)))
         return iterations, computing > 0, self.is_main, computing
+
+    def which(self, wanted: Mask) -> Mask:
+        """Whether the code of each span is wanted by a table such as ``IS_DATA``."""
+        found = np.empty(len(self.codes), bool)
+        for low in range(0, len(found), BLOCK):
+            # An index takes eight times the memory of the codes.
+            found[low : low + BLOCK] = wanted[self.codes[low : low + BLOCK]]
+        return found
 
 
 class _Columns:
@@ -124,25 +128,12 @@ class LaneReader:
         """All lanes of the process."""
         lanes: dict[int, _Columns] = {}
         sizes = Counter(segment.lane for segment in self._reader.segments)
-        for segment, rows in self._rows():
+        for segment in self._reader.segments:
             if segment.lane not in lanes:
                 lanes[segment.lane] = self._columns(segment, sizes[segment.lane])
+            rows = self._reader.rows(segment, carried=True, depths=False)
             self._add(lanes[segment.lane], segment, rows)
         return [columns.finish() for columns in lanes.values() if columns.count]
-
-    def _rows(self) -> Iterator[tuple[Segment, SpanRows]]:
-        """The segments one by one; of many, the next ones are unpacked meanwhile."""
-        segments = self._reader.segments
-        unpack = partial(self._reader.rows, carried=True, depths=False)
-        if len(segments) < MANY:
-            yield from ((segment, unpack(segment)) for segment in segments)
-            return
-        with ThreadPoolExecutor(1) as other:
-            ahead = deque(other.submit(unpack, segment) for segment in segments[:AHEAD])
-            for number, segment in enumerate(segments):
-                following = segments[number + AHEAD : number + AHEAD + 1]
-                ahead.extend(other.submit(unpack, each) for each in following)
-                yield segment, ahead.popleft().result()
 
     def _columns(self, segment: Segment, segments: int) -> _Columns:
         native = segment.header.get("native")
@@ -167,7 +158,8 @@ class LaneReader:
         self._follow(lane, segment, rows, ends, kept, numbers)
         self._note_failed(lane, rows, codes, kept, numbers)
         self._note(lane, segment, rows, codes, kept, numbers)
-        lane.add(starts[kept], ends[kept], codes[kept])
+        own_rows = as_slice(kept)
+        lane.add(starts[own_rows], ends[own_rows], codes[own_rows])
 
     def _kept(self, lane: _Columns, rows: SpanRows, own: Bytes, is_own: Mask) -> Mask:
         """Which rows are spans that have no row yet: those that began here, or in a segment that is lost."""

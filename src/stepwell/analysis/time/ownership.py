@@ -13,22 +13,26 @@ from numpy.typing import NDArray
 
 from stepwell.analysis.time.intervals import Ints
 
-CHUNK = 1 << 15
-"""Spans that are looked at together: few enough for their columns to stay in the processor's cache."""
+CHUNK = 1 << 16
+"""Spans that are looked at together: few enough for their columns to stay in the processor's cache, many
+enough for two threads not to be in each other's way."""
 NOBODY = -1
 
 Indices = NDArray[np.intp]
 
 
-def previous_greater(ends: Ints) -> Indices:
+def previous_greater(ends: Ints, around: int = 0) -> Indices:
     """For each span, in the order of their starts, the last one before it that ends no earlier; else -1.
 
-    When a span ends, that is the owner of what follows, until another one begins.
+    When a span ends, that is the owner of what follows, until another one begins. The first ``around`` spans
+    are likely to be around all others.
     """
     found = np.arange(-1, len(ends) - 1, dtype=np.int64)
     # All between a span and the one that is found for it so far end before it does. So what is found for
     # the latter, should it end too early itself, is as good a guess for the former, and a farther one.
-    rows = np.flatnonzero(ends[:-1] < ends[1:]) + 1
+    latest = np.maximum.accumulate(ends[around:])
+    found[around + 1 :][ends[around + 1 :] > latest[:-1]] = around - 1
+    rows = np.flatnonzero((found >= 0) & (ends[found] < ends))
     while len(rows):
         found[rows] = farther = found[found[rows]]
         rows = rows[(farther >= 0) & (ends[farther] < ends[rows])]
@@ -53,7 +57,7 @@ def owned(starts: Ints, ends: Ints, until: int) -> Iterator[tuple[int, int, list
         numbers = np.concatenate((open_spans, np.arange(first, after)))
         begun = len(open_spans)
         chunk_ends = ends[numbers]
-        before = previous_greater(chunk_ends)
+        before = previous_greater(chunk_ends, begun)
         next_start = np.append(starts[first + 1 : after], until_next)
         yield first, after, _pieces(starts, numbers, chunk_ends, before, begun, next_start)
         open_spans = numbers[_chain(before, chunk_ends, until_next)]

@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell.analysis.time.intervals import Ints
+from stepwell.analysis.time.rhythm import rhythm
 from stepwell.analysis.time.words import CLAIMING, NAMES, STARTUP
 
 WARM_UP = 3
@@ -211,9 +212,14 @@ def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
         at = np.flatnonzero(slow)
         if not BURST_COUNT <= len(at) <= BURST_SHARE * len(values) or _is_one_time(at):
             continue
+        period = None
+        if (regular := rhythm(at)) is not None:
+            # What came in between had another cause.
+            period, in_time = regular
+            slow[at[~in_time]] = False
+            at = at[in_time]
         typical = int(np.median(values[~slow]))
         lost = int((values[at] - typical).sum())
-        period = _period(at)
         if lost < (BURST_LOST if period else IRREGULAR_LOST) * total:
             continue
         if period is None and lost < LEAST_NS * len(at):
@@ -239,17 +245,6 @@ def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
 def _is_one_time(at: NDArray[Any]) -> bool:
     """Whether the slow ones mostly follow each other: that is a slow time, and no burst."""
     return bool(np.count_nonzero(np.diff(at) == 1) > len(at) / 2)
-
-
-def _period(at: NDArray[Any]) -> int | None:
-    """The distance of one to the next, if it is mostly the same."""
-    distances, counts = np.unique(np.diff(at), return_counts=True)
-    common = int(counts.argmax())
-    period = int(distances[common])
-    # Where one in between was missed, the distance is a multiple.
-    fits = int(counts[distances % period == 0].sum())
-    is_regular = counts[common] >= 0.7 * (len(at) - 1) and fits >= 0.9 * (len(at) - 1)
-    return period if is_regular and period > 1 else None
 
 
 def drift(table: Steps, rank: int | None = None) -> Drift | None:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.analysis.time.intervals import Ints, Set
-from stepwell.analysis.time.lanes import Lane
+from stepwell.analysis.time.lanes import BLOCK, Lane
+from stepwell.analysis.time.numbering import number_iterations
 from stepwell.analysis.time.words import (
     AFTER,
     BEFORE,
@@ -26,8 +27,7 @@ from stepwell.analysis.time.words import (
 
 ENOUGH = 0.9
 """Spans such as "train step" count as iterations if there are at least so many of them for each step."""
-BLOCK = 1 << 20
-"""Spans that are looked through at once, so that memory does not grow with their number."""
+NONE: Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,13 @@ class Iterations:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def within(self, rows: Stretches) -> Iterations:
+    def within(self, steps: Ints, epochs: Ints) -> Iterations:
         """The same for keeping: steps and epochs shared with the rows, beginnings left out."""
-        return replace(
-            self, steps=rows.steps[1:-1], epochs=rows.epochs[1:-1], begins=np.empty(0, np.int64)
-        )
+        return replace(self, steps=steps[1:-1], epochs=epochs[1:-1], begins=NONE)
+
+    def without_steps(self) -> Iterations:
+        """The same for sending: the rows go with it."""
+        return replace(self, steps=NONE, epochs=NONE)
 
 
 @dataclass(frozen=True)
@@ -125,29 +127,19 @@ def _from_spans(
     reach = np.maximum.accumulate(ends)
     # Inside of one, or beside one of another task, no other begins.
     outer = np.concatenate(([True], starts[1:] >= reach[:-1]))
-    # The step may be set just after the beginning, and the next one just before the end.
-    steps, epochs = changes.at(starts + (ends - starts) // 2)
-    _use_told(lane, rows, steps, epochs)
-    if (steps < 0).any():
-        steps = np.cumsum(outer) - 1
-    else:
-        # Micro-batches: several iterations for one step.
-        outer[1:] &= steps[1:] != steps[:-1]
-    first = np.flatnonzero(outer)
+    rows, starts, ends = (
+        rows[outer],
+        starts[outer],
+        np.maximum.reduceat(ends, np.flatnonzero(outer)),
+    )
+    steps, epochs = number_iterations(lane, rows, changes.at)
+    # Micro-batches: several iterations for one step. Before the first step there is none.
+    first = np.flatnonzero((steps >= 0) & (np.diff(steps, prepend=-1) != 0))
     ends = np.maximum.reduceat(ends, first)
     rows, starts = rows[first], starts[first]
     floor = np.concatenate(([begin], ends[:-1]))
     begins = _with_data(lane, rows, starts, floor)
     return Iterations(steps[first], epochs[first], starts, ends, begins, True)
-
-
-def _use_told(lane: Lane, rows: NDArray[np.int64], steps: Ints, epochs: Ints) -> None:
-    """Put in what iterations say of themselves."""
-    at = np.searchsorted(rows, lane.told[0])
-    known = rows[np.minimum(at, len(rows) - 1)] == lane.told[0]
-    at, told = at[known], lane.told[:, known]
-    steps[at] = told[1]
-    epochs[at] = np.where(told[2] >= 0, told[2], epochs[at])
 
 
 def _is_new_step(changes: Changes) -> NDArray[np.bool_]:
@@ -161,7 +153,7 @@ def _from_changes(
 ) -> Iterations | None:
     times = np.clip(changes.times[is_set], begin, end)
     steps, epochs = changes.steps[is_set], changes.epochs[is_set]
-    computing = np.flatnonzero(IS_COMPUTING[lane.codes])
+    computing = np.flatnonzero(lane.which(IS_COMPUTING))
     if not len(computing):
         floor = np.concatenate(([begin], times[:-1]))
         begins = _with_data(lane, np.searchsorted(lane.starts, times), times, floor)
@@ -187,7 +179,7 @@ def _with_data(lane: Lane, rows: NDArray[np.int64], starts: Ints, floor: Ints) -
 
     ``rows`` are the spans that the iterations begin with.
     """
-    data = np.flatnonzero(IS_DATA[lane.codes])
+    data = np.flatnonzero(lane.which(IS_DATA))
     if not len(data):
         return starts
     # After the last span before it that is neither data nor a mere holder of others.
@@ -246,7 +238,7 @@ def stretches(
 
 def _without_steps(lane: Lane, changes: Changes, begin: int, end: int) -> Stretches:
     """Before the first work, then epoch by epoch, and after the last work."""
-    work = np.flatnonzero(IS_WORK[lane.codes])
+    work = np.flatnonzero(lane.which(IS_WORK))
     first = int(lane.starts[work[0]]) if len(work) else begin
     last = _last_work(lane, end) if len(work) else end
     before = np.concatenate(([-1], changes.epochs[:-1]))
@@ -265,4 +257,4 @@ def _without_steps(lane: Lane, changes: Changes, begin: int, end: int) -> Stretc
 
 def _last_work(lane: Lane, end: int) -> int:
     """When the last span that has a phase ended."""
-    return min(int(lane.ends.max(where=IS_WORK[lane.codes], initial=0)), end)
+    return min(int(lane.ends.max(where=lane.which(IS_WORK), initial=0)), end)
