@@ -10,10 +10,12 @@ from benchmarks import (
     disabled,
     growth,
     importing,
+    lightning,
     loggers,
     scalars,
     spans,
     training,
+    transformers,
     watching,
 )
 from benchmarks.peers import scalars as scalar_peers
@@ -64,6 +66,8 @@ ROWS = (
     ),
     Row("annotate", "annotate(): steps of 1 ms, added", watching.annotated, None, "%"),
     Row("watch", "watch(): steps of 1 ms, added", watching.watched, 2.0, "%"),
+    Row("lightning", "Lightning: steps of 1 ms, added", lightning.hooked, 3.0, "%"),
+    Row("transformers", "HF Trainer: steps of 1 ms, added", transformers.callback, None, "%"),
     Row("pump", "background CPU per span", background.pump_cpu, 0.6),
     Row("bytes", "sealed, per span of a tight loop", background.bytes_tight, 10.0, "B"),
     Row("bytes-matmul", "sealed, per span of a matmul loop", background.bytes_matmul, 10.0, "B"),

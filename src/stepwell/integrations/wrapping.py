@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from time import perf_counter_ns as _now
+from collections.abc import Callable
 from typing import Any
 
-from stepwell.journal import clock
-from stepwell.journal.span import Span, withdraw
-from stepwell.training.current import current
+from stepwell.journal.span import Span
 from stepwell.training.job import PHASES
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -41,77 +38,31 @@ class Wrappings:
     """Methods that were replaced on their objects; ``remove()`` puts all back."""
 
     def __init__(self) -> None:
-        self._wrapped: list[tuple[Any, str, Wrapped, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def wrap(self, owner: Any, name: str, around: Around) -> None:
         """Have ``around`` called in place of a method. What is not there, or is wrapped, stays."""
         original = getattr(owner, name, None)
-        if not callable(original) or isinstance(original, Wrapped):
-            return
-        made = Wrapped(original, around)
-        self._wrapped.append((owner, name, made, vars(owner).get(name)))
+        if callable(original) and not isinstance(original, Wrapped):
+            self._put(owner, name, Wrapped(original, around))
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Put what is made of a method in its place. What is not there stays away."""
+        original = getattr(owner, name, None)
+        if callable(original):
+            self._put(owner, name, functools.wraps(original)(make(original)))
+
+    def _put(self, owner: Any, name: str, made: Any) -> None:
+        self._replaced.append((owner, name, made, vars(owner).get(name)))
         setattr(owner, name, made)
 
     def remove(self) -> None:
-        """Leave every object as it was before."""
-        while self._wrapped:
-            owner, name, made, before = self._wrapped.pop()
+        """Leave every object as it was before; what others have replaced since is theirs."""
+        while self._replaced:
+            owner, name, made, before = self._replaced.pop()
             if vars(owner).get(name) is not made:
                 continue
             if before is None:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
-
-
-def forward(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record a call as forward."""
-    return _timed(FORWARD, FORWARD_TIME, original, args, kwargs)
-
-
-def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record a call as backward."""
-    return _timed(BACKWARD, BACKWARD_TIME, original, args, kwargs)
-
-
-def _timed(span: Span, attribute: str, original: Any, args: Any, kwargs: Any) -> Any:
-    job = current.job
-    if job is None:
-        return original(*args, **kwargs)
-    start = _now()
-    with span:
-        result = original(*args, **kwargs)
-    job.count_time(attribute, _now() - start)
-    return result
-
-
-class Batches:
-    """An iterator with the fetch of each batch recorded."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> Any:
-        job = current.job
-        if job is None:
-            return next(self._items)
-        start = _now()
-        LOADING.__enter__()
-        try:
-            item = next(self._items)
-        except StopIteration:
-            # There was no further batch.
-            withdraw(LOADING)
-            raise
-        except BaseException as error:
-            LOADING.__exit__(type(error), error, None)
-            raise
-        LOADING.__exit__(None, None, None)
-        job.count_time(LOADING_TIME, _now() - start)
-        return item
-
-
-clock.follow(globals())

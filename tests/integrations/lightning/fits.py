@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import polars as pl
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,6 +81,22 @@ def hooked(package: str = "lightning.pytorch", **config: Any) -> Any:
     provider = TrainingTelemetryProvider.instance()
     provider.configure(TrainingTelemetryConfig(application_name="fits", **config))
     return hook_trainer_cls(import_module(package).Trainer, provider)
+
+
+def steps(losses: list[float], start: int = 0) -> list[tuple[int, float]]:
+    """What a metric is to be that is logged in every step from this one on."""
+    return [(start + i, pytest.approx(loss)) for i, loss in enumerate(losses)]
+
+
+def assert_untouched(trainer: Any) -> None:
+    """Nothing of the trainer's own objects is replaced any more."""
+    loops = [trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop]
+    loops += [trainer.validate_loop, trainer.test_loop, trainer.predict_loop]
+    for owner in (trainer, trainer.strategy, trainer._checkpoint_connector, *loops):
+        assert [
+            n for n, v in vars(owner).items() if callable(v) and hasattr(v, "__wrapped__")
+        ] == []
+    assert "_stepwell_recording" not in vars(trainer)
 
 
 class Recorded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,14 @@ def _all_removed() -> Iterator[None]:
     before = now()
     yield
     assert all(a is b for a, b in zip(before, now(), strict=True))
+
+
+@pytest.fixture
+def watching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nobody watches any more afterwards; problems of ours are raised."""
+    from stepwell.integrations.torch.following import following
+
+    monkeypatch.setenv("STEPWELL_STRICT", "1")
+    monkeypatch.setenv("STEPWELL_DIR", str(tmp_path / "runs"))
+    yield
+    assert following.follower is None

@@ -233,29 +233,29 @@ class TelemetryCallback:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.start_training()
+            recording.training.start()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.start_epoch()
+            recording.training.start_epoch()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.start_evaluation("validation")
+            recording.evaluations.start("validation")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.end_evaluation("validation")
+            recording.evaluations.end("validation")
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.start_evaluation_iteration("validation")
+            recording.evaluations.start_iteration("validation")
 
     def on_validation_batch_end(
         self,
@@ -268,24 +268,24 @@ class TelemetryCallback:
     ) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.end_evaluation_iteration("validation")
+            recording.evaluations.end_iteration("validation")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.start_evaluation("testing")
+            recording.evaluations.start("testing")
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.end_evaluation("testing")
+            recording.evaluations.end("testing")
 
     def on_test_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.start_evaluation_iteration("testing")
+            recording.evaluations.start_iteration("testing")
 
     def on_test_batch_end(
         self,
@@ -298,7 +298,7 @@ class TelemetryCallback:
     ) -> None:
         recording = self._mine(trainer)
         if recording is not None:
-            recording.end_evaluation_iteration("testing")
+            recording.evaluations.end_iteration("testing")
 
     def _mine(self, trainer: Any) -> Recording | None:
         """What this callback records of the trainer; None where another one does, or nobody."""

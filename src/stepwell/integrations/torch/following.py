@@ -15,8 +15,11 @@ class Follower(Protocol):
     is_counting: bool
     minds_forward: bool
 
-    def epoch_begins(self) -> None:
-        """The loader is gone through from its beginning."""
+    def is_led_by(self, batches: Any) -> bool:
+        """Whether a batch that is asked for here is one to be trained on, rather than to be looked at."""
+
+    def is_in_another_task(self) -> None:
+        """A batch is asked for in a task, perhaps not in the one that training began in."""
 
     def batch_is_asked_for(self, thread: int) -> None:
         """In this thread the next batch is asked for: the one before is done with."""

@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import Any
 
 from stepwell.annotations.tree import ai
-from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.following import Follower, following
 from stepwell.integrations.torch.marks import Mark, Marks
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.integrations.torch.quick import quick
@@ -84,15 +84,32 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
         mark = LOADERS.find(self)
         if mark is None or isinstance(items, Batches):
             return items
+        follower = following.follower
+        if follower is not None and follower.follows(self):
+            return Candidate(self, items, mark)
         return Batches(self, items, mark)
 
     return __iter__
 
 
 class Batches:
-    """An iterator with each batch recorded; in all else it is the iterator below."""
+    """An iterator with each batch recorded; in all else it is the iterator below.
 
-    __slots__ = ("_follower", "_items", "_loader", "_mark", "_next")
+    Attributes:
+        _epoch: the epoch that its batches are of, where they are trained on.
+        _beside: the iteration in which a batch of it was looked at last, 0 for none.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_beside",
+        "_epoch",
+        "_follower",
+        "_items",
+        "_loader",
+        "_mark",
+        "_next",
+    )
 
     def __init__(self, loader: Any, items: Iterator[Any], mark: Mark) -> None:
         self._mark = mark
@@ -100,10 +117,20 @@ class Batches:
         self._next = items.__next__
         # A loader with persistent workers keeps its iterator, not this one: no cycle.
         self._loader = loader
-        follower = following.follower
-        self._follower = follower if follower is not None and follower.follows(loader) else None
+        self._follower: Follower | None = None
+        self._epoch: int | None = None
+        self._beside: int | None = None
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether its batches are those that are trained on, and there may be more."""
+        return self._follower is not None
+
+    def _stand_down(self) -> None:
+        """Others are trained on from now on, unless this one is gone on with."""
         if self._follower is not None:
-            self._follower.epoch_begins()
+            self._follower = None
+            self.__class__ = Candidate
 
     def __iter__(self) -> Batches:
         return self
@@ -118,7 +145,7 @@ class Batches:
         if quick.entry or quick.others:
             drop_interrupted()
         is_quick = quick.begin(FETCH_KIND, FETCH, thread)
-        entered = is_quick or enter(FETCH)
+        entered = is_quick or _enter(follower)
         try:
             item = self._next()
         except StopIteration:
@@ -157,6 +184,36 @@ class Batches:
         return len(self._items)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_items", "_loader", "_follower", "_mark", "_next"):
+        if name in Batches.__slots__:
             raise AttributeError(name)
         return getattr(self._items, name)
+
+
+class Candidate(Batches):
+    """One that may be gone through beside the one that is trained on, so that it asks before each batch.
+
+    When it is the one that is trained on it becomes one like any other, which asks nobody.
+    """
+
+    __slots__ = ()
+
+    def __next__(self) -> Any:
+        follower = following.follower
+        if (
+            follower is not None
+            and state.enabled
+            and follower.follows(self._loader)
+            and follower.is_led_by(self)
+        ):
+            self._follower = follower
+            self.__class__ = Batches  # type: ignore[assignment]
+        return Batches.__next__(self)
+
+
+def _enter(follower: Follower | None) -> bool:
+    try:
+        if follower is not None:
+            follower.is_in_another_task()
+    except Exception as error:
+        report(WHERE, error)
+    return enter(FETCH)

@@ -17,6 +17,7 @@ from stepwell.annotations.node import Node
 from stepwell.integrations.torch import steps
 from stepwell.integrations.torch.device_time import Timer
 from stepwell.integrations.torch.quick import quick
+from stepwell.integrations.torch.recomputing import is_enough
 from stepwell.journal import clock
 from stepwell.journal.errors import report
 from stepwell.journal.format import ABANDONED
@@ -36,6 +37,20 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.inside: set[str] = set()
+        self.end = _End(self.calls)
+
+
+class _End:
+    """Goes with its thread, which may have come to its end inside of calls."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: list[Call]) -> None:
+        self._calls = calls
+
+    def __del__(self) -> None:
+        for call in self._calls:
+            _is_over(call)
 
 
 here = _Thread()
@@ -177,7 +192,7 @@ def end_call(site: Site) -> bool:
             call.timer.stop()
             call.timer = None
         error = _exc_info()[1]
-        if error is None or id(error) == call.handled:
+        if error is None or id(error) == call.handled or is_enough(error):
             Span.__exit__(site.node, None, None, None)
         else:
             leave(site.node, error)
@@ -245,8 +260,16 @@ def _count(calls: list[Call], owner: Any) -> int:
 
 
 def _is_over(call: Call) -> None:
-    if call in quick.others:
+    try:
         quick.others.remove(call)
+    except ValueError:
+        # In a process that was forked meanwhile it is not there.
+        pass
+
+
+def is_running(owner: Any) -> bool:
+    """Whether this thread is in a call of this model or optimizer."""
+    return _running()[id(owner)] > 0
 
 
 def _running() -> Counter[int]:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from stepwell.diagnostics.config import TelemetryConfig
-from stepwell.diagnostics.telemetry import TrainingTelemetry
 from stepwell.integrations.torch.annotating import Annotations, _each, annotate
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
 from stepwell.integrations.torch.watching_batches import Feed
+from stepwell.integrations.torch.watching_loop import Options
 from stepwell.integrations.torch.watching_loss import GRADIENTS
-from stepwell.integrations.torch.watching_training import Options, WatchedTraining
+from stepwell.integrations.torch.watching_training import WatchedTraining
 from stepwell.journal.errors import StepwellError, report, warn_once
 from stepwell.journal.values import shown
 from stepwell.telemetry.place import find_place
@@ -147,6 +147,8 @@ def watch(
     loaders, given = _loaders(loader)
     chosen = _chosen(ranks)
     settings = _diagnostics(diagnostics)
+    if settings is not None and not (models and optimizers and not _is_stuck(models[0], ranks)):
+        settings = None
     options = Options(
         step=_count("step", step),
         epoch=_count("epoch", epoch),
@@ -155,6 +157,7 @@ def watch(
         loss=bool(loss),
         flops=_positive("flops_per_sample", flops_per_sample) or bool(count_flops),
         peak=_positive("peak_flops", peak_flops),
+        diagnostics=settings,
     )
     made = Watch(given)
     if not chosen:
@@ -163,9 +166,7 @@ def watch(
         # As a run that begins ends the one before.
         _last[-1].close()
     try:
-        _start(
-            made, models, optimizers, loaders, options, settings, name, config, ranks is not None
-        )
+        _start(made, WatchedTraining(options, models, optimizers, loaders), name, config)
         if made.is_on and transfers is None:
             transfers = torch.accelerator.is_available()
         if made.is_on:
@@ -181,17 +182,7 @@ def watch(
     return made
 
 
-def _start(
-    made: Watch,
-    models: list[Any],
-    optimizers: list[Any],
-    loaders: list[Any],
-    options: Options,
-    settings: TelemetryConfig | None,
-    name: str | None,
-    config: Any,
-    is_chosen: bool,
-) -> None:
+def _start(made: Watch, training: WatchedTraining, name: str | None, config: Any) -> None:
     made.run = active_run()
     if made.run is None:
         made.run = made._own_run = init(name, config=config)
@@ -199,25 +190,23 @@ def _start(
         made.run = made._own_run = None
         return
     _last.append(made)
-    training = made._training = WatchedTraining(options, models, optimizers, loaders)
+    made._training = training
     # Before the job, which is made when it is first asked for, does the same.
     made.run.before_finish(training.run_ends)
     job = current_job()
     if job is not None and (job.application is None or not job.application.active):
         calls.start_application()
         made._job = job
-    if settings is not None and models and optimizers and not _is_stuck(models[0], is_chosen):
-        training.diagnose_with(TrainingTelemetry(settings))
     following.follower = training
     made._remove_patches = GRADIENTS.install()
 
 
-def _is_stuck(model: torch.nn.Module, is_chosen: bool) -> bool:
+def _is_stuck(model: torch.nn.Module, ranks: Ranks) -> bool:
     """Whether norms would have to be put together by ranks of which some do not record."""
     is_sharded = any(hasattr(p, "placements") for p in model.parameters()) or any(
         type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()
     )
-    if not is_chosen or not is_sharded:
+    if ranks is None or not is_sharded:
         return False
     warn_once(
         "watch sharded",

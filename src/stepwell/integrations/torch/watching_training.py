@@ -7,51 +7,33 @@ begins with the forward pass and ends with the optimizer's step.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from stepwell.diagnostics.telemetry import TrainingTelemetry
 from stepwell.integrations.batches import samples_in
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.quick import quick
-from stepwell.integrations.torch.watching_flops import COUNTED_STEP, Operations, reconfigure
-from stepwell.integrations.torch.watching_loss import Loss
+from stepwell.integrations.torch.recomputing import is_checkpointed, is_recomputing
+from stepwell.integrations.torch.recording import is_running
+from stepwell.integrations.torch.watching_diagnostics import Diagnostics
+from stepwell.integrations.torch.watching_flops import COUNTED_STEP
+from stepwell.integrations.torch.watching_loop import InLoop, Options
+from stepwell.integrations.torch.watching_tasks import go_on_inside
 from stepwell.integrations.torch.watching_validation import Validation
 from stepwell.journal.errors import report
 from stepwell.journal.lane import Lane
-from stepwell.journal.metrics import context, set_context
 from stepwell.training import calls
-from stepwell.training.current import current, current_job
-from stepwell.training.job import TrainingJob
+from stepwell.training.current import current
 from stepwell.training.training_loop import TrainingLoop
 
 WHERE = "watch"
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a watch was asked for."""
-
-    step: int = 0
-    epoch: int = 0
-    target_steps: int | None = None
-    replicas: int | None = None
-    loss: bool = True
-    flops: bool | float = True
-    peak: float | None = None
-
-
-class CountedEpoch(int):
-    """An epoch that was counted here. Whoever else sets one leaves a plain number."""
-
-
-class WatchedTraining:
+class WatchedTraining(InLoop):
     """Follows one training. Its state belongs to the thread that trains."""
 
     def __init__(
@@ -61,19 +43,14 @@ class WatchedTraining:
         optimizers: list[torch.optim.Optimizer],
         loaders: list[Any],
     ) -> None:
-        self._options = options
-        self._model: Callable[[], Any] = weakref.ref(models[0]) if models else _nothing
+        super().__init__(options, models)
         self._optimizer: Callable[[], Any] = weakref.ref(optimizers[0]) if optimizers else _nothing
         self._loaders = {id(loader) for loader in loaders}
-        self._telemetry: TrainingTelemetry | None = None
-        self._keeps_batch = False
+        self._diagnostics = Diagnostics(options.diagnostics)
+        self._keeps_batch = self._diagnostics.keeps_batch
         self._batch: Any = None
         self._next_look = 0
-        self._loss = Loss(options.loss)
         self._validation = Validation()
-        self._operations = Operations(options.flops, options.peak, self._model)
-        self._job: TrainingJob | None = None
-        self._loop: TrainingLoop | None = None
         # The loop in which an iteration of ours is under way.
         self._open: TrainingLoop | None = None
         self._is_theirs = False
@@ -88,20 +65,6 @@ class WatchedTraining:
         self._in_step = False
         self._backwards = 0
         self._samples: int | None = None
-        self._first_size: int | None = None
-        self._replicas = 1
-        self._every = 50
-        self._epoch = options.epoch - 1
-        self._stepped_in_epoch = True
-        self.step = options.step
-
-    def diagnose_with(self, telemetry: TrainingTelemetry) -> None:
-        """Look at the model every so many steps."""
-        self._telemetry = telemetry
-        config = telemetry.config
-        needing = ("batch_stats", "activations", "dead_units", "embeddings", "gradient_noise")
-        more = [*needing, "class_balance"]
-        self._keeps_batch = any(getattr(config, f"track_{name}") for name in more)
 
     # What the loader does
 
@@ -109,21 +72,21 @@ class WatchedTraining:
         """Whether the batches of this loader are those that are trained on."""
         return id(loader) in self._loaders
 
-    def epoch_begins(self) -> None:
-        """The loader is gone through from its beginning; looking at one batch makes no epoch."""
+    def is_led_by(self, batches: Any) -> bool:
+        """Whether a batch that is asked for here is one to be trained on, rather than to be looked at."""
         try:
-            if self._stepped_in_epoch:
-                self._epoch += 1
-                self._stepped_in_epoch = False
-            self._set_epoch()
+            if self._validation.is_open and self._epochs.is_led:
+                return False
+            steps = self.step + (self._open is not None and self._stepped)
+            return self._epochs.lead(batches, self._inside(), steps)
         except Exception as error:
             report(WHERE, error)
+            return False
 
-    def _set_epoch(self) -> None:
-        if context.epoch is None or type(context.epoch) is CountedEpoch:
-            set_context(None, self._epoch)
-            if context.epoch == self._epoch:
-                context.epoch = CountedEpoch(self._epoch)
+    def is_in_another_task(self) -> None:
+        """A batch is asked for in a task, perhaps not in the one that training began in."""
+        if self._loop is not None:
+            go_on_inside(self._loop.span)
 
     def batch_is_asked_for(self, thread: int) -> None:
         """The next batch is asked for, in this thread: the one before is done with."""
@@ -185,7 +148,11 @@ class WatchedTraining:
 
     def forward_begins(self, model: Any, args: Any) -> None:
         """An annotated model is called."""
-        if not model.training or not torch.is_grad_enabled():
+        if is_recomputing():
+            # A part of backward, which is counted as such.
+            return
+        is_trained = model.training and (torch.is_grad_enabled() or is_checkpointed())
+        if not is_trained:
             if get_ident() != self._thread:
                 # Evaluated beside training.
                 return
@@ -236,7 +203,7 @@ class WatchedTraining:
 
     def gradients_are_dropped(self, owner: Any) -> None:
         """What was computed since the last step comes to nothing, unless there was one."""
-        if self._stepped or self._in_step or not self._backwards:
+        if self._stepped or not self._backwards or self._is_in_step():
             return
         if owner is self._optimizer() or owner is self._model():
             self._loss.forget()
@@ -245,7 +212,7 @@ class WatchedTraining:
         """A backward pass begins that adds to the gradients."""
         self._backwards += 1
         try:
-            if self._loss.is_on and not (self._backwards > 1 and self._in_step):
+            if self._loss.is_on and not (self._backwards > 1 and self._is_in_step()):
                 if self._stepped and self._open is not None and not self._is_kept:
                     # For another step with the same batch: that of the one before is complete.
                     self._loss.keep(self._open._step)
@@ -270,16 +237,18 @@ class WatchedTraining:
             self._samples = None
         elif self._stepped:
             # Another step with the same samples.
+            before = self._inside()
             self._end()
             self._begin()
             self._samples = 0
+            self._epochs.go_on(before, self._inside())
 
     def step_ends(self, optimizer: Any) -> None:
         """It has made it."""
         if optimizer is not self._optimizer():
             return
         self._in_step = False
-        self._stepped = self._stepped_in_epoch = self.minds_forward = True
+        self._stepped = self.minds_forward = True
         if self.step >= self._next_look:
             self._diagnose(optimizer)
         if self._is_theirs:
@@ -290,16 +259,14 @@ class WatchedTraining:
         elif not self._by_batch:
             self._end()
 
+    def _is_in_step(self) -> bool:
+        """Whether the optimizer makes a step just now; one that has failed passes no hook."""
+        if self._in_step and not is_running(self._optimizer()):
+            self._in_step = False
+        return self._in_step
+
     def _diagnose(self, optimizer: Any) -> None:
-        telemetry, model = self._telemetry, self._model()
-        if telemetry is None or model is None:
-            self._next_look = sys.maxsize
-            return
-        telemetry.on_batch_end(model, optimizer, self.step, context.epoch or 0, None, self._batch)
-        lead, every = telemetry._lead, telemetry._every
-        # The next one that it would look at.
-        behind = (self.step + 1 + lead) % every
-        self._next_look = self.step + 1 + (every - behind if behind > lead else 0)
+        self._next_look = self._diagnostics.look(self._model(), optimizer, self.step, self._batch)
 
     # Iterations
 
@@ -314,6 +281,11 @@ class WatchedTraining:
             return
         loop.enter()
         self._open = loop
+
+    def _inside(self) -> int:
+        """The iteration that is under way, 0 for none."""
+        span = None if self._open is None else self._open.inside
+        return 0 if span is None else span.id
 
     def _end(self, error: BaseException | None = None, lane: Lane | None = None) -> None:
         """End the pass that is under way; it is an iteration if the optimizer made a step in it."""
@@ -336,12 +308,10 @@ class WatchedTraining:
                 loop.end(samples, None, False, error)
             elif self._stepped:
                 self._backwards = 0
-                if self._loss.is_on:
-                    if not is_kept:
-                        self._loss.keep(loop._step)
-                    if loop._step + 1 >= loop._look:
-                        # An update tells of the latest one.
-                        self._loss.write()
+                if self._loss.is_on and not is_kept:
+                    self._loss.keep(loop._step)
+                if loop._step + 1 >= loop._look:
+                    self._before_update(loop, loop._step + 1)
                 loop.end_sized(samples, lane)
                 self.step += 1
                 if self.step % self._every == 0 or self._first_size is None:
@@ -354,43 +324,6 @@ class WatchedTraining:
         except Exception as problem:
             report(WHERE, problem)
 
-    def _find_loop(self) -> TrainingLoop | None:
-        """The loop that iterations are counted in, which begins with the first batch."""
-        job = current_job()
-        if job is None:
-            return None
-        if job is not self._job:
-            self._job = job
-            self._loop = None
-            self._loss.begin(self._options.loss)
-            self._first_size = None
-            self._replicas = self._options.replicas or job.world_size
-            self._every = job.config.log_every_n_train_iterations
-            if self._epoch >= 0 and context.epoch is None:
-                self._set_epoch()
-        if job.loop is None:
-            calls.start_training(self.step, iterations_target=self._options.target_steps)
-            self._loop = job.loop
-            self._operations.begin(job, self._loop)
-        elif job.loop is not self._loop:
-            # The user's own: its iterations are theirs to count.
-            return job.loop if job.loop.inside is not None else None
-        return self._loop
-
-    def _look(self, loop: TrainingLoop) -> None:
-        """Every so many steps, and at the end: what is not counted step by step."""
-        progress = loop.progress
-        progress.count_waiting()
-        job = self._job
-        if self._first_size is None and job is not None:
-            self._first_size = progress.samples
-            if progress.samples and progress.completed == 1 and not job.ask("global_batch_size"):
-                reconfigure(job, global_batch_size_or_fn=progress.samples)
-            if self.step % self._every:
-                return
-        if job is not None:
-            self._operations.log_utilisation(job, loop)
-
     # The end
 
     def run_ends(self, status: str) -> None:
@@ -400,12 +333,16 @@ class WatchedTraining:
         if self._open is not None and status == "finished":
             self._end()
         self._loss.write()
+        job, loop = current.job, self._loop
+        if job is not None and loop is not None and job.loop is loop:
+            self._times.tell(loop, loop._step)
 
     def close(self, error: BaseException | None = None) -> None:
         """End what is under way here."""
         if following.follower is self:
             following.follower = None
         self._operations.abort()
+        self._epochs.end()
         self._batch = None
         if self._validation.is_open:
             self._validation.end()
@@ -415,10 +352,10 @@ class WatchedTraining:
         job, loop = self._job, self._loop
         self._loop = None
         if job is not None and loop is not None and job is current.job and job.loop is loop:
+            self._times.tell(loop, loop._step)
             self._look(loop)
             calls.end_training(error=error)
-        if self._telemetry is not None:
-            self._telemetry.close()
+        self._diagnostics.close()
 
 
 def _nothing() -> None:

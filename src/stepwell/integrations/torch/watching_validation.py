@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepwell.integrations.torch.watching_tasks import set_aside
 from stepwell.journal import clock
-from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.telemetry.live import NO_SPAN, Span, open_span
 from stepwell.training.current import current
-from stepwell.training.standard_spans import start_span, stop_span
+from stepwell.training.standard_spans import WORDS, stop_span
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 
@@ -40,10 +41,11 @@ class Validation:
             self.end()
             return
         if self._span is None:
-            span = start_span(Name.VALIDATION_LOOP)
+            # In the loop itself: a span of the user's that is open just now may end before it does.
+            span = open_span(WORDS[Name.VALIDATION_LOOP], parent=job.loop.span)
             self._span = None if span is NO_SPAN else span
         else:
-            self._span._set_aside(False)
+            set_aside(self._span, False)
         self._model = id(model)
 
     def forward_ends(self, model: Any) -> None:
@@ -51,7 +53,7 @@ class Validation:
         if self._span is not None and self._model == id(model):
             self._model = 0
             self._last = clock.now()
-            self._span._set_aside(True)
+            set_aside(self._span, True)
 
     def end(self) -> None:
         """The model is trained on, or nothing follows."""

@@ -12,7 +12,8 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from stepwell.integrations.transformers.describing import config_of, labels_of, name_of
-from stepwell.integrations.transformers.recording import RECORDING, WHERE, Recording
+from stepwell.integrations.transformers.recording import RECORDING, Recording
+from stepwell.integrations.transformers.training import WHERE
 from stepwell.journal.errors import report
 from stepwell.journal.state import state
 from stepwell.telemetry.run import Run, active_run
@@ -146,31 +147,31 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.end_training(None)
+            self._recording.training.end(None)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.start_epoch(int(state.epoch or 0))
+            self._recording.training.start_epoch(int(state.epoch or 0))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.end_epoch()
+            self._recording.training.end_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.start_step()
+            self._recording.training.start_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.end_step(state)
+            self._recording.training.end_step(state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.start_update()
+            self._recording.training.start_update()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.end_update(None)
+            self._recording.training.end_update(None)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:

@@ -7,26 +7,30 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stepwell.integrations.batches import samples_in, tokens_in
-from stepwell.integrations.transformers.describing import Schedule
-from stepwell.integrations.wrapping import UPDATE, Batches, Wrappings, backward, forward
-from stepwell.journal import clock, metrics
+from stepwell.integrations.timing import LOSS, timer
+from stepwell.integrations.transformers.training import WHERE, Training
+from stepwell.integrations.wrapping import (
+    BACKWARD,
+    BACKWARD_TIME,
+    FORWARD,
+    FORWARD_TIME,
+    Wrapped,
+    Wrappings,
+)
+from stepwell.journal import metrics
 from stepwell.journal.errors import report
-from stepwell.telemetry.live import NO_SPAN, find_open, is_failure
+from stepwell.journal.span import Span
+from stepwell.telemetry.live import NO_SPAN, find_open
 from stepwell.training import calls
 from stepwell.training.checkpoints import SPANS
-from stepwell.training.counters import plus
 from stepwell.training.current import current
 from stepwell.training.standard_spans import WORDS
-from stepwell.training.training_loop import TrainingLoop
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 if TYPE_CHECKING:
     from stepwell.integrations.transformers.callback import StepwellCallback
 
-WHERE = "transformers"
 RECORDING = "_stepwell_recording"
-LOSS = "loss"
 LOGGED_LOSS = "logged_loss"
 """The loss that the Trainer logs: a mean of the steps since it last did, and of all ranks."""
 PREDICTION = "Prediction"
@@ -40,16 +44,7 @@ class Recording:
         self.callback = callback
         self.trainer = trainer
         self._wrappings = Wrappings()
-        self._loop: TrainingLoop | None = None
-        self._begun = 0
-        self._schedule = Schedule(None, None)
-        self._counts_samples = True
-        self._samples: int | None = None
-        self._tokens: int | None = None
-        self._tokens_seen = 0
-        self._loss: Any = None
-        self._has_loss = False
-        self._is_updating = False
+        self.training = Training(trainer)
         self._part: calls.Part | None = None
         self._is_predicting = False
         if trainer is not None:
@@ -71,13 +66,17 @@ class Recording:
         wrap(trainer, "_load_from_checkpoint", self._around_load)
         wrap(trainer, "_load_optimizer_and_scheduler", self._around_load_optimizer)
         wrap(trainer, "_load_best_model", self._around_load_best)
-        wrap(trainer, "get_batch_samples", self._around_batches)
-        wrap(trainer, "training_step", self._around_pass)
-        wrap(trainer, "compute_loss", forward)
+        wrap(trainer, "get_batch_samples", self.training.around_batches)
+        wrap(trainer, "training_step", self.training.around_pass)
+        self._wrap_timed(trainer, "compute_loss", FORWARD, FORWARD_TIME)
         wrap(trainer, "evaluation_loop", self._around_evaluation)
         wrap(trainer, "prediction_step", self._around_prediction)
         wrap(trainer, "_save_checkpoint", self._around_save)
         wrap(trainer, "save_model", self._around_save_model)
+
+    def _wrap_timed(self, owner: Any, name: str, span: Span, attribute: str) -> None:
+        if not isinstance(getattr(owner, name, None), Wrapped):
+            self._wrappings.replace(owner, name, timer(self.training.thread, span, attribute))
 
     # What a user calls
 
@@ -163,164 +162,23 @@ class Recording:
         job = self.callback.start(args, self.trainer, model)
         if job is None:
             return
-        if self._loop is not None and self._loop is job.loop:
-            # Of an earlier attempt that failed unseen.
-            self.end_training(None)
         # Here at the latest: the accelerator may be another one than when the trainer was made.
-        self._wrappings.wrap(getattr(self.trainer, "accelerator", None), "backward", backward)
-        self._begun = clock.now()
-        schedule = self._schedule = Schedule(self.trainer, args)
-        start, target = int(state.global_step), int(state.max_steps) or None
-        self._counts_samples = job.ask("global_batch_size") is None
-        is_known = job.last is not None and job.last.overall == start
-        samples = samples_target = None
-        if self._counts_samples and start and not is_known:
-            samples = schedule.samples_after(start)
-        if target is not None and job.ask("train_samples_target") is None and self._counts_samples:
-            samples_target = schedule.samples_after(target)
-        if job.ask("train_iterations_target") is not None:
-            target = None
-        span = calls.start_training(start, samples, target, samples_target)
-        if getattr(state, "trial_params", None):
-            span.add_attributes({"trial_params": dict(state.trial_params)})
-        self._loop = job.loop
-        if self._loop is not None and self._counts_samples and schedule.batch_size:
-            self._loop.expect_samples(schedule.batch_size)
-        self._tokens_seen = int(getattr(state, "num_input_tokens_seen", 0))
-        self._samples = self._tokens = self._loss = None
-
-    def end_training(self, error: BaseException | None) -> None:
-        """The training loop ends, well or not."""
-        loop, self._loop = self._loop, None
-        job = current.job
-        if loop is None or job is None or job.loop is not loop:
-            return
-        try:
-            self.end_update(error)
-            self._drop_step(loop, error)
-            if error is None:
-                calls.end_training()
-            else:
-                calls.close_since(self._begun, error)
-        except Exception as problem:
-            report(WHERE, problem)
+        accelerator = getattr(self.trainer, "accelerator", None)
+        self._wrap_timed(accelerator, "backward", BACKWARD, BACKWARD_TIME)
+        self.training.start(job, args, state)
 
     def _around_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            self.end_training(error)
+            self.training.end(error)
             raise
 
     def _around_epoch(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         epoch = kwargs.get("epoch")
         if isinstance(epoch, int):
-            self.start_epoch(epoch)
+            self.training.start_epoch(epoch)
         return self._around_training(original, *args, **kwargs)
-
-    def start_epoch(self, epoch: int) -> None:
-        """An epoch starts."""
-        if self._loop is not None and current.job is not None:
-            metrics.set_context(None, epoch)
-
-    def end_epoch(self) -> None:
-        """It ends, perhaps between the passes that make up a step."""
-        if self._loop is not None:
-            self._drop_step(self._loop, None)
-
-    def _drop_step(self, loop: TrainingLoop, error: BaseException | None) -> None:
-        """End a step that did not come to its end; it does not count."""
-        if loop.inside is None:
-            return
-        if error is not None and is_failure(error):
-            calls.end_iteration(error=error)
-        else:
-            calls.skip_iteration()
-
-    def start_step(self) -> None:
-        """An optimizer step starts, with its first pass."""
-        loop = self._loop
-        if loop is None or current.job is None:
-            return
-        self._drop_step(loop, None)
-        self._loss = None
-        loop.enter()
-
-    def end_step(self, state: Any) -> None:
-        """It is done."""
-        loop = self._loop
-        if loop is None or current.job is None:
-            return
-        try:
-            loss, self._loss = self._loss, None
-            if loss is not None:
-                # One on an accelerator is fetched later, in the background.
-                metrics.log({LOSS: loss.item() if loss.is_cpu else loss})
-            samples, tokens = self._sizes(state)
-            if tokens is None and samples == self._schedule.batch_size:
-                loop.end_usual()
-            else:
-                loop.end(samples, tokens)
-        except Exception as error:
-            report(WHERE, error)
-
-    def _sizes(self, state: Any) -> tuple[int | None, int | None]:
-        """Samples and tokens of all ranks in the step; None where they are not known."""
-        samples, tokens = self._samples, self._tokens
-        self._samples = self._tokens = None
-        replicas = self._schedule.replicas
-        seen = int(getattr(state, "num_input_tokens_seen", 0))
-        if seen > self._tokens_seen:
-            # The Trainer was asked to count them.
-            tokens = seen - self._tokens_seen
-            self._tokens_seen = seen
-        elif tokens is not None:
-            tokens *= replicas
-        if not self._counts_samples or samples is None:
-            return None, tokens
-        return samples * replicas, tokens
-
-    def _around_batches(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around what fetches the batches of a step."""
-        if self._loop is None:
-            return original(*args, **kwargs)
-        if args:
-            args = (Batches(args[0]), *args[1:])
-        elif "epoch_iterator" in kwargs:
-            kwargs["epoch_iterator"] = Batches(kwargs["epoch_iterator"])
-        result = original(*args, **kwargs)
-        try:
-            self._samples = self._tokens = None
-            for batch in result[0]:
-                self._samples = plus(self._samples, samples_in(batch))
-                self._tokens = plus(self._tokens, tokens_in(batch))
-        except Exception as error:
-            report(WHERE, error)
-        return result
-
-    def _around_pass(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around forward and backward of a batch; the losses of a step's batches add up to its own."""
-        loss = original(*args, **kwargs)
-        try:
-            if self._loop is not None and hasattr(loss, "is_cpu") and loss.numel() == 1:
-                loss_here = loss.detach()
-                self._loss = loss_here if self._loss is None else self._loss + loss_here
-                self._has_loss = True
-        except Exception as error:
-            report(WHERE, error)
-        return loss
-
-    def start_update(self) -> None:
-        """The optimizer steps."""
-        if self._loop is not None and self._loop.inside is not None:
-            self._is_updating = True
-            UPDATE.__enter__()
-
-    def end_update(self, error: BaseException | None) -> None:
-        """It has."""
-        if self._is_updating:
-            self._is_updating = False
-            UPDATE.__exit__(None if error is None else type(error), error, None)
 
     # Evaluation and prediction
 
@@ -333,11 +191,16 @@ class Recording:
         self._part = part
         if is_ours:
             calls.start_evaluation(part)
+        # Forward of these batches is not in the averages of training.
+        thread = self.training.thread
+        phases, thread.phases = thread.phases, None
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
             self._end_evaluation(is_ours, error)
             raise
+        finally:
+            thread.phases = phases
         self._end_evaluation(is_ours, None)
         return result
 
@@ -373,7 +236,7 @@ class Recording:
             ):
                 return
             values = dict(logs)
-            if LOSS in values and self._has_loss:
+            if LOSS in values and self.training.has_loss:
                 values[LOGGED_LOSS] = values.pop(LOSS)
             metrics.log(values, max(0, int(state.global_step) - 1))
         except Exception as error:

@@ -1,0 +1,209 @@
+"""The training loop of a Trainer: its optimizer steps, their loss, samples and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwell.integrations.batches import samples_in, tokens_in
+from stepwell.integrations.timing import Batches, TrainingThread
+from stepwell.integrations.transformers.describing import Schedule
+from stepwell.integrations.wrapping import UPDATE
+from stepwell.journal import clock, metrics
+from stepwell.journal.errors import report
+from stepwell.telemetry.live import is_failure
+from stepwell.training import calls
+from stepwell.training.counters import plus
+from stepwell.training.current import current
+from stepwell.training.job import TrainingJob
+from stepwell.training.training_loop import TrainingLoop
+
+WHERE = "transformers"
+
+
+class Training:
+    """That of one trainer. Its state belongs to the thread that trains."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.thread = TrainingThread()
+        self.loop: TrainingLoop | None = None
+        self.has_loss = False
+        self._begun = 0
+        self._schedule = Schedule(None, None)
+        self._counts_samples = True
+        self._batches: Batches | None = None
+        self._samples: int | None = None
+        self._tokens: int | None = None
+        self._tokens_seen = 0
+        self._loss: Any = None
+        self._is_updating = False
+
+    def start(self, job: TrainingJob, args: Any, state: Any) -> None:
+        """The training loop starts."""
+        if self.loop is not None and self.loop is job.loop:
+            # Of an earlier attempt that failed unseen.
+            self.end(None)
+        self._begun = clock.now()
+        schedule = self._schedule = Schedule(self.trainer, args)
+        start, target = int(state.global_step), int(state.max_steps) or None
+        self._counts_samples = job.ask("global_batch_size") is None
+        is_known = job.last is not None and job.last.overall == start
+        samples = samples_target = None
+        if self._counts_samples and start and not is_known:
+            samples = schedule.samples_after(start)
+        if target is not None and job.ask("train_samples_target") is None and self._counts_samples:
+            samples_target = schedule.samples_after(target)
+        if job.ask("train_iterations_target") is not None:
+            target = None
+        span = calls.start_training(start, samples, target, samples_target)
+        if getattr(state, "trial_params", None):
+            span.add_attributes({"trial_params": dict(state.trial_params)})
+        self._begin(job, state)
+
+    def _begin(self, job: TrainingJob, state: Any) -> None:
+        loop = self.loop = job.loop
+        self.thread.begin(loop)
+        if loop is not None and self._counts_samples and self._schedule.batch_size:
+            loop.expect_samples(self._schedule.batch_size)
+        self._tokens_seen = int(getattr(state, "num_input_tokens_seen", 0))
+        self._samples = self._tokens = self._loss = None
+
+    def end(self, error: BaseException | None) -> None:
+        """The training loop ends, well or not."""
+        loop, self.loop = self.loop, None
+        self._batches = None
+        job = current.job
+        try:
+            if loop is None or job is None or job.loop is not loop:
+                return
+            self.end_update(error)
+            self._drop_step(loop, error)
+            if error is None:
+                calls.end_training()
+            else:
+                calls.close_since(self._begun, error)
+        except Exception as problem:
+            report(WHERE, problem)
+        finally:
+            self.thread.end()
+
+    def start_epoch(self, epoch: int) -> None:
+        """An epoch starts."""
+        if self.loop is not None and current.job is not None:
+            metrics.set_context(None, epoch)
+
+    def end_epoch(self) -> None:
+        """It ends, perhaps between the passes that make up a step."""
+        self._batches = None
+        if self.loop is not None:
+            self._drop_step(self.loop, None)
+
+    def _drop_step(self, loop: TrainingLoop, error: BaseException | None) -> None:
+        """End a step that did not come to its end; it does not count."""
+        if loop.inside is None:
+            return
+        if error is not None and is_failure(error):
+            calls.end_iteration(error=error)
+        else:
+            calls.skip_iteration()
+
+    def start_step(self) -> None:
+        """An optimizer step starts, with its first pass."""
+        loop = self.loop
+        if loop is None or current.job is None:
+            return
+        if loop.inside is not None:
+            self._drop_step(loop, None)
+        self._loss = None
+        lane = self.thread.lane
+        loop.enter(None if lane is None or lane.frames else lane)
+
+    def end_step(self, state: Any) -> None:
+        """It is done."""
+        loop = self.loop
+        if loop is None or current.job is None:
+            return
+        try:
+            loss, self._loss = self._loss, None
+            if loss is not None:
+                self.thread.log_loss(loss)
+            samples, tokens = self._sizes(state)
+            if tokens is None and samples == self._schedule.batch_size:
+                loop.end_usual(self.thread.lane)
+            else:
+                loop.end(samples, tokens)
+        except Exception as error:
+            report(WHERE, error)
+
+    def _sizes(self, state: Any) -> tuple[int | None, int | None]:
+        """Samples and tokens of all ranks in the step; None where they are not known."""
+        samples, tokens = self._samples, self._tokens
+        self._samples = self._tokens = None
+        replicas = self._schedule.replicas
+        seen = int(getattr(state, "num_input_tokens_seen", 0))
+        if seen > self._tokens_seen:
+            # The Trainer was asked to count them.
+            tokens = seen - self._tokens_seen
+            self._tokens_seen = seen
+        elif tokens is not None:
+            tokens *= replicas
+        if not self._counts_samples or samples is None:
+            return None, tokens
+        return samples * replicas, tokens
+
+    def around_batches(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around what fetches the batches of a step."""
+        if self.loop is None:
+            return original(*args, **kwargs)
+        if args:
+            args = (self._recorded(args[0]), *args[1:])
+        elif "epoch_iterator" in kwargs:
+            kwargs["epoch_iterator"] = self._recorded(kwargs["epoch_iterator"])
+        result = original(*args, **kwargs)
+        try:
+            samples = tokens = None
+            for batch in result[0]:
+                more, more_tokens = samples_in(batch), tokens_in(batch)
+                samples = more if samples is None else plus(samples, more)
+                tokens = more_tokens if tokens is None else plus(tokens, more_tokens)
+            self._samples, self._tokens = samples, tokens
+        except Exception as error:
+            report(WHERE, error)
+        return result
+
+    def _recorded(self, items: Any) -> Batches:
+        """The same one for all steps of an epoch."""
+        batches = self._batches
+        if batches is None or batches.items is not items:
+            batches = self._batches = Batches(items, self.thread)
+        return batches
+
+    def around_pass(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around forward and backward of a batch; the losses of a step's batches add up to its own."""
+        loss = original(*args, **kwargs)
+        try:
+            if self.loop is not None and hasattr(loss, "is_cpu") and loss.numel() == 1:
+                here = loss.detach()
+                if here.ndim:
+                    here = here.reshape(())
+                self._loss = here if self._loss is None else self._loss + here
+                self.has_loss = True
+        except Exception as error:
+            report(WHERE, error)
+        return loss
+
+    def start_update(self) -> None:
+        """The optimizer steps."""
+        if self.loop is not None and self.loop.inside is not None:
+            self._is_updating = True
+            self.thread.enter(UPDATE)
+
+    def end_update(self, error: BaseException | None) -> None:
+        """It has."""
+        if not self._is_updating:
+            return
+        self._is_updating = False
+        if error is None:
+            self.thread.leave(UPDATE)
+        else:
+            UPDATE.__exit__(type(error), error, None)

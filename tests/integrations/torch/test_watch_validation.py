@@ -1,0 +1,126 @@
+"""``stepwell.watch``: what is evaluated between batches of training is no training."""
+
+from __future__ import annotations
+
+import threading
+
+import polars as pl
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import stepwell  # noqa: E402
+from stepwell.analysis.time import ledger  # noqa: E402
+from tests.integrations.torch.loops import BATCHES, counts, make_loader, make_model, train  # noqa: E402
+from tests.integrations.torch.watched import outliving, parts, read, updates  # noqa: E402
+from tests.nesting.tree import edges  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("watching")]
+
+
+def test_evaluation_is_no_training() -> None:
+    """What the model does in evaluation mode is outside of the iterations; so is a look at a batch."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        next(iter(loader))
+        for _ in range(2):
+            train(model, optimizer, loader)
+            model.eval()
+            with torch.no_grad():
+                for x, _ in make_loader():
+                    model(x)
+            model.train()
+            with stepwell.span("afterwards"):
+                pass
+    found, spans = read(watch.run)
+    tree = edges(spans)
+    assert tree["forward", "training_single_iteration"] == 2 * BATCHES
+    assert tree["forward", "validation_loop"] == 2 * BATCHES
+    assert tree["validation_loop", "training_loop"] == 2
+    assert tree["afterwards", "training_loop"] == 2
+    # It ends with its last pass.
+    validation = spans.filter(pl.col("name") == "validation_loop")
+    later = spans.filter(pl.col("name") == "afterwards")["start_ns"]
+    assert (validation["start_ns"] + validation["duration_ns"] < later).all()
+    phases = ledger(found, by=()).filter(pl.col("phase") == "validation")
+    assert phases["ns"].to_list() == [validation["duration_ns"].sum()]
+    (last,) = updates(found)
+    assert last["num_iterations"] == 2 * BATCHES
+    assert last["num_train_samples"] == 32
+    forward = spans.filter(pl.col("name") == "forward")
+    assert forward["epoch"].to_list() == [0] * 8 + [1] * 8
+
+
+def test_evaluation_on_what_is_trained_on() -> None:
+    """Of the batches of the same loader, those that are only looked at are validation."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        for _ in range(2):
+            train(model, optimizer, loader)
+            model.eval()
+            for x, _ in loader:
+                model(x)
+            model.train()
+    found, spans = read(run)
+    assert updates(found)[-1]["num_iterations"] == 2 * BATCHES
+    assert edges(spans)["forward", "validation_loop"] == 2 * BATCHES
+    assert counts(spans)["validation_loop"] == 2
+
+
+def test_validation_that_the_user_records() -> None:
+    """Is theirs, and none comes on top of it."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+        model.eval()
+        with stepwell.training.validation_loop():
+            model(torch.ones(1, 4))
+        model.train()
+        train(model, optimizer, loader)
+    _, spans = read(watch.run)
+    assert counts(spans)["validation_loop"] == 1
+    assert edges(spans)["forward", "validation_loop"] == 1
+
+
+def test_evaluated_in_another_thread() -> None:
+    """While training goes on: that ends no iteration, and makes no validation of it."""
+    model, optimizer, loader = parts()
+    average = make_model().eval()
+    with stepwell.watch([model, average], optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            other = threading.Thread(target=average, args=(x,))
+            other.start()
+            other.join()
+            with stepwell.span("after the step"):
+                pass
+    found, spans = read(run)
+    names = dict(zip(spans["id"], spans["name"], strict=True))
+    after = spans.filter(pl.col("name") == "after the step")["parent"].to_list()
+    assert [names[parent] for parent in after] == ["training_single_iteration"] * BATCHES
+    assert "validation_loop" not in names.values()
+    assert updates(found)[-1]["num_iterations"] == BATCHES
+
+
+def test_spans_of_the_user_around_passes() -> None:
+    """A validation is in the training loop, so that it ends before what it is in."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+        model.eval()
+        for x, _ in make_loader():
+            with stepwell.span("a batch"):
+                model(x)
+        model.train()
+        train(model, optimizer, loader)
+    _, spans = read(watch.run)
+    assert outliving(spans) == []
+    assert edges(spans)["validation_loop", "training_loop"] == 1
+    assert edges(spans)["forward", "validation_loop"] == BATCHES
+    assert edges(spans)["a batch", "training_loop"] == BATCHES
