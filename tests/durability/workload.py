@@ -56,7 +56,7 @@ def item_attributes(who: str, i: int) -> dict[str, object]:
 
 
 pause = 0.0
-"""Seconds to rest after each item."""
+"""Seconds to rest after each item, longer and longer: where a reader is slow, it must not outgrow it."""
 
 
 def record(row: memoryview, who: str, leaves: int, begin: int, end: int) -> None:
@@ -85,7 +85,7 @@ def record(row: memoryview, who: str, leaves: int, begin: int, end: int) -> None
             row[ITEM_LEAVING] = i + 1
         row[ITEM_OUT] = i + 1
         if pause:
-            time.sleep(pause)
+            time.sleep(pause * (1 + i // 100))
 
 
 def record_in_thread(book: Book, number: int) -> None:
@@ -139,6 +139,8 @@ def load(book: Book, length: int) -> None:
         with span("epoch"):
             for step, _ in enumerate(loader):
                 set_step(step, epoch)
+        if pause:
+            time.sleep(10 * pause * epoch)
 
 
 def train(root: str, book_path: str, length: int, rest: float) -> None:
@@ -159,6 +161,18 @@ def train(root: str, book_path: str, length: int, rest: float) -> None:
     time.sleep(600)
 
 
+def adopt_orphans() -> None:
+    """Workers whose victim is dead become children of this process, and are gone once they are dead.
+
+    Otherwise whoever is process 1 takes them away, on some machines seconds later.
+    """
+    import ctypes
+
+    set_child_subreaper = 36
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
 def main() -> None:
     """The nursery."""
     import signal
@@ -167,6 +181,7 @@ def main() -> None:
 
     import stepwell  # noqa: F401
 
+    adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sys.setswitchinterval(1e-4)
     while line := sys.stdin.readline():

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +17,10 @@ import pytest
 import stepwell
 from tests.durability.helpers import environment
 from tests.exporters.programs import TREE, is_running, training, wait_until
+from tests.loggers.mlflow_server import Server
+from tests.loggers.needs import needs
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow"),
-]
+pytestmark = [pytest.mark.slow, needs("mlflow")]
 
 HEADERS = {"x-mlflow-experiment-id": "0"}
 EVERYTHING = """
@@ -41,32 +33,11 @@ answer = [str(run.path), run.exporters[0].process_id]
 """
 
 
-class Server:
-    """A real MLflow server with a database of its own."""
+class Traces:
+    """The traces that a server has."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        options = ["--backend-store-uri", f"sqlite:///{folder}/db.sqlite"]
-        options += ["--default-artifact-root", str(folder / "artifacts")]
-        options += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", *options],
-                cwd=folder,
-                env=environment(**quiet),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait(self) -> Server:
-        """Until it answers; making its database takes a while."""
-        wait_until(lambda: self.get("/health") is not None, 120)
-        return self
+    def __init__(self, server: Server) -> None:
+        self.url = server.url
 
     def get(self, path: str) -> Any:
         """An answer, None when there is none."""
@@ -77,13 +48,13 @@ class Server:
             return None
         return json.loads(body) if body[:1] == b"{" else body
 
-    def trace(self, id: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    def one(self, id: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """What is known of a trace: about it, and its spans by their ids."""
         path = f"/api/3.0/mlflow/traces/get?trace_id={id}&allow_partial=true"
         told = (self.get(path) or {}).get("trace", {})
         return told.get("trace_info", {}), {s["span_id"]: s for s in told.get("spans", [])}
 
-    def traces(self) -> list[str]:
+    def all(self) -> list[str]:
         """The ids of all traces of the first experiment."""
         request = urllib.request.Request(
             self.url + "/api/3.0/mlflow/traces/search",
@@ -95,20 +66,10 @@ class Server:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return [trace["trace_id"] for trace in json.load(answer).get("traces", [])]
 
-    def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as folder:
-        running = Server(Path(folder))
-        try:
-            yield running.wait()
-        finally:
-            running.stop()
-            time.sleep(0.2)
+@pytest.fixture
+def traces(server: Server) -> Traces:
+    return Traces(server)
 
 
 def paths_in_mlflow(spans: dict[str, dict[str, Any]]) -> Counter[tuple[str, ...]]:
@@ -138,13 +99,13 @@ def attributes_of(thing: dict[str, Any]) -> dict[str, Any]:
     return {key: next(iter(value.values()), None) for key, value in pairs.items()}
 
 
-def test_the_whole_tree_is_in_mlflow(server: Server, tmp_path: Path) -> None:
+def test_the_whole_tree_is_in_mlflow(traces: Traces, tmp_path: Path) -> None:
     """Names, parents, times, attributes, errors and events, as they are in the journal."""
-    known = set(server.traces())
-    with training(tmp_path, server.url, headers=HEADERS) as trainer:
+    known = set(traces.all())
+    with training(tmp_path, traces.url, headers=HEADERS) as trainer:
         trainer.do("run.finish()")
         path, sidecar = trainer.do(
-            EVERYTHING, runs=str(tmp_path / "all"), url=server.url, headers=HEADERS
+            EVERYTHING, runs=str(tmp_path / "all"), url=traces.url, headers=HEADERS
         )
         trainer.do(
             TREE + "\ndef work():\n    with span('loader'):\n        with span('fetch'): pass\n"
@@ -152,8 +113,8 @@ def test_the_whole_tree_is_in_mlflow(server: Server, tmp_path: Path) -> None:
             "answer = run.flush(60)\nrun.finish()"
         )
         wait_until(lambda: not is_running(sidecar))
-    (id,) = set(server.traces()) - known
-    about, spans = server.trace(id)
+    (id,) = set(traces.all()) - known
+    about, spans = traces.one(id)
     expected = paths_in_journal(Path(path))
     assert expected.total() == 14
     assert paths_in_mlflow(spans) == expected
@@ -174,22 +135,22 @@ def test_the_whole_tree_is_in_mlflow(server: Server, tmp_path: Path) -> None:
     assert about["tags"]["stepwell.rank"] == "0"
 
 
-def test_mlflow_shows_a_training_that_still_runs(server: Server, tmp_path: Path) -> None:
+def test_mlflow_shows_a_training_that_still_runs(traces: Traces, tmp_path: Path) -> None:
     """In progress while it is open, done when it is; sent twice it is there once."""
-    known = set(server.traces())
-    with training(tmp_path, server.url, headers=HEADERS, announce_after=0.3) as trainer:
+    known = set(traces.all())
+    with training(tmp_path, traces.url, headers=HEADERS, announce_after=0.3) as trainer:
         trainer.do("outer = span('application')\nouter.__enter__()")
-        (id,) = wait_until(lambda: set(server.traces()) - known)
-        about, spans = server.trace(id)
+        (id,) = wait_until(lambda: set(traces.all()) - known)
+        about, spans = traces.one(id)
         (announced,) = spans.values()
         assert (about["state"], announced["name"]) == ("IN_PROGRESS", "application")
         assert attributes_of(announced)["stepwell.open"] is True
         trainer.do(TREE + "\nouter.__exit__(None, None, None)\nrun.finish()")
         wait_until(lambda: not is_running(trainer.sidecar))
-        about, spans = server.trace(id)
+        about, spans = traces.one(id)
         assert about["state"] == "OK"
         assert base64.b64decode(announced["parent_span_id"]) in map(base64.b64decode, spans)
-        command = ["forward", str(trainer.path), "--option", f"endpoint={server.url}"]
+        command = ["forward", str(trainer.path), "--option", f"endpoint={traces.url}"]
         command += ["--option", "headers=x-mlflow-experiment-id=0"]
         subprocess.run(
             [sys.executable, "-c", "from stepwell.cli import main; main()", *command],
@@ -197,5 +158,5 @@ def test_mlflow_shows_a_training_that_still_runs(server: Server, tmp_path: Path)
             check=True,
             timeout=120,
         )
-        assert server.trace(id)[1].keys() == spans.keys()
-        assert len(set(server.traces()) - known) == 1
+        assert traces.one(id)[1].keys() == spans.keys()
+        assert len(set(traces.all()) - known) == 1

@@ -162,3 +162,8 @@ def program(name: str, logger: str | None = None) -> str:
     """The program, with the logger that was shown in it, or another one."""
     code, shown = SHOWN[name]
     return PRELUDE + code.replace("LOGGER", logger or shown)
+
+
+def fewer_epochs(code: str) -> str:
+    """The same with 10 epochs in place of 100, where it is not about the program as it was shown."""
+    return code.replace("range(100)", "range(10)").replace("epochs=100", "epochs=10")

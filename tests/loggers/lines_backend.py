@@ -16,6 +16,7 @@ class LinesBackend(Backend):
 
     ``die_at``: how many batches it takes before it kills its own process with -9, in the midst of the next
     one, once. While there is a file ``<path>.down`` it raises; while there is ``<path>.hang`` it hangs.
+    ``about``: what it has to say of its own run.
     """
 
     name: ClassVar[str] = "lines"
@@ -32,6 +33,7 @@ class LinesBackend(Backend):
         if self.options.get("publish"):
             state["shared"] = self.publish(self.options["publish"], {"rank": self.rank})
         state.setdefault("size", 0)
+        state.update(self.options.get("about", {}))
 
     def deliver(self, records: list[LogRecord], again: bool) -> None:
         self._tell("deliver", len(records), again)

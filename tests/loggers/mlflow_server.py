@@ -1,8 +1,10 @@
-"""A real MLflow server with a database of its own."""
+"""A real MLflow server with a database of its own; and fixtures for those who share one."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,7 +12,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+MAKE = """
+import sys
+from mlflow import MlflowClient
+MlflowClient(tracking_uri=sys.argv[1]).search_experiments()
+"""
 
 
 class Server:
@@ -59,3 +70,31 @@ class Server:
     def stop(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of MLflow, to be copied; one for all processes that run the tests."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    path = folder / "empty-mlflow.db"
+    with (folder / "empty-mlflow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            making = folder / "making-mlflow.db"
+            subprocess.run([sys.executable, "-c", MAKE, f"sqlite:///{making}"], check=True)
+            making.rename(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
+    """A server that nobody stops; each test has experiments or runs of its own there."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_database, folder / "db.sqlite")
+    found = Server(folder)
+    try:
+        yield found.wait()
+    finally:
+        found.stop()

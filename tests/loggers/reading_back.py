@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ Curve = list[tuple[int, float]]
 
 
 class Left:
-    """The curves that all loggers left below ``mllogs``; those of one rank in one run."""
+    """The curves that all loggers left below ``mllogs``; those of one rank in one run.
+
+    W&B's reader takes seconds, and so it is asked once: look again with a new one.
+    """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.logs = folder / "mllogs"
@@ -58,7 +62,7 @@ class Left:
 
     # W&B
 
-    @property
+    @cached_property
     def wandb_records(self) -> list[dict[str, Any]]:
         """What ``wandb leet inspect`` finds in all that ``wandb sync`` would upload."""
         found: list[dict[str, Any]] = []

@@ -11,7 +11,8 @@ import pytest
 import stepwell
 from stepwell import Run, StepwellError
 from stepwell.loggers import EmptyLogger, Logger, LoggersCollection, MLFlowLogger
-from stepwell.loggers import context as contexts
+from tests.exporters.programs import end
+from tests.loggers.lines_backend import LinesBackend
 from tests.loggers.logged import (
     Another,
     Own,
@@ -186,15 +187,25 @@ def test_a_member_that_is_used_already_is_taken_as_it_is(recorded: Run) -> None:
     assert [m.audience for m in metrics(recorded)] == [(1, 2)]
 
 
-def test_options_go_to_those_that_take_them(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+class MLFlowLines(MLFlowLogger):
+    """MLflow's options, with a backend that starts at once."""
+
+    backend_class = f"{LinesBackend.__module__}.{LinesBackend.__name__}"
+
+    def backend_options(self) -> dict[str, Any]:
+        return {**super().backend_options(), "path": str(self.savedir / "lines")}
+
+
+def test_options_go_to_those_that_take_them(recorded: Run, tmp_path: Path) -> None:
     """Where nobody takes one, it is an error that says what they take."""
-    monkeypatch.setattr(contexts.Context, "deliver", lambda self, backend: None)
     with pytest.raises(StepwellError, match=r"no logger .* takes 'run_id'"):
         LoggersCollection([Own()]).create_logger_context(run_id="x")
-    loggers = LoggersCollection([Own(), MLFlowLogger(run_id="given")])
+    loggers = LoggersCollection([Own(), MLFlowLines(tmp_path, run_id="given")])
     loggers.create_logger_context(run_id="instead")
     (line,) = [line for line in logger_lines(recorded) if line["name"] == "mlflow"]
     assert line["attributes"]["options"]["run_id"] == "instead"
+    (exporter,) = recorded.exporters
+    end(exporter.process_id)
 
 
 class Failing(Logger):

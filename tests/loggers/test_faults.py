@@ -19,13 +19,16 @@ from tests.durability.helpers import Child, environment, fill, mounted
 from tests.exporters.programs import end, wait_until
 from tests.loggers.faulty_proxy import FaultyProxy, Mode
 from tests.loggers.mlflow_server import Server
+from tests.loggers.needs import needs
 from tests.loggers.prov_checking import check
 from tests.loggers.reading_back import Curve, Left
 from tests.loggers.tensorboard_reading import scalars
 
-for _name in ("mlflow", "wandb", "tensorboard", "prov"):
-    pytest.importorskip(_name)
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+    needs("mlflow", "wandb", "tensorboard", "prov"),
+]
 
 BEGIN = """
 from stepwell.loggers import *
@@ -46,6 +49,8 @@ QUICK = {
     "WANDB_ERROR_REPORTING": "false",
 }
 TENSORBOARD = "TensorBoardLogger(log_freq='batch')"
+SOON = 30.0
+"""Seconds, enough for a busy machine: whoever waited for a backend in trouble would wait until it is well."""
 
 
 class Training(Child):
@@ -85,27 +90,6 @@ def expected(count: int) -> Curve:
     return [(i, i / 2) for i in range(count)]
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database of MLflow, which takes long to make."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(database, folder / "db.sqlite")
-    found = Server(folder)
-    try:
-        yield found.wait()
-    finally:
-        found.stop()
-
-
 def found_on(server: Server, experiment: str) -> tuple[Any, Curve]:
     """The one run of an experiment, and its curve, as the server's database has it."""
     from mlflow import MlflowClient
@@ -133,7 +117,7 @@ def test_a_server_that_fails_for_a_while(tmp_path: Path, server: Server, mode: M
             assert trainer.flush("mlflow")
             proxy.mode = mode
             # Neither the program nor the neighbour notices.
-            assert trainer.log(100, 3000) < 5
+            assert trainer.log(100, 3000) < SOON
             assert trainer.flush("tensorboard")
             assert scalars(Left(tmp_path).tensorboard_folder)["loss"] == expected(3000)
             wait_until(lambda: proxy.failed >= 2)
@@ -148,18 +132,18 @@ def test_a_server_that_fails_for_a_while(tmp_path: Path, server: Server, mode: M
         proxy.close()
 
 
-def test_a_server_that_is_killed_and_restarted(tmp_path: Path, database: Path) -> None:
+def test_a_server_that_is_killed_and_restarted(tmp_path: Path, empty_database: Path) -> None:
     """In the middle of training, while it is being written to."""
-    shutil.copy(database, tmp_path / "db.sqlite")
+    shutil.copy(empty_database, tmp_path / "db.sqlite")
     server = Server(tmp_path)
     try:
         with training(tmp_path, mlflow(server.wait().url, "restarted"), TENSORBOARD) as trainer:
             trainer.log(0, 100)
             assert trainer.flush("mlflow")
-            assert trainer.log(100, 6000) < 5
+            assert trainer.log(100, 6000) < SOON
             time.sleep(0.7)
             server.stop()
-            assert trainer.log(6000, 7000) < 5
+            assert trainer.log(6000, 7000) < SOON
             assert trainer.flush("tensorboard")
             server.start()
             server.wait()
@@ -183,7 +167,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path, server: Se
             assert trainer.flush("mlflow")
             proxy.mode = "hang afterwards"
             trainer.log(100, 500)
-            assert trainer.destroy(2) < 15
+            assert trainer.destroy(2) < SOON
             assert scalars(Left(tmp_path).tensorboard_folder)["loss"] == expected(500)
             for pid in trainer.sidecars:
                 end(pid)
@@ -199,12 +183,14 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path, server: Se
 
 @pytest.mark.root
 @pytest.mark.parametrize("backend", ["tensorboard", "mlflow", "wandb", "prov"])
-def test_a_disk_that_is_full_for_one_backend(tmp_path: Path, database: Path, backend: str) -> None:
+def test_a_disk_that_is_full_for_one_backend(
+    tmp_path: Path, empty_database: Path, backend: str
+) -> None:
     """The other one goes on; when there is room again, this one has everything too, once."""
     with mounted("tmpfs", 24, tmp_path) as disk:
         logs = disk / "mllogs"
         (logs / "mlflow").mkdir(parents=True)
-        shutil.copy(database, logs / "mlflow" / "mlflow.db")
+        shutil.copy(empty_database, logs / "mlflow" / "mlflow.db")
         member = {
             "tensorboard": f"TensorBoardLogger({str(logs)!r}, log_freq='batch')",
             "mlflow": f"MLFlowLogger({str(logs)!r}, log_freq='batch')",
@@ -215,7 +201,7 @@ def test_a_disk_that_is_full_for_one_backend(tmp_path: Path, database: Path, bac
             trainer.log(0, 200)
             assert trainer.flush("ours")
             filler = fill(disk)
-            assert trainer.log(200, 3000) < 5
+            assert trainer.log(200, 3000) < SOON
             assert trainer.flush("neighbour")
             assert scalars(Left(tmp_path).tensorboard_folder)["loss"] == expected(3000)
             # W&B takes rows before it writes them; what is not in its file yet stays with us.
@@ -251,10 +237,10 @@ def forward(folder: Path, to: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_killed_before_anything_is_delivered(tmp_path: Path, database: Path) -> None:
+def test_killed_before_anything_is_delivered(tmp_path: Path, empty_database: Path) -> None:
     """Program and sidecars with -9; forwarded afterwards to all backends, twice."""
     (tmp_path / "mllogs" / "mlflow").mkdir(parents=True)
-    shutil.copy(database, tmp_path / "mllogs" / "mlflow" / "mlflow.db")
+    shutil.copy(empty_database, tmp_path / "mllogs" / "mlflow" / "mlflow.db")
     members = [f"{name}(log_freq='batch')" for name in ("MLFlowLogger", "WandBLogger", "Prov4ML")]
     with training(tmp_path, TENSORBOARD, *members) as trainer:
         for pid in trainer.sidecars:
@@ -268,6 +254,7 @@ def test_killed_before_anything_is_delivered(tmp_path: Path, database: Path) -> 
     assert left.mlflow_runs == []
     assert left.wandb_records == []
     for _ in range(2):
+        left = Left(tmp_path)
         for backend in ("mlflow", "wandb", "tensorboard", "prov"):
             forward(tmp_path, backend)
         assert left.mlflow_curve("loss") == expected(4000)

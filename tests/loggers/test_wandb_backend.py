@@ -301,10 +301,10 @@ print("done", flush=True)
 
 
 def test_killed_in_the_middle_and_resumed_each_value_is_there_once(tmp_path: Path) -> None:
-    """Killed with -9 three times; W&B had put little of it on disk by then."""
+    """Killed with -9 twice; W&B had put little of it on disk by then."""
     environment = {**os.environ, "NETRC": "/nowhere"}
     command = [sys.executable, "-c", KILLED, tmp_path / "run", tmp_path / "logs" / "wandb"]
-    for at in (6, 17, 31, None):
+    for at in (6, 25, None):
         process = subprocess.Popen(
             [*command, tmp_path / "state.json"],
             cwd=ROOT,
@@ -325,7 +325,7 @@ def test_killed_in_the_middle_and_resumed_each_value_is_there_once(tmp_path: Pat
     assert numbers == sorted(set(numbers))
     names = [a["name"] for a in found.all("artifact")]
     assert sorted(names) == sorted(f"file{batch}" for batch in range(3, 40, 7))
-    assert len(found.fragments) == 4
+    assert len(found.fragments) == 3
 
 
 ORPHANED = """

@@ -17,7 +17,7 @@ import signal, sys
 import stepwell
 from stepwell.journal.state import local
 
-INTERRUPTS = 2000
+INTERRUPTS = 1000
 interrupts = 0
 armed = False
 
@@ -56,7 +56,7 @@ else:
 signal.setitimer(signal.ITIMER_REAL, 0)
 lane = local.lane
 assert len(lane.orphans) <= 64, len(lane.orphans)
-assert len(lane.stack) <= 6000, len(lane.stack)
+assert len(lane.stack) <= 3 * INTERRUPTS, len(lane.stack)
 for _ in range(int(sys.argv[3])):
     with stepwell.span("filler"):
         pass
@@ -64,13 +64,13 @@ for i in range(100):
     with stepwell.span("after", i=i):
         with stepwell.span("after inside"):
             stepwell.event("ping", i=i)
-assert len(lane.stack) <= 4001, len(lane.stack)
+assert len(lane.stack) <= 2 * INTERRUPTS + 1, len(lane.stack)
 run.finish()
 """
 
 
 def weather(tmp_path: Path, where: str, fill: int = 0) -> pl.DataFrame:
-    """The spans of a process that was interrupted 2,000 times in a loop of nothing but spans."""
+    """The spans of a process that was interrupted 1,000 times in a loop of nothing but spans."""
     script = tmp_path / "storm.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(tmp_path), where, str(fill)]

@@ -90,20 +90,24 @@ def check_two_ranks(run: RecordedRun) -> None:
     assert by_step.filter(pl.col("first out") < pl.col("last in")).height == 0
 
 
-@pytest.mark.parametrize("how", ["plain", "rendezvous"])
-def test_two_ranks_write_one_run(tmp_path: Path, how: str) -> None:
-    """With and without a rendezvous id: one run, one attempt, one clock; only rank 0 prints."""
-    options = [plain()] if how == "plain" else rendezvous("job")
-    out, err = end(start(tmp_path, write_program(tmp_path, TRAINING), *options))
-    check_two_ranks(only_run(tmp_path))
+def check_one_launch(folder: Path, launch: subprocess.Popen[str]) -> None:
+    """One run, one attempt, one clock; only rank 0 prints, and has nothing to say."""
+    out, err = end(launch)
+    check_two_ranks(only_run(folder))
     assert out == ""
     assert "stepwell" not in err
 
 
-def test_launches_after_each_other_and_at_once_are_separate_runs(tmp_path: Path) -> None:
-    """Each launch of the same program in the same folder is a run of its own."""
+def test_two_ranks_with_a_rendezvous_write_one_run(tmp_path: Path) -> None:
+    check_one_launch(
+        tmp_path, start(tmp_path, write_program(tmp_path, TRAINING), *rendezvous("job"))
+    )
+
+
+def test_two_ranks_write_one_run_and_each_launch_is_another(tmp_path: Path) -> None:
+    """The same program in the same folder, after each other and at once."""
     program = write_program(tmp_path, TRAINING)
-    end(start(tmp_path, program, plain()))
+    check_one_launch(tmp_path, start(tmp_path, program, plain()))
     for process in [start(tmp_path, program, plain()) for _ in range(2)]:
         end(process)
     runs = runs_in(tmp_path)
