@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stepwell import Run
 from stepwell.journal.state import local
+from tests.in_memory import folder_in_memory
 
 
 @pytest.fixture
-def folder(recorded: Run, tmp_path: Path) -> Path:
+def folder(recorded: Run) -> Iterator[Path]:
     """A run as it was left by a killed process: live files, sealed ones and every text file."""
     recorded.set_step(1, epoch=0)
     for round_ in range(3):
@@ -25,4 +27,5 @@ def folder(recorded: Run, tmp_path: Path) -> Path:
     recorded.artifact(b"kept", "a")
     recorded.span("open", a=1).__enter__()
     recorded.log({"x": 2.0})
-    return Path(shutil.copytree(recorded.path, tmp_path / "strange" / "run"))
+    with folder_in_memory() as made:
+        yield Path(shutil.copytree(recorded.path, Path(made) / "strange" / "run"))

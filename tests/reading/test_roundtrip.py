@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 import stepwell
 from stepwell import Run
+from tests.in_memory import folder_in_memory
 from tests.reading.model import Expected, Model, Worker, as_json, check, merged, roll
 
 THREADS = 3
@@ -53,7 +53,7 @@ quietly = settings(
 
 @contextmanager
 def recording() -> Iterator[Run]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+    with pytest.MonkeyPatch.context() as patch, folder_in_memory() as folder:
         patch.setenv("STEPWELL_STRICT", "1")
         run = stepwell.init("round trip", dir=Path(folder))
         try:

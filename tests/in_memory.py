@@ -1,0 +1,17 @@
+"""Folders without a disk below, for tests that make and remove thousands of small files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder; on a disk after all where the system has no file system in memory."""
+    is_there = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+    return tempfile.TemporaryDirectory(
+        prefix="stepwell-test-", dir=SHARED_MEMORY if is_there else None
+    )
