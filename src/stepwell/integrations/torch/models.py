@@ -72,8 +72,8 @@ class Before(_Hook):
             if follower is not None and (follower.minds_forward or not module.training):
                 follower.forward_begins(module, args)
             if not quick.begin(site, site.node):
-                begin_call(site, _is_on_device(module))
-            elif _is_on_device(module):
+                begin_call(site, devices.possible and is_any_on_device(module.parameters()))
+            elif devices.possible and is_any_on_device(module.parameters()):
                 quick.timer = Timer.start(FORWARD)
         except Exception as error:
             report(WHERE, error)
@@ -94,7 +94,3 @@ class After(_Hook):
                 follower.forward_ends(module)
         except Exception as error:
             report(WHERE, error)
-
-
-def _is_on_device(module: torch.nn.Module) -> bool:
-    return devices.possible and is_any_on_device(module.parameters())

@@ -21,7 +21,6 @@ from stepwell.journal.format import HEADER_BYTES, ROW_BYTES, STEP_BIAS
 from stepwell.journal.state import current_lane
 
 LOSS = "loss"
-HOST = torch.device("cpu")
 _is_traced = torch.compiler.is_dynamo_compiling
 PATIENCE = 200_000_000
 """Nanoseconds for which values are held back, to be written many at once."""
@@ -70,7 +69,7 @@ class Loss:
             if scaled[0]() is tensor:
                 tensor = scaled[1]
         value = self._value
-        if tensor.device == HOST:
+        if tensor.is_cpu:
             self._value = tensor.item() if value is None else value + tensor.item()
         else:
             self._value = tensor.detach() if value is None else value + tensor.detach()

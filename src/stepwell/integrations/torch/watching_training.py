@@ -75,7 +75,7 @@ class WatchedTraining(InLoop):
     def is_led_by(self, batches: Any) -> bool:
         """Whether a batch that is asked for here is one to be trained on, rather than to be looked at."""
         try:
-            if self._validation.is_open and self._epochs.is_led:
+            if self._validation.span is not None and self._epochs.is_led:
                 return False
             steps = self.step + (self._open is not None and self._stepped)
             return self._epochs.lead(batches, self._inside(), steps)
@@ -127,7 +127,9 @@ class WatchedTraining(InLoop):
                 self._batch = batch
             # The forward passes of this batch are in this iteration, unless it is evaluated.
             self.minds_forward = (
-                self._validation.is_open or not self._operations.is_settled or self._open is None
+                self._validation.span is not None
+                or not self._operations.is_settled
+                or self._open is None
             )
         except Exception as error:
             report(WHERE, error)
@@ -169,7 +171,7 @@ class WatchedTraining(InLoop):
             if not model.training and self._open is None and not self._is_theirs:
                 self._validation.forward_begins(model)
             return
-        if self._validation.is_open:
+        if self._validation.span is not None:
             self._validation.end()
         if self._open is None:
             self._begin()
@@ -190,7 +192,7 @@ class WatchedTraining(InLoop):
         """That call is over."""
         if self._operations.count is not None:
             self._operations.count.end_forward()
-        if self._validation.is_open:
+        if self._validation.span is not None:
             self._validation.forward_ends(model)
 
     def loss_is_scaled(self, scaled: Any, plain: Any) -> None:
@@ -328,7 +330,7 @@ class WatchedTraining(InLoop):
 
     def run_ends(self, status: str) -> None:
         """The run ends while training is watched: what it did until now belongs to it."""
-        if self._validation.is_open:
+        if self._validation.span is not None:
             self._validation.end()
         if self._open is not None and status == "finished":
             self._end()
@@ -344,7 +346,7 @@ class WatchedTraining(InLoop):
         self._operations.abort()
         self._epochs.end()
         self._batch = None
-        if self._validation.is_open:
+        if self._validation.span is not None:
             self._validation.end()
         if self._open is not None:
             self._end(error)

@@ -17,20 +17,15 @@ from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 
 class Validation:
-    """The validation that is under way, if any."""
+    """The validation that is under way: ``span`` is None while there is none."""
 
-    __slots__ = ("_last", "_model", "_span")
+    __slots__ = ("_last", "_model", "span")
 
     def __init__(self) -> None:
-        self._span: Span | None = None
+        self.span: Span | None = None
         # The model whose call is under way, by its address.
         self._model = 0
         self._last = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is one."""
-        return self._span is not None
 
     def forward_begins(self, model: Any) -> None:
         """A model in evaluation mode is called: that is validation, unless the user says what it is."""
@@ -40,24 +35,24 @@ class Validation:
         if job.validation.span is not None or job.testing.span is not None:
             self.end()
             return
-        if self._span is None:
+        if self.span is None:
             # In the loop itself: a span of the user's that is open just now may end before it does.
             span = open_span(WORDS[Name.VALIDATION_LOOP], parent=job.loop.span)
-            self._span = None if span is NO_SPAN else span
+            self.span = None if span is NO_SPAN else span
         else:
-            set_aside(self._span, False)
+            set_aside(self.span, False)
         self._model = id(model)
 
     def forward_ends(self, model: Any) -> None:
         """That call is over."""
-        if self._span is not None and self._model == id(model):
+        if self.span is not None and self._model == id(model):
             self._model = 0
             self._last = clock.now()
-            set_aside(self._span, True)
+            set_aside(self.span, True)
 
     def end(self) -> None:
         """The model is trained on, or nothing follows."""
-        span, self._span = self._span, None
+        span, self.span = self.span, None
         # One that was interrupted has no last pass.
         last, self._last = 0 if self._model else self._last, 0
         self._model = 0
