@@ -20,6 +20,7 @@ IN_BURSTS = 0.5
 """Of the waiting, what bursts must explain to be what is told of it."""
 EVEN = 0.8
 """The step in the middle tells how long steps wait if its share is that near to the share of all."""
+ROWS = 1 << 20
 WINDOW = 20
 """So many steps in a row at least are a stretch of the run …"""
 STRETCH = 0.03
@@ -68,13 +69,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
 
 def _for_a_while(facts: Facts) -> Iterator[Finding]:
     """Steps in a row that waited for data, in a run that does not on the whole."""
-    # All ranks together: one that waits by itself is a straggler.
-    # Validation and checkpoints after a step are no part of how it waits.
-    whole = pl.col("period_ns") - pl.sum_horizontal(EXPECTED)
-    table = facts.steady.select("attempt", "step", "data", whole.alias("period_ns"))
-    if facts.ranks > 1:
-        table = table.group_by("attempt", "step").agg(pl.col("data", "period_ns").min())
-    table = table.sort("attempt", "step")
+    table = _of_all_ranks(facts).sort("attempt", "step")
     if table.height < 2 * WINDOW:
         return
     data, period = table["data"].to_numpy(), table["period_ns"].to_numpy()
@@ -102,6 +97,19 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
             cost_ns=lost,
         )
         return
+
+
+def _of_all_ranks(facts: Facts) -> pl.DataFrame:
+    """Waiting and time of each step on the rank that has least: one that waits alone is a straggler."""
+    keys, least = ("attempt", "step"), pl.col("data", "period_ns").min()
+    # Validation and checkpoints after a step are no part of how it waits.
+    whole = pl.col("period_ns") - pl.sum_horizontal(EXPECTED)
+    # Some rows at a time: there may be very many.
+    parts = [
+        rows.select(*keys, "data", whole.alias("period_ns")).group_by(keys).agg(least)
+        for rows in facts.steady.iter_slices(ROWS)
+    ]
+    return pl.concat(parts).group_by(keys).agg(least) if parts else facts.steady.clear()
 
 
 def _burst(facts: Facts, ns: int) -> Burst | None:

@@ -58,9 +58,11 @@ def _waits_for_what_is_meant(facts: Facts, burst: Burst) -> bool:
         return False
     meant = pl.sum_horizontal(EXPECTED)
     least = (burst.slow_ns - burst.typical_ns) / 2
-    others = facts.steps.filter(pl.col("rank") != burst.rank)
-    following = pl.col("step").shift(-1).over("rank", "attempt")
-    after = set(others.with_columns(following).filter(meant >= least)["step"].drop_nulls())
+    # Few of very many rows, of which no copy is to be made.
+    meant_in = facts.steps.lazy().filter((meant >= least) & (pl.col("rank") != burst.rank))
+    numbers = facts.steps["step"].unique().sort()
+    following = numbers.search_sorted(meant_in.select("step").collect()["step"], side="right")
+    after = set(numbers.gather(following.filter(following < len(numbers))))
     return sum(step in after for step in burst.steps) > len(burst.steps) / 2
 
 
