@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import turns
 from benchmarks.floor import Measured
 from benchmarks.row import Effort
-from benchmarks.watching import _width
+from benchmarks.watching import layers, usual_width
 
 BATCH = 48
 
@@ -28,7 +28,7 @@ def hooked(effort: Effort) -> Measured:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    width = _width()
+    width = usual_width()
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         os.environ["STEPWELL_DIR"] = folder
         measured = turns.compare(
@@ -77,13 +77,7 @@ def _model(width: int, tick: turns.Tick) -> Any:
     class Model(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(
-                nn.Linear(width, width),
-                nn.ReLU(),
-                nn.Linear(width, width),
-                nn.ReLU(),
-                nn.Linear(width, 10),
-            )
+            self.layers = layers(width)
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             tick()

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import turns
 from benchmarks.floor import Measured
 from benchmarks.row import Effort
-from benchmarks.watching import _width
+from benchmarks.watching import layers, usual_width
 
 BATCH = 48
 
@@ -24,7 +24,7 @@ def callback(effort: Effort) -> Measured:
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    width = _width()
+    width = usual_width()
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         os.environ["STEPWELL_DIR"] = folder
         measured = turns.compare(_training(False, width), _training(True, width), effort.rounds)
@@ -72,13 +72,7 @@ def _trainer(width: int, steps: int, **options: Any) -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(
-                nn.Linear(width, width),
-                nn.ReLU(),
-                nn.Linear(width, width),
-                nn.ReLU(),
-                nn.Linear(width, 10),
-            )
+            self.layers = layers(width)
 
         def forward(self, x: Any, labels: Any) -> Any:
             return {"loss": nn.functional.cross_entropy(self.layers(x), labels)}

@@ -51,7 +51,7 @@ def _added(switch_on: Callable[[tuple[Any, ...]], Callable[[], None]], effort: E
     import stepwell
 
     torch.set_num_threads(1)
-    width = _width()
+    width = usual_width()
     plain, ours = _parts(width), _parts(width)
     engine = torch.autograd._engine_run_backward
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
@@ -98,14 +98,17 @@ def _parts(width: int) -> tuple[Any, ...]:
 
     # A class of its own: that of a watched loader is changed.
     loader = type("Batches", (_Batches,), {"__iter__": _Batches.__iter__})(width)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(width, width),
-        torch.nn.ReLU(),
-        torch.nn.Linear(width, width),
-        torch.nn.ReLU(),
-        torch.nn.Linear(width, 10),
-    )
+    model = layers(width)
     return model, torch.optim.SGD(model.parameters(), lr=0.001), loader
+
+
+def layers(width: int) -> Any:
+    """The model that is trained, whoever trains it."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
 
 
 def _time(parts: tuple[Any, ...]) -> int:
@@ -121,7 +124,7 @@ def _time(parts: tuple[Any, ...]) -> int:
     return thread_time_ns() - begin
 
 
-def _width() -> int:
+def usual_width() -> int:
     """So wide a model makes a step take about a millisecond here and now."""
     width = 96
     while width < 2048:

@@ -69,9 +69,8 @@ def _has_done(part: RankTime, step: int, left: set[str]) -> bool:
 
 def _may_be_left(part: RankTime) -> bool:
     """Whether its last iteration may be without an end of its own."""
-    if part.status == "finished" or part.iterations is None or not part.iterations.are_spans:
-        return False
-    return part.status == "failed" or int(part.iterations.ends[-1]) >= part.end_ns
+    failed = part.status == "failed" and part.iterations is not None and part.iterations.are_spans
+    return failed or part.ends_under_way
 
 
 def _left(facts: Facts, parts: list[RankTime]) -> set[str]:

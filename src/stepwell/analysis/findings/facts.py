@@ -131,7 +131,7 @@ class Facts:
             after = first + len(part.iterations or ())
             is_new = (part.rank, part.attempt) not in seen
             seen.add((part.rank, part.attempt))
-            kept.append(self.steps[first + WARM_UP * is_new : after - _ends_under_way(part)])
+            kept.append(self.steps[first + WARM_UP * is_new : after - part.ends_under_way])
             first = after
         return pl.concat(kept)
 
@@ -140,7 +140,7 @@ class Facts:
         under_way = [
             (part.rank, part.attempt, int(part.iterations.steps[-1]))
             for part in parts
-            if part.iterations is not None and _ends_under_way(part)
+            if part.iterations is not None and part.ends_under_way
         ]
         if not under_way:
             return steps
@@ -244,10 +244,3 @@ class Facts:
         """A command about this run, to be typed."""
         words = [f"'{word}'" if " " in word or "*" in word else word for word in more]
         return " ".join(["stepwell", verb, self.run.id, *words])
-
-
-def _ends_under_way(part: RankTime) -> bool:
-    """Whether the last iteration of a rank has no end of its own."""
-    if part.status == "finished" or part.iterations is None or not part.iterations.are_spans:
-        return False
-    return int(part.iterations.ends[-1]) >= part.end_ns

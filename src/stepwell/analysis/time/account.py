@@ -82,6 +82,13 @@ class RankTime:
             self.iterations = self.iterations.within(self.steps, self.epochs)
 
     @property
+    def ends_under_way(self) -> bool:
+        """Whether its last iteration has no end of its own: it goes on, or died with the process."""
+        if self.status == "finished" or self.iterations is None or not self.iterations.are_spans:
+            return False
+        return int(self.iterations.ends[-1]) >= self.end_ns
+
+    @property
     def wall_ns(self) -> int:
         """How long it lasted in all: what ``cells`` sum to, to the nanosecond."""
         return self.end_ns - self.start_ns

@@ -26,7 +26,7 @@ class Epochs:
         self.number = first - 1
         # Steps that were made when it began; None before the first.
         self._begun_at: int | None = None
-        self._leader: Callable[[], Any] = _nothing
+        self._leader: Callable[[], Any] = nothing
         # Of several iterations with one batch.
         self._first = self._latest = 0
 
@@ -75,10 +75,11 @@ class Epochs:
 
     def end(self) -> None:
         """Nobody follows any more."""
-        leader, self._leader = self._leader(), _nothing
+        leader, self._leader = self._leader(), nothing
         if leader is not None:
             leader._stand_down()
 
 
-def _nothing() -> None:
+def nothing() -> None:
+    """In place of a reference to something: there is none."""
     return None

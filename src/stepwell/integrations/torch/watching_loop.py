@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stepwell.diagnostics.config import TelemetryConfig
-from stepwell.integrations.torch.watching_epochs import Epochs
+from stepwell.integrations.torch.watching_epochs import Epochs, nothing
 from stepwell.integrations.torch.watching_flops import Operations, reconfigure
 from stepwell.integrations.torch.watching_loss import Loss
 from stepwell.integrations.torch.watching_times import Times
@@ -41,7 +41,7 @@ class InLoop:
     # With what is derived from it no more than 30 attributes: they are read faster than more would be.
     def __init__(self, options: Options, models: list[torch.nn.Module]) -> None:
         self._options = options
-        self._model: Callable[[], Any] = weakref.ref(models[0]) if models else _nothing
+        self._model: Callable[[], Any] = weakref.ref(models[0]) if models else nothing
         self._loss = Loss(options.loss)
         self._operations = Operations(options.flops, options.peak, self._model)
         self._epochs = Epochs(options.epoch)
@@ -96,7 +96,3 @@ class InLoop:
                 return
         if job is not None:
             self._operations.log_utilisation(job, loop)
-
-
-def _nothing() -> None:
-    return None

@@ -20,6 +20,7 @@ from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.recomputing import is_checkpointed, is_recomputing
 from stepwell.integrations.torch.recording import is_running
 from stepwell.integrations.torch.watching_diagnostics import Diagnostics
+from stepwell.integrations.torch.watching_epochs import nothing
 from stepwell.integrations.torch.watching_flops import COUNTED_STEP
 from stepwell.integrations.torch.watching_loop import InLoop, Options
 from stepwell.integrations.torch.watching_tasks import go_on_inside
@@ -44,7 +45,7 @@ class WatchedTraining(InLoop):
         loaders: list[Any],
     ) -> None:
         super().__init__(options, models)
-        self._optimizer: Callable[[], Any] = weakref.ref(optimizers[0]) if optimizers else _nothing
+        self._optimizer: Callable[[], Any] = weakref.ref(optimizers[0]) if optimizers else nothing
         self._loaders = {id(loader) for loader in loaders}
         self._diagnostics = Diagnostics(options.diagnostics)
         self._keeps_batch = self._diagnostics.keeps_batch
@@ -358,7 +359,3 @@ class WatchedTraining(InLoop):
             self._look(loop)
             calls.end_training(error=error)
         self._diagnostics.close()
-
-
-def _nothing() -> None:
-    return None
