@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,18 +10,22 @@ import pytest
 
 import stepwell
 from stepwell import Run
+from tests.harness.environment import OURS_OR_A_LAUNCHERS
+from tests.harness.programs import use_warm_sidecars
 
-OURS_OR_A_LAUNCHERS = (
-    r"(STEPWELL|OTEL|SLURM|OMPI|PMI|PMIX|MPI|TORCHELASTIC|MASTER)_?.*"
-    r"|(LOCAL_|GROUP_|NODE_|ROLE_)?(RANK|WORLD_SIZE|SIZE)"
-)
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_sidecars() -> None:
+    """Sidecars of runs that tests record themselves are forked too."""
+    os.environ.setdefault("TESTS_PID", str(os.getpid()))
+    use_warm_sidecars()
 
 
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of ours or of a launcher is set, nothing is watched, and no run outlives its test."""
     for name in list(os.environ):
-        if re.fullmatch(OURS_OR_A_LAUNCHERS, name):
+        if OURS_OR_A_LAUNCHERS.fullmatch(name):
             monkeypatch.delenv(name)
     # What the machine is busy with would be among what tests count.
     monkeypatch.setenv("STEPWELL_RUNTIME", "off")

@@ -182,7 +182,7 @@ def test_version_is_the_installed_one() -> None:
     assert stepwell.__version__ == importlib.metadata.version("stepwell")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_users_file_type_checks(users_file: Path, pytestconfig: pytest.Config) -> None:
     """`mypy --strict` accepts right calls, rejects wrong ones, and sees through the decorator."""
     assert pytestconfig.cache is not None

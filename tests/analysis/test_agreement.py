@@ -16,7 +16,7 @@ import pytest
 from stepwell.analysis.time import ledger, steps
 from tests.processes.programs import environ, only_run
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "agreement.py"

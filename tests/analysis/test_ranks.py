@@ -220,7 +220,7 @@ for step in range(5):
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.full
 def test_stacks_of_a_hung_torchrun(tmp_path: Path) -> None:
     """Two real ranks, one of which never comes to the collective that the other waits in."""
     pytest.importorskip("torch")
@@ -321,7 +321,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["forward", "data", "none"])
 def test_a_real_slow_rank(tmp_path: Path, case: str) -> None:
     """The collectives of DDP are part of its backward pass, in which the fast rank waits for the slow one."""

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch.distributed")
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
 
 

@@ -349,7 +349,7 @@ def test_a_sample_meets_every_column() -> None:
 # Memory
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_disk_takes_no_memory_even_when_one_layer_is_most_of_the_model(tmp_path: Path) -> None:
     """At most a tenth of the model in anonymous memory, at the peak, over several calls."""

@@ -14,7 +14,7 @@ from tests.loggers.reading_back import Left
 
 for _name in ("torch", "mlflow", "wandb", "tensorboard", "prov"):
     pytest.importorskip(_name)
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.full, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loggers.py"
 STEPS = [0, 4, 8, 12, 16, 20, 24, 28, 32]

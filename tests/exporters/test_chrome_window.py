@@ -209,7 +209,7 @@ print(done.spans, (after - before) // 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_stays_flat(tmp_path: Path) -> None:
     """Four hundred thousand spans (40 MB of JSON) take little more than the reader itself."""
     done = subprocess.run(

@@ -20,7 +20,7 @@ from tests.exporters.programs import TREE, is_running, training, wait_until
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 
-pytestmark = [pytest.mark.slow, needs("mlflow")]
+pytestmark = [pytest.mark.full, needs("mlflow")]
 
 HEADERS = {"x-mlflow-experiment-id": "0"}
 EVERYTHING = """

@@ -20,7 +20,7 @@ from tests.durability.helpers import Child, wait_until
 from tests.exporters.perfetto import Perfetto, perfetto
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 

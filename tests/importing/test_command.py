@@ -71,7 +71,7 @@ def test_several_files_and_progress(tmp_path: Path) -> None:
     assert {what for what, _, _ in seen} == {"reading", "writing"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_stays_flat(tmp_path: Path) -> None:
     """Three times the records, the same memory."""
     program = (

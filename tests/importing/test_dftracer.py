@@ -227,7 +227,7 @@ log.finalize()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_real_trace(tmp_path: Path) -> None:
     """What dftracer 2.2 itself writes. DFTRACER_PYTHON is a Python that has it."""
     python = os.environ.get("DFTRACER_PYTHON", "")

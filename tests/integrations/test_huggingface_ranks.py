@@ -15,7 +15,7 @@ from tests.integrations.trainers import attributes_of
 from tests.processes.programs import environ, only_run, write_program
 from tests.processes.test_torchrun import plain
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 
 TRAINER = """
 from stepwell.integrations.transformers import StepwellCallback

@@ -19,7 +19,7 @@ from tests.loggers.prov_checking import check
 from tests.loggers.reading_back import Curve, Left
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore"),
     needs("torch", "mlflow", "wandb", "tensorboard", "prov", "pytorch_lightning"),

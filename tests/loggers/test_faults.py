@@ -25,7 +25,7 @@ from tests.loggers.reading_back import Curve, Left
 from tests.loggers.tensorboard_reading import scalars
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     needs("mlflow", "wandb", "tensorboard", "prov"),
 ]

@@ -195,7 +195,7 @@ def test_mermaid_has_every_node_and_edge_with_nothing_that_it_would_take_for_its
     assert "<script" not in "".join(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 def test_a_browser_shows_the_picture(tmp_path: Path) -> None:
     (tmp_path / "g.svg").write_text(svg_of(graph_of(document(3, 2))))

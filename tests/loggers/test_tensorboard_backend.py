@@ -324,7 +324,7 @@ def server(
         running.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_its_server_shows_what_was_logged_while_it_is_logged(server: Any) -> None:
     running, log, made = server
     run = "demo-run-7"
@@ -352,7 +352,7 @@ def test_its_server_shows_what_was_logged_while_it_is_logged(server: Any) -> Non
     assert running.content(f"/data/plugin/images/individualImage?{image['query']}") == PNG
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_its_server_has_the_hyperparameters_beside_the_metrics(server: Any) -> None:
     running, _, _ = server
     statuses = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]

@@ -9,7 +9,7 @@ import pytest
 from tests.torchrun import run_torchrun
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.full, pytest.mark.torch]
 
 PROGRAM = """
 import torch

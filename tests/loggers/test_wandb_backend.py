@@ -25,7 +25,7 @@ from stepwell.loggers.delivery.backend import LogRecord
 from tests.loggers.delivering import PNG, STARTED, Log, metric
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb"),
 ]

@@ -85,7 +85,7 @@ def parents_of(spans: pl.DataFrame, name: str) -> list[str | None]:
     return found["above"].to_list()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
     """When the span around the storm is left, what comes next is at the root again."""
     spans = weather(tmp_path, "inside")
@@ -100,7 +100,7 @@ def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
     assert on.to_list() == ["after inside"] * 100
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("fill", [0, 2 * SLOTS])
 def test_interrupts_at_the_root_leave_the_recorder_working(tmp_path: Path, fill: int) -> None:
     """Without a span around the storm the recorder goes on, over roll-overs too.

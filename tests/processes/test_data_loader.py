@@ -70,7 +70,7 @@ def test_workers_record(tmp_path: Path, method: str) -> None:
     assert not any("workers/" in name for name in files_of(run))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fifty_epochs_leave_no_more_files_than_one(tmp_path: Path) -> None:
     """Workers that come and go with each epoch are folded in, while running and in the end."""
     program = """

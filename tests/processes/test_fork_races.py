@@ -44,7 +44,7 @@ def test_threads_of_a_child_record_at_once(tmp_path: Path) -> None:
     assert run.processes().collect()["dropped"].sum() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_forks_in_the_midst_of_recording(tmp_path: Path) -> None:
     """Threads record, the pump seals and the main thread forks 60 times: no child hangs."""
     program = """

@@ -14,7 +14,7 @@ import stepwell
 from stepwell.reading import RecordedRun
 from tests.processes.programs import environ, only_run, runs_in, write_program
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 pytest.importorskip("torch")
 
 TRAINING = """

@@ -190,7 +190,7 @@ def _wait_for(port: int) -> None:
     pytest.fail("the server did not start")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["report", "show", "stacks"])
 def test_commands_on_s3(command: str, here: Path, s3: dict[str, str], cache: Path) -> None:
     """A person types an address in the place of a path."""
@@ -212,7 +212,7 @@ def test_commands_on_s3(command: str, here: Path, s3: dict[str, str], cache: Pat
     assert len(same) >= len(expected) - 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bucket_that_is_not_there(s3: dict[str, str]) -> None:
     done = subprocess.run(
         [COMMAND, "report", "s3://nobody/job"],

@@ -65,7 +65,7 @@ def test_a_real_torchrun_writes_one_run_and_restarts_into_it(
     assert [(s.rank, s.attempt) for s in seats] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_real_torchruns_of_two_nodes_stay_together_over_a_restart(tmp_path: Path) -> None:
     """Two agents meet at a rendezvous; after the failure of one rank both go on in attempt 1."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -71,7 +71,7 @@ def wrong() -> None:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_users_file_type_checks(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """`mypy --strict` sees the fields and the types of what is read from them."""
     from tests.test_public_surface import type_check

@@ -134,7 +134,7 @@ def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster) -> N
     assert "Rank 5" in local.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_killed_worker_changes_nothing(run: RecordedRun, tmp_path: Path) -> None:
     """One of two workers dies with SIGKILL in the middle of a task."""
     with cluster(2) as made:

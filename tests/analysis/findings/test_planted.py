@@ -12,7 +12,7 @@ from stepwell.analysis.findings import Finding, findings
 from tests.processes.programs import environ, only_run
 from tests.processes.test_torchrun import plain
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "planted.py"

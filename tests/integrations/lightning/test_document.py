@@ -114,7 +114,7 @@ APART = TAKEN.replace("HookedTrainer", "HookedTrainer, callback", 1)
 END = "nv_one_logger_callback.on_app_end()"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("package", "hook", "end"),
     [

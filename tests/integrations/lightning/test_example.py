@@ -12,7 +12,7 @@ import stepwell
 from tests.integrations.lightning.fits import Recorded
 from tests.processes.programs import environ
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning_fit.py"
 
 

@@ -354,7 +354,7 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(8, 3), batch_size=1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp")])
 def test_in_processes_that_lightning_launches(tmp_path: Path, devices: int, strategy: str) -> None:
     """Each rank has its own values in one run; the checkpoint is on every backend, from the first."""

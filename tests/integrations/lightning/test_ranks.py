@@ -14,7 +14,7 @@ from tests.nesting.tree import check_tree, edges
 from tests.processes.programs import environ
 from tests.processes.test_torchrun import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 
 PROGRAM = """
 import os, sys, warnings

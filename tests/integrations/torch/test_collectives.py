@@ -15,7 +15,7 @@ from tests.nesting.tree import check_tree, edges
 from tests.processes.programs import only_run, write_program
 from tests.processes.test_torchrun import end, plain, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 pytest.importorskip("torch")
 
 HEAD = """

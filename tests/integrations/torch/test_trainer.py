@@ -187,7 +187,7 @@ with open(f"weights-{trainer.rank}.json", "w") as file:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
     """Under torchrun: one run, the same weights on both, and those of a batch twice as large."""

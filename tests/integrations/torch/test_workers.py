@@ -11,7 +11,7 @@ import pytest
 from stepwell.reading import RecordedRun
 from tests.processes.programs import execute, only_run, write_program
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 pytest.importorskip("torch")
 
 DATASET = """

@@ -16,7 +16,7 @@ from tests.loggers.mlflow_backend.finding import Found, backend, delivered
 from tests.loggers.needs import needs
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     needs("mlflow"),
 ]

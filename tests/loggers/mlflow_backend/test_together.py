@@ -18,7 +18,7 @@ from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     needs("mlflow"),
 ]

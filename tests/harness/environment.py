@@ -1,0 +1,38 @@
+"""The environment that programs of tests start with."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import stepwell
+
+SOURCE = Path(stepwell.__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
+
+OURS_OR_A_LAUNCHERS = re.compile(
+    r"(STEPWELL|OTEL|SLURM|OMPI|PMI|PMIX|MPI|TORCHELASTIC|MASTER)_?.*"
+    r"|(LOCAL_|GROUP_|NODE_|ROLE_)?(RANK|WORLD_SIZE|SIZE)"
+)
+OF_A_TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment without stepwell's, a launcher's or a terminal's variables.
+
+    Programs find stepwell and the ``tests`` package. System metrics are off: tests count metrics.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not OURS_OR_A_LAUNCHERS.fullmatch(name) and name not in OF_A_TERMINAL
+    }
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(REPOSITORY)]),
+        "PYTHONFAULTHANDLER": "1",
+        "OMP_NUM_THREADS": "1",
+        "STEPWELL_RUNTIME": "off",
+        **variables,
+    }

@@ -1,0 +1,280 @@
+"""Programs of tests: one way each to run a script, a command of stepwell, and ranks."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import types
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.harness import server
+from tests.harness.environment import environment
+
+PRELOADED = (
+    "numpy",
+    "polars",
+    "torch",
+    "torch.distributed",
+    "torch.utils.data",
+    "torch.nn.parallel",
+    "zstandard",
+    "msgspec",
+    "asyncio",
+    "multiprocessing.spawn",
+    "rich.table",
+    "typer",
+    "stepwell.cli.main",
+    "stepwell.analysis.report",
+    "stepwell.integrations.torch",
+    "tests.harness.programs",
+)
+"""What scripts and commands import."""
+CLI = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
+
+
+SDKS = (
+    "numpy",
+    "stepwell.telemetry.sidecar_process",
+    "stepwell.loggers.backends.mlflow.backend",
+    "mlflow",
+    "mlflow.tracking",
+    "wandb",
+)
+"""What a sidecar imports."""
+
+
+class ForkServer:
+    """A process that has imported ``modules`` and forks a child for every request."""
+
+    def __init__(self, address: str, modules: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, server.__file__, address, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+            cwd="/",
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.read(5)
+        self._process.stdout.close()
+        atexit.register(self.close, os.getpid())
+
+    def close(self, owner: int) -> None:
+        """End the server; its children go on."""
+        if owner == os.getpid():
+            self._process.communicate()
+
+
+_servers: dict[str, ForkServer] = {}
+
+
+def fork_server(modules: Sequence[str]) -> str:
+    """Return the address of the server that has imported these modules.
+
+    The test process starts both servers when it first needs one; programs that they forked use them
+    too. Nobody waits for the imports but who needs them.
+    """
+    tests = os.environ.setdefault("TESTS_PID", str(os.getpid()))
+    if tests == str(os.getpid()) and not _servers:
+        for each in (PRELOADED, SDKS):
+            _servers[_address(tests, each)] = ForkServer(_address(tests, each), each)
+    return _address(tests, modules)
+
+
+def _address(tests: str, modules: Sequence[str]) -> str:
+    return f"stepwell-tests-{tests}-{zlib.crc32(' '.join(modules).encode()):08x}"
+
+
+class Program(subprocess.Popen[Any]):
+    """A Python program forked from a warm server; otherwise what ``subprocess.Popen`` is.
+
+    ``words`` is what would follow ``python`` on a command line.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str | os.PathLike[str]],
+        *,
+        modules: Sequence[str] = PRELOADED,
+        **options: Any,
+    ) -> None:
+        self._server = fork_server(modules)
+        self._session = bool(options.get("start_new_session"))
+        super().__init__([os.fspath(word) for word in words], **options)
+
+    def _execute_child(self, args: Any, *options: Any) -> None:  # type: ignore[override]
+        cwd, environ = options[4], options[5]
+        pipes = options[9:15]
+        their_input, _, _, their_output, _, their_error = pipes
+        streams = [
+            ours if theirs == -1 else theirs
+            for ours, theirs in enumerate((their_input, their_output, their_error))
+        ]
+        request = {
+            "words": args,
+            "cwd": os.fspath(cwd or os.getcwd()),
+            "environ": dict(os.environ if environ is None else environ),
+            "session": self._session,
+        }
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, server.MOST_BYTES)
+            self._connection.connect("\0" + self._server)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))
+            self._connection.sendmsg([json.dumps(request).encode()], [rights])
+            self.pid = int(self._connection.recv(32))
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self._child_created = True
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        return self._wait_for_end(0)
+
+    def _wait(self, timeout: float | None) -> int:  # type: ignore[override]
+        code = self._wait_for_end(timeout)
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return code
+
+    def _wait_for_end(self, timeout: float | None) -> int | None:
+        with self._waitpid_lock:  # type: ignore[attr-defined]
+            if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
+                with self._connection:
+                    text = self._connection.recv(32)
+                # Nothing where the server was ended; then so was the program.
+                self.returncode = int(text or -signal.SIGKILL)
+            return self.returncode
+
+
+def use_warm_sidecars() -> None:
+    """Fork sidecars from a process that has imported the SDKs of all backends."""
+    if "TESTS_PID" not in os.environ:
+        return  # A program with an environment of its own, which knows of no server.
+    from stepwell.telemetry import sidecar
+
+    def popen(command: Sequence[str], **options: Any) -> Program:
+        return Program(command[1:], modules=SDKS, **options)
+
+    sidecar.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore[assignment]
+
+
+def start_script(
+    script: str | Path,
+    *arguments: str | os.PathLike[str],
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Program:
+    """Start a program, given as text or as a file; options as for ``subprocess.Popen``.
+
+    ``env`` is its whole environment, where not the one of ``environment()``.
+    """
+    words = ["-c", script] if isinstance(script, str) else [script]
+    return Program([*words, *arguments], env=environment() if env is None else env, **options)
+
+
+def run_script(
+    script: str | Path,
+    *arguments: str | os.PathLike[str],
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    check: bool = False,
+    input: str | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return what it printed and how it ended."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if input is not None:
+        pipes["stdin"] = subprocess.PIPE
+    options.setdefault("stdin", subprocess.DEVNULL)
+    program = start_script(script, *arguments, env=env, **{**options, **pipes})
+    return finish(program, timeout, check, input)
+
+
+def finish(
+    program: Program, timeout: float = 120, check: bool = False, input: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Wait for a program. One that hangs is asked where (SIGABRT prints its stacks) and fails."""
+    with program:
+        try:
+            out, err = program.communicate(input, timeout)
+        except subprocess.TimeoutExpired:
+            program.send_signal(signal.SIGABRT)
+            out, err = program.communicate()
+            raise AssertionError(f"still running after {timeout} s:\n{out}\n{err}") from None
+    done = subprocess.CompletedProcess(program.args, program.returncode, out, err)
+    if check:
+        assert done.returncode == 0, f"exit code {done.returncode}:\n{out}\n{err}"
+    return done
+
+
+def run_stepwell(
+    *arguments: str, cwd: Path, check: bool = False, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a ``stepwell`` command in a folder, 80 columns wide, its output piped."""
+    env = environment(**{"COLUMNS": "80", **variables})
+    return run_script(CLI, *arguments, cwd=cwd, env=env, check=check, timeout=timeout)
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def start_rank(
+    script: str | Path,
+    *arguments: str | os.PathLike[str],
+    rank: int,
+    world: int,
+    port: int,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Program:
+    """Start one rank with the variables that torchrun sets."""
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    env = {**(environment() if env is None else env), **variables}
+    return start_script(script, *arguments, env=env, **options)
+
+
+def run_ranks(
+    script: str | Path,
+    *arguments: str | os.PathLike[str],
+    world: int = 2,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    check: bool = False,
+    **options: Any,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program in ``world`` ranks at once, as torchrun would; returns how each ended."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    port = free_port()
+    options.setdefault("stdin", subprocess.DEVNULL)
+    ranks = [
+        start_rank(
+            script, *arguments, rank=rank, world=world, port=port, env=env, **options, **pipes
+        )
+        for rank in range(world)
+    ]
+    return [finish(rank, timeout, check) for rank in ranks]
