@@ -188,7 +188,9 @@ def show_uncaught() -> None:
     assert error is not None
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    sys.excepthook(kind, error.with_traceback(trace), trace)
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
+    sys.excepthook(kind, error, trace)
 
 
 def exit_code(exit: SystemExit) -> int:
