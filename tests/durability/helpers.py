@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +18,9 @@ import polars as pl
 import pytest
 
 import stepwell
+from tests import harness
+from tests.harness import environment
 
-SOURCE = str(Path(stepwell.__file__).parents[1])
-REPOSITORY = str(Path(__file__).parents[2])
 PRELUDE = """
 import json, logging, os, signal, sys, threading, time
 import stepwell
@@ -44,21 +43,13 @@ for line in sys.stdin:
 """
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """The environment of a child: this package, no launcher, and what a test adds."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("STEPWELL_", "SLURM_"))}
-    path = os.pathsep.join([SOURCE, REPOSITORY])
-    plain = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "STEPWELL_RUNTIME": "off"}
-    return {**kept, **plain, **variables}
-
-
 class Child:
     """A Python process of its own that executes what it is handed, piece by piece."""
 
     def __init__(self, cwd: Path, **variables: str) -> None:
         self.stderr_file = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + OBEY],
+        self.process = harness.start_script(
+            PRELUDE + OBEY,
             cwd=cwd,
             env=environment(**variables),
             stdin=subprocess.PIPE,
@@ -112,14 +103,7 @@ class Child:
 
 def run_script(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a whole program to its end, however that comes about."""
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + code],
-        cwd=cwd,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return harness.run_script(PRELUDE + code, cwd=cwd, env=environment(**variables))
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.durability import watcher
-from tests.durability.helpers import environment, only_run
+from tests.durability.helpers import only_run
 from tests.durability.verify import Tables, verify
 from tests.durability.victims import WITHOUT_END, Nursery
+from tests.harness import start_script
 
 pytestmark = pytest.mark.torch
 
@@ -64,9 +64,9 @@ def test_live_reader(nursery: Nursery, tmp_path: Path, length: int, rest: float)
     while the run is written nor after it was killed.
     """
     victim = nursery.start(tmp_path, length, rest)
-    with subprocess.Popen(
-        [sys.executable, watcher.__file__, str(tmp_path / "runs")],
-        env=environment(),
+    with start_script(
+        Path(watcher.__file__),
+        tmp_path / "runs",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.harness import run_script
 
 LOGGING = """
 import logging, os, stepwell
@@ -60,12 +60,6 @@ print("done")
 @pytest.mark.parametrize("script", [LOGGING, SIGNALS, AT_EXIT], ids=["logging", "signal", "exit"])
 def test_recording_from_a_handler_does_no_harm(tmp_path: Path, script: str) -> None:
     """A logging handler, a signal handler and an atexit handler may record; nothing hangs or raises."""
-    done = subprocess.run(
-        [sys.executable, "-c", script.format(dir=str(tmp_path))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_script(script.format(dir=str(tmp_path)))
     assert done.stdout == "done\n", done.stderr
     assert "Traceback" not in done.stderr

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.durability import workload
-from tests.durability.helpers import environment, wait_until
+from tests.durability.helpers import wait_until
 from tests.durability.workload import ITEM_IN, THREADS, WORKERS, Book
+from tests.harness import environment, start_script
 
 WITHOUT_END = 1_000_000_000
 """Length of a dataset whose epoch never ends."""
@@ -21,8 +21,8 @@ class Nursery:
     """A process that has imported everything, and forks a victim when asked."""
 
     def __init__(self, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, workload.__file__],
+        self.process = start_script(
+            Path(workload.__file__),
             env=environment(**variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
