@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import stepwell
 from stepwell.analysis.simulate import make_plan, simulate
+from tests.harness import environment, run_script
 
 KILLED = """
+import os, signal, stepwell
+run = stepwell.init("killed")
+with run.span("epoch"):
+    for i in range(100):
+        run.set_step(i)
+        with run.span("step", number=i):
+            run.log({"loss": 1.0 / (i + 1)})
+    run.event("ready")
+    with run.span("all-reduce"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+KILLED_IN_TRAINING = """
 import os, signal, stepwell
 run = stepwell.init("killed", run_id="killed")
 with run.span("training_loop"):
@@ -25,6 +37,12 @@ with run.span("training_loop"):
     with run.span("all-reduce"):
         os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def kill_a_run(root: Path, script: str = KILLED, **variables: str) -> None:
+    """Record a run that kills itself inside of a span."""
+    done = run_script(script, env=environment(STEPWELL_DIR=str(root), **variables))
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @dataclass(frozen=True)
@@ -59,9 +77,7 @@ def make_place(path: Path) -> Place:
         run.event("done", text="größer")
         run.artifact(b"weights", "model.pt")
     simulate(place.runs / "many", make_plan(2, 40, (), seed=1))
-    env = {**os.environ, "STEPWELL_DIR": str(place.runs), "STEPWELL_RUNTIME": "off"}
-    done = subprocess.run([sys.executable, "-c", KILLED], env=env, timeout=60, check=False)
-    assert done.returncode == -9
+    kill_a_run(place.runs, KILLED_IN_TRAINING)
     events = [
         {"ph": "X", "name": "work", "ts": i * 10, "dur": 5, "pid": 1, "tid": 1} for i in range(9)
     ]

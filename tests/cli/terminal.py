@@ -9,8 +9,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable
@@ -19,7 +17,8 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-CODE = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
+from tests.harness import CLI, Program, environment, start_script
+
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9])")
 
 
@@ -46,14 +45,6 @@ class Shown:
         return max(map(cell_len, self.lines), default=0)
 
 
-def environment(**more: str) -> dict[str, str]:
-    """What a person's shell has, without anything that is set for tests or launchers."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("STEPWELL_", "COLUMNS"))}
-    for name in ("NO_COLOR", "FORCE_COLOR", "LINES"):
-        env.pop(name, None)
-    return {**env, "TERM": "xterm-256color", **more}
-
-
 def in_terminal(
     *arguments: str,
     cwd: Path,
@@ -61,16 +52,17 @@ def in_terminal(
     rows: int = 40,
     until: Callable[[str], bool] | None = None,
     timeout: float = 120,
-    code: str = CODE,
+    code: str = CLI,
     **more: str,
 ) -> Shown:
     """Run ``stepwell`` in a terminal; with ``until``, press Ctrl-C once that is true of what is shown."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+    process = start_script(
+        code,
+        *arguments,
         cwd=cwd,
-        env=environment(**more),
+        env=environment(TERM="xterm-256color", **more),
         stdin=side,
         stdout=side,
         stderr=side,
@@ -88,7 +80,7 @@ def in_terminal(
 
 def _read(
     main: int,
-    process: subprocess.Popen[bytes],
+    process: Program,
     until: Callable[[str], bool] | None,
     deadline: float,
 ) -> str:
@@ -107,18 +99,5 @@ def _read(
             process.send_signal(signal.SIGINT)
     else:
         raise AssertionError(f"it goes on: {data[-2000:].decode('utf-8', 'replace')}")
-    process.wait(10)
+    process.wait(60)
     return data.decode("utf-8", "replace")
-
-
-def piped(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """The same with its output piped."""
-    return subprocess.run(
-        [sys.executable, "-c", CODE, *arguments],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import stepwell
+from tests.cli.cases import kill_a_run
+from tests.harness import run_stepwell
 
-SCRIPT = """
-import os, signal, stepwell
-run = stepwell.init("killed")
-with run.span("epoch"):
-    for i in range(100):
-        run.set_step(i)
-        with run.span("step", number=i):
-            run.log({"loss": 1.0 / (i + 1)})
-    run.event("ready")
-    with run.span("all-reduce"):
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``stepwell`` in a folder, 80 columns wide, its output piped."""
-    code = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
-    env = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=cwd,
-        env={**env, "COLUMNS": "80", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+command = run_stepwell
 
 
 def record(root: Path, name: str = "training") -> stepwell.Run:
@@ -55,26 +28,19 @@ def record(root: Path, name: str = "training") -> stepwell.Run:
     return run
 
 
-def kill_a_run(root: Path, **environment: str) -> None:
-    """A run that kills itself inside of a span."""
-    env = {**os.environ, "STEPWELL_DIR": str(root), **environment}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, timeout=60, check=False)
-    assert done.returncode == -9
-
-
 def test_ls_lists_runs_newest_first(tmp_path: Path) -> None:
     """Each run is a line with its state and its whole id, the newest first."""
     first, second = record(tmp_path / "runs", "one"), record(tmp_path / "runs", "two")
-    lines = command("ls", cwd=tmp_path).stdout.splitlines()
+    lines = run_stepwell("ls", cwd=tmp_path).stdout.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == [second.id, first.id]
     assert [line.split()[-2] for line in lines[1:]] == ["finished", "finished"]
-    listed = json.loads(command("ls", "--json", cwd=tmp_path).stdout)
+    listed = json.loads(run_stepwell("ls", "--json", cwd=tmp_path).stdout)
     assert [row["id"] for row in listed] == [second.id, first.id]
 
 
 def test_ls_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
     """An empty place is no error."""
-    done = command("ls", cwd=tmp_path)
+    done = run_stepwell("ls", cwd=tmp_path)
     assert done.returncode == 0
     assert "stepwell.init()" in done.stdout
 
@@ -82,7 +48,7 @@ def test_ls_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
 def test_show_tells_the_end_the_spans_and_the_metrics(tmp_path: Path) -> None:
     """The summary of the newest run has its state, counts, and first, last and lowest values."""
     record(tmp_path / "runs")
-    done = command("show", cwd=tmp_path)
+    done = run_stepwell("show", cwd=tmp_path)
     assert done.returncode == 0
     assert "training  finished after" in done.stdout
     assert ", step 19" in done.stdout
@@ -99,7 +65,7 @@ def test_show_json_is_strict_and_complete(tmp_path: Path) -> None:
     def refuse(token: str) -> None:
         raise AssertionError(token)
 
-    shown = json.loads(command("show", "--json", cwd=tmp_path).stdout, parse_constant=refuse)
+    shown = json.loads(run_stepwell("show", "--json", cwd=tmp_path).stdout, parse_constant=refuse)
     assert shown["id"] == run.id
     assert {line["name"]: line["count"] for line in shown["spans"]} == {
         "forward": 20,
@@ -111,7 +77,7 @@ def test_show_json_is_strict_and_complete(tmp_path: Path) -> None:
 def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None:
     """After kill -9 the summary names the open spans, outermost first."""
     kill_a_run(tmp_path / "runs")
-    shown = command("show", cwd=tmp_path).stdout
+    shown = run_stepwell("show", cwd=tmp_path).stdout
     assert "killed  killed after" in shown
     assert "rank 0 MainThread: epoch › all-reduce" in shown
 
@@ -128,7 +94,7 @@ def test_mistakes_are_one_clear_line(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     """What a person got wrong is said in one line on stderr, with exit code 2."""
-    done = command(*arguments, cwd=tmp_path)
+    done = run_stepwell(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
@@ -137,8 +103,8 @@ def test_mistakes_are_one_clear_line(
 def test_an_ambiguous_beginning_names_the_candidates(tmp_path: Path) -> None:
     """The beginning of an id is enough when it means one run, and is refused when it means two."""
     first, second = record(tmp_path / "runs", "a"), record(tmp_path / "runs", "a")
-    assert "finished" in command("show", first.id, cwd=tmp_path).stdout
-    refused = command("show", "a-", cwd=tmp_path)
+    assert "finished" in run_stepwell("show", first.id, cwd=tmp_path).stdout
+    refused = run_stepwell("show", "a-", cwd=tmp_path)
     assert refused.returncode == 2
     assert first.id in refused.stderr
     assert second.id in refused.stderr
@@ -148,7 +114,7 @@ def test_parquet_export_is_read_by_another_tool(tmp_path: Path) -> None:
     """Pyarrow reads the exported tables, partitioned by run and rank, with the recorded values."""
     dataset = pytest.importorskip("pyarrow.dataset")
     run = record(tmp_path / "runs")
-    done = command("export", run.id, "--to", "parquet", "-o", "out", cwd=tmp_path)
+    done = run_stepwell("export", run.id, "--to", "parquet", "-o", "out", cwd=tmp_path)
     assert done.stdout == "6 files in out\n"
     table = dataset.dataset(tmp_path / "out" / "metrics", partitioning="hive").to_table()
     rows = table.sort_by("step").to_pydict()
@@ -167,7 +133,7 @@ def test_recover_collects_an_abandoned_spool(tmp_path: Path) -> None:
     (run,) = stepwell.list_runs(tmp_path / "runs")
     before = run.spans().sort("id").collect()
     assert before.height == 102
-    done = command("recover", cwd=tmp_path)
+    done = run_stepwell("recover", cwd=tmp_path)
     assert "sealed" in done.stdout
     assert not list((tmp_path / "spool").rglob("*.*"))
     assert run.spans().sort("id").collect().equals(before)
@@ -175,14 +141,14 @@ def test_recover_collects_an_abandoned_spool(tmp_path: Path) -> None:
     assert run.events().collect()["name"].to_list() == ["ready"]
     assert run.open_spans().sort("depth").collect()["name"].to_list() == ["epoch", "all-reduce"]
     assert run.status == "killed"
-    assert command("recover", cwd=tmp_path).stdout == "nothing to recover\n"
+    assert run_stepwell("recover", cwd=tmp_path).stdout == "nothing to recover\n"
 
 
 def test_recover_leaves_a_living_run_alone(tmp_path: Path) -> None:
     """A process that still records is not touched."""
     with stepwell.init("alive", dir=tmp_path / "runs") as run:
         with run.span("before"):
-            done = command("recover", cwd=tmp_path)
+            done = run_stepwell("recover", cwd=tmp_path)
         with run.span("after"):
             pass
     assert "still running, left alone" in done.stdout
@@ -192,7 +158,7 @@ def test_recover_leaves_a_living_run_alone(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
     """The demo records epochs, steps, workers and a checkpoint, and its hints are real commands."""
-    done = command("demo", "--seconds", "1", cwd=tmp_path)
+    done = run_stepwell("demo", "--seconds", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = stepwell.list_runs(tmp_path / "runs")
     spans = run.spans().collect()
@@ -205,7 +171,7 @@ def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
     assert run.artifacts().collect()["name"].to_list() == ["model.pt"]
     assert "demo  finished after" in done.stdout
     hints = done.stdout.split("next\n")[1].splitlines()
-    shown = command(*hints[0].split()[1:], "--json", cwd=tmp_path)
+    shown = run_stepwell(*hints[0].split()[1:], "--json", cwd=tmp_path)
     assert json.loads(shown.stdout)["id"] == run.id
 
 
@@ -218,7 +184,7 @@ def test_recover_leaves_a_run_on_another_machine_alone(tmp_path: Path) -> None:
         (document,) = run.path.glob("rank-*/process.json")
         about = json.loads(document.read_text())
         document.write_text(json.dumps({**about, "boot": "another", "host": "elsewhere"}))
-        done = command("recover", cwd=tmp_path)
+        done = run_stepwell("recover", cwd=tmp_path)
         with run.span("after"):
             pass
     assert "still running, left alone" in done.stdout
@@ -231,7 +197,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         run.log({"acc[train]": 1.0, "loss[/x]": 2.0, "red\x1b[31m": 3.0})
         with run.span("[red]span"):
             pass
-    shown = command("show", cwd=tmp_path)
+    shown = run_stepwell("show", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     for name in ("run[/bold]", "acc[train]", "loss[/x]", "[red]span"):
         assert name in shown.stdout
@@ -245,8 +211,8 @@ def test_show_names_the_error_of_the_latest_attempt_only(tmp_path: Path) -> None
         stepwell.init("x", dir=tmp_path / "runs", run_id="x"),
     ):
         raise ValueError("boom")
-    assert "ended with ValueError: boom" in command("show", cwd=tmp_path).stdout
+    assert "ended with ValueError: boom" in run_stepwell("show", cwd=tmp_path).stdout
     stepwell.init("x", dir=tmp_path / "runs", run_id="x").finish()
-    shown = command("show", cwd=tmp_path).stdout
+    shown = run_stepwell("show", cwd=tmp_path).stdout
     assert "finished" in shown
     assert "boom" not in shown

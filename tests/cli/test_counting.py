@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from stepwell.analysis.overview import overview
 from stepwell.analysis.report import report
 from stepwell.cli.drawing import wrapped
 from stepwell.testing import FakeClock
-from tests.cli.terminal import environment, piped
+from tests.harness import run_script, run_stepwell
 
 
 def steps_of(path: Path) -> int:
@@ -100,9 +98,7 @@ with run.span("training_loop"):
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    env = environment(STEPWELL_RUNTIME="off")
-    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=env, timeout=120)
-    assert done.returncode == -signal.SIGKILL
+    assert run_script(KILLED, cwd=tmp_path).returncode == -signal.SIGKILL
     return tmp_path / "runs" / "killed"
 
 
@@ -112,7 +108,7 @@ def test_what_it_was_killed_inside_of(killed: Path) -> None:
     assert steps_of(killed) == 5
     (rank,) = LiveRun(run, findings=False).look().ranks
     assert (rank.status, rank.inside) == ("killed", ("training_loop", "train step", "all_reduce"))
-    shown = piped("watch", "killed", "--once", cwd=killed.parent.parent).stdout
+    shown = run_stepwell("watch", "killed", "--once", cwd=killed.parent.parent).stdout
     assert (
         "inside of, when it ended\nrank 0 (killed)  training_loop › train step › all_reduce"
         in shown
@@ -173,10 +169,13 @@ def test_a_failed_run_says_where_to_look(tmp_path: Path) -> None:
         run.span("work"),
     ):
         raise ValueError("no")
-    done = piped("stacks", str(run.path), cwd=tmp_path)
+    done = run_stepwell("stacks", str(run.path), cwd=tmp_path)
     assert done.returncode == 0
     assert "stepwell report bad" in done.stdout
-    assert json.loads(piped("stacks", str(run.path), "--json", cwd=tmp_path).stdout)["run"] == "bad"
+    assert (
+        json.loads(run_stepwell("stacks", str(run.path), "--json", cwd=tmp_path).stdout)["run"]
+        == "bad"
+    )
 
 
 def test_lines_break_between_words_and_not_before_a_unit() -> None:

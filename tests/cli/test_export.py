@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import stepwell
 from stepwell.exporters.otlp_export import export_otlp
 from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
 from stepwell.telemetry.forwarding import forward
-from tests.cli.terminal import CODE, environment, piped
 from tests.exporters.otlp_receiver import Receiver, Span, decode
+from tests.harness import CLI, environment, run_stepwell
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def without_sdk(spans: list[Span]) -> list[Span]:
 
 def test_otlp_is_what_would_be_sent(run: Path, tmp_path: Path) -> None:
     """Read with OpenTelemetry's classes, the file has exactly what a receiver gets: ids, times and all."""
-    done = piped("export", "t", "--to", "otlp", "-o", "out.jsonl", cwd=tmp_path)
+    done = run_stepwell("export", "t", "--to", "otlp", "-o", "out.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ["out.jsonl", "out.metrics.jsonl"]
     with Receiver() as receiver:
@@ -137,7 +138,7 @@ def test_otlp_of_a_run_that_goes_on_announces_what_is_open(tmp_path: Path) -> No
 )
 def test_tables_have_all_rows(run: Path, tmp_path: Path, to: str, read: Any) -> None:
     """A file for each table and rank."""
-    done = piped("export", "t", "--to", to, "-o", "out", "--json", cwd=tmp_path)
+    done = run_stepwell("export", "t", "--to", to, "-o", "out", "--json", cwd=tmp_path)
     files = {Path(f).parts[1]: tmp_path / f for f in json.loads(done.stdout)["files"]}
     assert read(files["spans"])["name"].value_counts().sort("name").rows() == [
         ("failing", 1),
@@ -152,7 +153,7 @@ def test_tables_have_all_rows(run: Path, tmp_path: Path, to: str, read: Any) -> 
 def test_traces_have_all_spans(run: Path, tmp_path: Path) -> None:
     """Chrome's in one file, dftracer's in one for each process."""
     for to in ("chrome", "dftracer"):
-        done = json.loads(piped("export", "t", "--to", to, "--json", cwd=tmp_path).stdout)
+        done = json.loads(run_stepwell("export", "t", "--to", to, "--json", cwd=tmp_path).stdout)
         assert (done["spans"], done["events"], len(done["files"])) == (7, 3, 1)
         with gzip.open(tmp_path / done["files"][0], "rt") as file:
             assert file.read().count('"inner"') == 5
@@ -169,7 +170,7 @@ def test_traces_have_all_spans(run: Path, tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together(run: Path, tmp_path: Path, words: Any, message: str) -> None:
     """Exit code 2, and nothing is written."""
-    done = piped("export", "t", *words, cwd=tmp_path)
+    done = run_stepwell("export", "t", *words, cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (2, True)
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
@@ -177,11 +178,9 @@ def test_what_does_not_go_together(run: Path, tmp_path: Path, words: Any, messag
 @pytest.fixture
 def stepwell_on_path(tmp_path: Path) -> Path:
     """A folder with a program ``stepwell`` in it."""
-    import sys
-
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "stepwell").write_text(f"#!{sys.executable}\n{CODE}\n")
+    (folder / "stepwell").write_text(f"#!{sys.executable}\n{CLI}\n")
     (folder / "stepwell").chmod(0o755)
     return folder
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,8 @@ import stepwell
 from stepwell.journal.errors import StepwellError
 from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
 from stepwell.telemetry.forwarding import NotTaken, forward
-from tests.durability.helpers import environment
 from tests.exporters.otlp_receiver import Receiver
+from tests.harness import run_stepwell
 
 
 @pytest.fixture
@@ -28,21 +26,12 @@ def path(tmp_path: Path) -> Path:
     return run.path
 
 
-def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from stepwell.cli import main; main()", "forward", *words],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_to_a_file(path: Path, tmp_path: Path) -> None:
     """Any exporter will do; what was sent is said."""
     target = tmp_path / "out.json"
-    done = command(str(path), "--to", "file", "--option", f"file_path={target}")
+    done = run_stepwell(
+        "forward", str(path), "--to", "file", "--option", f"file_path={target}", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     (process,) = [p.name for p in path.glob("rank-*")]
     assert done.stdout == (
@@ -68,7 +57,9 @@ def spans_in(target: Path) -> list[str]:
 def test_which_spans(path: Path, tmp_path: Path, words: list[str], names: set[str]) -> None:
     """All of them, only some, or all but some."""
     target = tmp_path / "out.json"
-    done = command(str(path), "--to", "file", f"--option=file_path={target}", *words)
+    done = run_stepwell(
+        "forward", str(path), "--to", "file", f"--option=file_path={target}", *words, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert set(spans_in(target)) == names
 
@@ -85,7 +76,7 @@ def test_which_spans(path: Path, tmp_path: Path, words: list[str], names: set[st
 )
 def test_what_is_wrong_is_said_in_one_line(path: Path, words: list[str], message: str) -> None:
     """Exit code 2, and nothing is sent."""
-    done = command(str(path), *words)
+    done = run_stepwell("forward", str(path), *words, cwd=path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert message in line

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ import pytest
 import stepwell
 from stepwell.analysis.retention import choose, remove
 from stepwell.journal.errors import StepwellError
-from tests.cli.cases import KILLED
-from tests.cli.terminal import environment, piped
+from tests.cli.cases import kill_a_run
+from tests.harness import run_script, run_stepwell
 
 DAY = 86400
 
@@ -79,16 +77,16 @@ def test_by_age_number_size_and_name(root: Path) -> None:
 def test_the_list_has_sizes_and_removes_nothing(root: Path) -> None:
     """What is listed would go; with --yes it does, and the rest is as it was."""
     rest = sorted(p for p in root.rglob("*") if not p.is_relative_to(root / "middle"))
-    listed = json.loads(piped("gc", "--larger-than", "4M", "--json", cwd=root.parent).stdout)
+    listed = json.loads(run_stepwell("gc", "--larger-than", "4M", "--json", cwd=root.parent).stdout)
     assert [run["id"] for run in listed["runs"]] == ["middle"]
     assert listed["bytes"] == listed["runs"][0]["bytes"] > 1 << 23
     assert (listed["removed"], listed["stays"]) == (False, 2)
     assert (root / "middle").is_dir()
-    done = piped("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
+    done = run_stepwell("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
     assert done.returncode == 0
     assert re.search(r"removed 1 run, 8\.\d MB; 2 stay", done.stdout)
     assert sorted(root.rglob("*")) == rest
-    again = piped("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
+    again = run_stepwell("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
     assert (again.returncode, again.stdout) == (0, "nothing to remove in runs; 2 stay\n")
 
 
@@ -98,7 +96,7 @@ def test_a_run_that_is_running_never_goes(tmp_path: Path) -> None:
     with stepwell.init("alive", dir=runs, run_id="alive") as run:
         found = choose(runs, keep=0)
         assert (found.goes, found.spared) == ([], {"alive": "it is running"})
-        done = piped("gc", "--keep", "0", "--yes", cwd=tmp_path)
+        done = run_stepwell("gc", "--keep", "0", "--yes", cwd=tmp_path)
         assert "alive stays: it is running" in done.stdout
         with run.span("work"):
             pass
@@ -136,7 +134,7 @@ def test_what_is_no_run_and_links_are_left_alone(root: Path, tmp_path: Path) -> 
     elsewhere = record(tmp_path / "other", "linked", 100)
     (root / "link").symlink_to(elsewhere)
     (root / "old" / "inside").symlink_to(precious)
-    done = json.loads(piped("gc", "--keep", "0", "--yes", "--json", cwd=root.parent).stdout)
+    done = json.loads(run_stepwell("gc", "--keep", "0", "--yes", "--json", cwd=root.parent).stdout)
     assert {run["id"] for run in done["runs"]} == {"old", "middle", "new"}
     assert done["spared"] == {"notes": "it is no run folder", "linked": "it is a link"}
     assert (precious / "thesis.tex").read_text() == "years"
@@ -146,11 +144,9 @@ def test_what_is_no_run_and_links_are_left_alone(root: Path, tmp_path: Path) -> 
 
 def test_the_spool_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
     """What it left on the local disk of this machine is no use without it."""
-    env = {**os.environ, "STEPWELL_DIR": str(tmp_path / "runs")}
-    env["STEPWELL_SPOOL"] = str(tmp_path / "spool")
-    subprocess.run([sys.executable, "-c", KILLED], env=env, timeout=60, check=False)
+    kill_a_run(tmp_path / "runs", STEPWELL_SPOOL=str(tmp_path / "spool"))
     assert list((tmp_path / "spool").rglob("*.live"))
-    done = piped("gc", "--status", "killed,failed", "--yes", cwd=tmp_path)
+    done = run_stepwell("gc", "--status", "killed,failed", "--yes", cwd=tmp_path)
     assert "removed 1 run" in done.stdout
     assert list((tmp_path / "runs").iterdir()) == []
     assert not list((tmp_path / "spool").rglob("*.live"))
@@ -159,12 +155,12 @@ def test_the_spool_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
 def test_only_a_part_of_a_run(root: Path) -> None:
     """Artifacts or spans go, the rest can be read as before."""
     assert ids(root, keep=0, only="artifacts") == ["middle"]
-    done = piped("gc", "--keep", "0", "--only", "artifacts", "--yes", cwd=root.parent)
+    done = run_stepwell("gc", "--keep", "0", "--only", "artifacts", "--yes", cwd=root.parent)
     assert "removed the artifacts of 1 run, 8.0 MB" in done.stdout
     run = stepwell.open_run(root / "middle")
     assert (run.spans().collect().height, run.metrics().collect().height) == (1, 1)
     assert list((root / "middle" / "artifacts").iterdir()) == []
-    piped("gc", "--name", "middle", "--only", "spans", "--yes", cwd=root.parent)
+    run_stepwell("gc", "--name", "middle", "--only", "spans", "--yes", cwd=root.parent)
     assert (run.spans().collect().height, run.metrics().collect().height) == (0, 1)
 
 
@@ -205,7 +201,7 @@ def test_what_could_not_be_removed_gives_1(
 )
 def test_mistakes_remove_nothing(root: Path, words: tuple[str, ...], message: str) -> None:
     """Exit code 2, and what to write instead."""
-    done = piped("gc", *words, cwd=root.parent)
+    done = run_stepwell("gc", *words, cwd=root.parent)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(list(root.iterdir())) == 3
@@ -225,8 +221,7 @@ run.finish()
 
 def logged(tmp_path: Path) -> Path:
     """A run with a logger that has delivered all; its process folder."""
-    env = environment(STEPWELL_RUNTIME="off")
-    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, env=env, check=True, timeout=120)
+    run_script(LOGGED, cwd=tmp_path, check=True)
     (folder,) = (tmp_path / "runs" / "logged").glob("rank-*")
     (state,) = folder.glob("delivery-*.json")
     deadline = time.monotonic() + 60
@@ -247,14 +242,14 @@ def test_what_a_tracker_never_got_stays(tmp_path: Path) -> None:
     state.unlink()
     assert ids(root, statuses=["finished"]) == []
     assert ids(root, statuses=["finished"], undelivered=True) == ["logged"]
-    done = piped("gc", "--status", "finished", "--yes", cwd=tmp_path)
+    done = run_stepwell("gc", "--status", "finished", "--yes", cwd=tmp_path)
     assert done.returncode == 0
     words = " ".join(done.stdout.split())
     assert "stays: tensorboard never got all of it" in words
     assert "stepwell forward logged --to tensorboard" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert folder.is_dir()
-    assert piped("forward", "logged", "--to", "tensorboard", cwd=tmp_path).returncode == 0
+    assert run_stepwell("forward", "logged", "--to", "tensorboard", cwd=tmp_path).returncode == 0
     assert ids(root, statuses=["finished"]) == ["logged"]
 
 
@@ -267,7 +262,7 @@ def test_what_an_exporter_gave_up_stays(root: Path) -> None:
     assert found.spared["old"].startswith("otlp never got all of it")
     assert ids(root, older_than_s=50 * DAY, only="spans") == []
     assert ids(root, older_than_s=50 * DAY, undelivered=True) == ["old"]
-    assert piped(
+    assert run_stepwell(
         "gc", "--older-than", "50d", "--undelivered", "--yes", "--dir", str(root), cwd=root
     )
     assert not (root / "old").exists()

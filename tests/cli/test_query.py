@@ -12,7 +12,8 @@ import pytest
 import stepwell
 from stepwell.analysis.query import query
 from stepwell.journal.errors import StepwellError
-from tests.cli.terminal import in_terminal, piped
+from tests.cli.terminal import in_terminal
+from tests.harness import run_stepwell
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_runs_are_chosen_by_name_by_number_or_all(runs: Path) -> None:
     sql = "SELECT DISTINCT run FROM metrics ORDER BY run"
 
     def asked(*more: str) -> list[str]:
-        done = piped("query", sql, *more, "--json", cwd=runs.parent)
+        done = run_stepwell("query", sql, *more, "--json", cwd=runs.parent)
         assert done.returncode == 0, done.stderr
         return [row["run"] for row in json.loads(done.stdout)]
 
@@ -134,7 +135,7 @@ def test_runs_are_chosen_by_name_by_number_or_all(runs: Path) -> None:
     assert asked("one", "runs/two", "one") == ["one", "two"]
     assert asked("--last", "1") == ["two"]
     assert asked("--all") == ["one", "two"]
-    refused = piped("query", sql, "one", "--all", cwd=runs.parent)
+    refused = run_stepwell("query", sql, "one", "--all", cwd=runs.parent)
     assert (refused.returncode, "one of the three" in refused.stderr) == (2, True)
 
 
@@ -155,7 +156,7 @@ def test_what_is_shown_is_capped_and_says_so(runs: Path) -> None:
 def test_csv_and_files_hold_everything(runs: Path) -> None:
     """CSV on stdout; Parquet, CSV and JSON lines in files that another reader opens."""
     sql = "SELECT run, step, value FROM metrics ORDER BY run, step"
-    done = piped("query", sql, "--all", "--csv", cwd=runs.parent)
+    done = run_stepwell("query", sql, "--all", "--csv", cwd=runs.parent)
     lines = done.stdout.splitlines()
     assert (lines[0], lines[1], len(lines)) == ("run,step,value", "one,0,10.0", 16)
     readers: dict[str, Any] = {
@@ -164,19 +165,21 @@ def test_csv_and_files_hold_everything(runs: Path) -> None:
         "jsonl": pl.read_ndjson,
     }
     for ending, read in readers.items():
-        done = piped("query", sql, "--all", "-o", f"out.{ending}", cwd=runs.parent)
+        done = run_stepwell("query", sql, "--all", "-o", f"out.{ending}", cwd=runs.parent)
         assert done.stdout == f"out.{ending}\n"
         assert read(runs.parent / f"out.{ending}")["value"].sum() == 55 + 15
-    refused = piped("query", sql, "-o", "out.xlsx", cwd=runs.parent)
+    refused = run_stepwell("query", sql, "-o", "out.xlsx", cwd=runs.parent)
     assert (refused.returncode, ".parquet, .csv, .jsonl" in refused.stderr) == (2, True)
     assert sorted(p.name for p in runs.parent.glob(".*")) == []
 
 
 def test_nothing_found_is_said(runs: Path) -> None:
     """An empty table is no mistake."""
-    done = piped("query", "SELECT name FROM spans WHERE step > 99", cwd=runs.parent)
+    done = run_stepwell("query", "SELECT name FROM spans WHERE step > 99", cwd=runs.parent)
     assert (done.returncode, done.stdout) == (0, "name\nno rows\n")
-    done = piped("query", "SELECT name FROM spans WHERE step > 99", "--json", cwd=runs.parent)
+    done = run_stepwell(
+        "query", "SELECT name FROM spans WHERE step > 99", "--json", cwd=runs.parent
+    )
     assert json.loads(done.stdout) == []
 
 

@@ -19,7 +19,8 @@ from tests.cli.cases import (
     of_the_future,
     words,
 )
-from tests.cli.terminal import CODE, environment, in_terminal, piped
+from tests.cli.terminal import in_terminal
+from tests.harness import CLI, environment, run_script, run_stepwell
 
 COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|38;[\d;]+)m")
 
@@ -70,7 +71,8 @@ def test_no_color_is_heeded(name: str, place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_piped_there_is_plain_text_only(name: str, place: Place, tmp_path: Path) -> None:
     """No colours, no bars, nothing on stderr."""
-    done = piped(*own(name, COMMANDS[name], tmp_path), cwd=place.path)
+    env = environment(TERM="xterm-256color")
+    done = run_script(CLI, *own(name, COMMANDS[name], tmp_path), cwd=place.path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
     assert "\x1b" not in done.stdout
@@ -83,7 +85,7 @@ def test_json_for_scripts_is_strict(name: str, place: Place, tmp_path: Path) -> 
     def refuse(token: str) -> None:
         raise AssertionError(f"{token} is not JSON")
 
-    done = piped(*own(name, COMMANDS[name], tmp_path), "--json", cwd=place.path)
+    done = run_stepwell(*own(name, COMMANDS[name], tmp_path), "--json", cwd=place.path)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout, parse_constant=refuse)
 
@@ -91,7 +93,7 @@ def test_json_for_scripts_is_strict(name: str, place: Place, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", OF_A_RUN)
 def test_a_path_that_is_not_there(name: str, place: Place, tmp_path: Path) -> None:
     """One line that has the path, exit code 2."""
-    done = piped(*own(name, words(name, "no/such/run"), tmp_path), cwd=place.path)
+    done = run_stepwell(*own(name, words(name, "no/such/run"), tmp_path), cwd=place.path)
     assert done.returncode == 2
     assert done.stderr == "stepwell: there is no run folder 'no/such/run'\n"
 
@@ -111,7 +113,7 @@ def test_an_id_that_is_not_there_has_the_near_ones_told(
 def test_an_empty_folder(name: str, place: Place, tmp_path: Path) -> None:
     """There is no run, and how to say where runs are."""
     more = ["--dir", "empty"]
-    done = piped(*own(name, words(name, "whole"), tmp_path), *more, cwd=place.path)
+    done = run_stepwell(*own(name, words(name, "whole"), tmp_path), *more, cwd=place.path)
     assert done.returncode == 2
     assert "there are no runs in 'empty'" in done.stderr
     assert "STEPWELL_DIR" in done.stderr
@@ -134,7 +136,7 @@ def test_a_run_that_was_written_half(name: str, place: Place, tmp_path: Path) ->
 def test_a_run_of_the_next_format(name: str, place: Place, tmp_path: Path) -> None:
     """It is refused, with what to upgrade."""
     folder = str(place.path / "odd" / "future")
-    done = piped(*own(name, words(name, folder), tmp_path), cwd=place.path)
+    done = run_stepwell(*own(name, words(name, folder), tmp_path), cwd=place.path)
     assert done.returncode == 2
     assert "is in format 2, and this stepwell reads 1" in done.stderr
     assert "pip install -U stepwell" in done.stderr
@@ -142,22 +144,24 @@ def test_a_run_of_the_next_format(name: str, place: Place, tmp_path: Path) -> No
 
 def test_ls_and_gc_go_on_beside_a_run_of_the_next_format(place: Place) -> None:
     """One such run takes nothing from the others."""
-    listed = piped("ls", "--dir", "odd", cwd=place.path).stdout
+    listed = run_stepwell("ls", "--dir", "odd", cwd=place.path).stdout
     assert re.search(r"format 2 +future", listed)
     assert re.search(r"killed +killed", listed)
-    kept = json.loads(piped("gc", "--keep", "0", "--dir", "odd", "--json", cwd=place.path).stdout)
+    kept = json.loads(
+        run_stepwell("gc", "--keep", "0", "--dir", "odd", "--json", cwd=place.path).stdout
+    )
     assert kept["spared"] == {"future": "a newer stepwell recorded it"}
 
 
 def test_places_that_are_no_folder_of_runs(place: Place) -> None:
     """A file, an empty folder, and none."""
-    done = piped("ls", "--dir", "empty", cwd=place.path)
+    done = run_stepwell("ls", "--dir", "empty", cwd=place.path)
     assert (done.returncode, done.stdout.startswith("no runs in empty")) == (0, True)
-    done = piped("ls", "--dir", "nowhere", cwd=place.path)
+    done = run_stepwell("ls", "--dir", "nowhere", cwd=place.path)
     assert (done.returncode, done.stdout.startswith("there is no folder nowhere")) == (0, True)
-    done = piped("show", "./trace.json", cwd=place.path)
+    done = run_stepwell("show", "./trace.json", cwd=place.path)
     assert (done.returncode, "no run folder 'trace.json'" in done.stderr) == (2, True)
-    done = piped("show", "./empty", cwd=place.path)
+    done = run_stepwell("show", "./empty", cwd=place.path)
     assert (done.returncode, "'empty' is not a run folder" in done.stderr) == (2, True)
 
 
@@ -187,7 +191,7 @@ def test_what_takes_long_shows_how_far_it_is(
     name: str, words: str, place: Place, tmp_path: Path
 ) -> None:
     """In a terminal, here with no patience at all; it is gone when the answer is there."""
-    code = CODE.replace("main()", "import stepwell.cli.waiting as w; w.PATIENCE = 0; main()")
+    code = CLI.replace("main()", "import stepwell.cli.waiting as w; w.PATIENCE = 0; main()")
     shown = in_terminal(*own(name, COMMANDS[name], tmp_path), cwd=place.path, code=code)
     assert shown.code == 0, shown.text
     # Drawn, and wiped away: the cursor goes up or the line is erased.
@@ -203,7 +207,7 @@ def test_a_reader_that_has_enough_is_no_error_to_look_at(place: Place) -> None:
         f'"{sys.executable}" -c "$CODE" query "{sql}" whole --csv | head -1',
         shell=True,
         cwd=place.path,
-        env=environment(CODE=CODE),
+        env=environment(CODE=CLI),
         capture_output=True,
         text=True,
         timeout=120,

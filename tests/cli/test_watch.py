@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from stepwell.analysis.live.phases import PhaseClock
 from stepwell.analysis.live.recent import MOST_SPANS, RecentSpans
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.journal.records import SpanRecord
-from tests.cli.terminal import CODE, environment, in_terminal, piped
+from tests.cli.terminal import in_terminal
+from tests.harness import CLI, run_stepwell, start_script
 
 TRAIN = """
 import os, sys, time, stepwell
@@ -45,10 +45,7 @@ with stepwell.init("job", run_id="job", config={"max_steps": 400}) as run:
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder that a job trains in; it ends when there is a file ``stop`` in it."""
     end = getattr(request, "param", "finish")
-    env = environment(STEPWELL_RUNTIME="off")
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, end], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
-    )
+    process = start_script(TRAIN, end, cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         wait_for(
             lambda: any(run.status == "running" for run in stepwell.list_runs(tmp_path / "runs"))
@@ -130,13 +127,7 @@ def test_ctrl_c_is_quiet(job: Path) -> None:
 def test_piped_it_prints_a_line_each_time(job: Path, as_json: bool) -> None:
     """A line for each look, at once, and it ends with the run."""
     words = ["watch", "job", "--interval", "0.2", *(["--json"] if as_json else [])]
-    with subprocess.Popen(
-        [sys.executable, "-c", CODE, *words],
-        cwd=job,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start_script(CLI, *words, cwd=job, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(2)]
         (job / "stop").touch()
@@ -156,29 +147,28 @@ def test_piped_it_prints_a_line_each_time(job: Path, as_json: bool) -> None:
 def test_once(job: Path) -> None:
     """One look, and it is left running."""
     wait_for(lambda: stepwell.open_run(job / "runs/job").metrics().collect().height > 3)
-    done = piped("watch", "--once", cwd=job)
+    done = run_stepwell("watch", "--once", cwd=job)
     assert done.returncode == 0
     assert done.stdout.startswith("job  running for")
     assert "train/loss" in done.stdout
-    refused = piped("watch", "--interval", "0", cwd=job)
+    refused = run_stepwell("watch", "--interval", "0", cwd=job)
     assert (refused.returncode, "from 0.1 to 3600" in refused.stderr) == (2, True)
 
 
 def test_a_run_is_preferred_that_runs(job: Path) -> None:
     """Not the newest one, if that is over."""
     stepwell.init("later", dir=job / "runs", run_id="later").finish()
-    assert piped("watch", "--once", cwd=job).stdout.startswith("job  running")
+    assert run_stepwell("watch", "--once", cwd=job).stdout.startswith("job  running")
 
 
 def test_a_killed_job_is_told_with_what_it_was_inside_of(tmp_path: Path) -> None:
     """A process that is gone does not run, whatever it wrote last."""
-    env = environment(STEPWELL_RUNTIME="off")
-    process = subprocess.Popen([sys.executable, "-c", TRAIN, "finish"], cwd=tmp_path, env=env)
+    process = start_script(TRAIN, "finish", cwd=tmp_path)
     runs = tmp_path / "runs"
     wait_for(lambda: any(r.metrics().collect().height > 5 for r in stepwell.list_runs(runs)))
     os.kill(process.pid, signal.SIGKILL)
     process.wait(10)
-    done = piped("watch", "--once", "--json", cwd=tmp_path)
+    done = run_stepwell("watch", "--once", "--json", cwd=tmp_path)
     assert done.returncode == 1
     seen = json.loads(done.stdout)
     assert seen["status"] == "killed"
