@@ -19,6 +19,7 @@ import pytest
 
 import stepwell
 from stepwell import Run
+from stepwell.telemetry import identity
 from tests.journal.readback import parse_strictly
 
 
@@ -69,9 +70,9 @@ def test_process_json_tells_which_process_it_is(
 
 
 def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    author = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
     answer = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+        ["git", *author, *arguments], cwd=folder, check=True, capture_output=True, text=True
     )
     return answer.stdout.strip()
 
@@ -87,6 +88,7 @@ def test_the_commit_and_whether_it_was_changed(
     git(repository, "add", ".")
     git(repository, "commit", "-q", "-m", "first")
     monkeypatch.chdir(repository)
+    monkeypatch.setattr(identity, "_GIT_VALID_SECONDS", 0.0)
     clean = finished(tmp_path / "clean")[0]["attempts"][0]["code"]
     (repository / "train.py").write_text("two")
     dirty = finished(tmp_path / "dirty")[0]["attempts"][0]["code"]

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ from typing import Any
 
 import pytest
 
+import stepwell
+from stepwell.telemetry import identity
 from stepwell.telemetry.identity import (
     config_to_dict,
     describe_code,
@@ -74,8 +77,8 @@ def test_python_is_described_with_the_packages_that_matter_and_no_import_of_them
 
 
 def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
+    author = ["-c", "user.name=T", "-c", "user.email=t@example.org"]
+    command = ["git", "-C", str(folder), *author, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -160,16 +163,49 @@ def test_without_a_repository_or_git_there_is_nothing_to_tell(
     assert describe_code(tmp_path) == {}
 
 
-def test_a_git_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All questions together take no more than about two seconds."""
+@pytest.fixture
+def hanging_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git takes a minute to answer."""
     hanging = tmp_path / "bin" / "git"
     hanging.parent.mkdir()
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     monkeypatch.setenv("PATH", f"{hanging.parent}{os.pathsep}{os.environ['PATH']}")
-    begin = time.monotonic()
+
+
+@pytest.mark.usefixtures("hanging_git")
+def test_a_git_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its time is up, everything that git was asked is left out."""
+    monkeypatch.setattr(identity, "_GIT_SECONDS", 0.05)
     assert describe_code(tmp_path) == {}
-    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.usefixtures("hanging_git")
+def test_a_run_that_ends_does_not_wait_for_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much time git would have had."""
+    monkeypatch.setattr(identity, "_GIT_SECONDS", 1e9)
+    assert describe_code(tmp_path, is_ending=lambda: True) == {}
+    with stepwell.init("short", dir=tmp_path / "runs") as run:
+        pass
+    (attempt,) = json.loads((run.path / "run.json").read_text())["attempts"]
+    assert attempt["code"] == {}
+    assert attempt["host"]["hostname"] == socket.gethostname()
+
+
+def test_runs_in_quick_succession_share_one_description(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git is asked again after two seconds, and then sees what has changed."""
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)
+    monkeypatch.setattr(identity, "time", clock)
+    first = describe_code(repository)
+    (repository / "train.py").write_text("print(2)\n")
+    assert describe_code(repository) == first
+    now += 2.0
+    assert describe_code(repository) == {**first, "dirty": True}
 
 
 # The launch environment.

@@ -150,6 +150,10 @@ class Pump:
             done = self._answered.wait_for(lambda: self._done >= asked, timeout)
         return done and self.idle
 
+    def is_ending(self) -> bool:
+        """Whether the journal is being closed; a task that waits for something should give up."""
+        return self._stop
+
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be written."""

@@ -6,20 +6,24 @@ raises, for something that is no configuration.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from stepwell.journal import forks
 from stepwell.journal.system import boot_id
 from stepwell.telemetry.masking import mask, mask_argv
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = [
     "config_to_dict",
@@ -32,6 +36,11 @@ __all__ = [
 ]
 
 _GIT_SECONDS = 2.0
+"""How long git may take to describe the code."""
+_GIT_SECONDS_AT_END = 0.1
+"""How long it may still take when the run has ended."""
+_GIT_VALID_SECONDS = 2.0
+"""How long further runs use a description of the code: nobody edits it and starts again sooner."""
 _DEEPEST = 32
 
 _DISTRIBUTIONS = (
@@ -65,6 +74,16 @@ _DISTRIBUTIONS = (
     "zstandard",
     "msgspec",
 )
+
+_GIT_QUESTIONS = {
+    "commit": ("rev-parse", "--verify", "HEAD"),
+    "branch": ("symbolic-ref", "--short", "--quiet", "HEAD"),
+    "remote": ("config", "--get", "remote.origin.url"),
+    "changes": ("status", "--porcelain", "--untracked-files=no"),
+}
+
+_described: dict[Path, tuple[float, dict[str, Any]]] = {}
+"""By folder: when its code was described, and how."""
 
 _LAUNCH_VARIABLE = (
     "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|LOCAL_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT"
@@ -122,38 +141,41 @@ def describe_host() -> dict[str, Any]:
 def describe_python() -> dict[str, Any]:
     """Return the interpreter and the versions of the installed packages that matter to training.
 
-    Nothing is imported to find them out.
+    Nothing is imported to find them. They are looked up again only after packages were installed.
     """
     return {
         "version": ".".join(str(part) for part in sys.version_info[:3]),
         "implementation": sys.implementation.name,
         "executable": sys.executable,
-        "packages": _find_versions(_DISTRIBUTIONS),
+        "packages": dict(_installed_versions(tuple(map(_modified, sys.path)))),
     }
 
 
-def describe_code(cwd: Path) -> dict[str, Any]:
+def describe_code(cwd: Path, is_ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Return commit, branch, dirty flag and remote of the git repository around a folder.
 
-    What git cannot tell within two seconds is left out; outside of a repository that is all.
-    Files that git does not track do not make it dirty.
+    Facts that git does not give within two seconds are left out, or within a tenth of a second once
+    ``is_ending()``; outside a repository that is all of them. Untracked files do not make it dirty.
+    Runs that start shortly after one another in one folder share one description.
     """
-    deadline = time.monotonic() + _GIT_SECONDS
-    commit = _ask_git(cwd, deadline, "rev-parse", "--verify", "HEAD")
-    branch = _ask_git(cwd, deadline, "symbolic-ref", "--short", "--quiet", "HEAD")
-    if commit is None and branch is None:
-        return {}
-    remote = _ask_git(cwd, deadline, "config", "--get", "remote.origin.url")
-    # Last, because it reads the whole working tree.
-    changes = _ask_git(cwd, deadline, "status", "--porcelain", "--untracked-files=no")
-    return _without_none(
+    described, facts = _described.get(cwd, (-_GIT_VALID_SECONDS, {}))
+    if time.monotonic() - described < _GIT_VALID_SECONDS:
+        return dict(facts)
+    answers = _ask_git(cwd, _GIT_QUESTIONS, is_ending)
+    changes, remote = answers.get("changes"), answers.get("remote")
+    facts = _without_none(
         {
-            "commit": commit,
-            "branch": branch,
+            "commit": answers.get("commit"),
+            "branch": answers.get("branch"),
             "dirty": None if changes is None else bool(changes),
             "remote": _strip_credentials(remote) if remote else None,
         }
     )
+    if not ("commit" in facts or "branch" in facts):
+        facts = {}
+    if len(answers) == len(_GIT_QUESTIONS):
+        _described[cwd] = time.monotonic(), facts
+    return dict(facts)
 
 
 def describe_launch_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -301,6 +323,19 @@ def _read_memory_bytes() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
+def _modified(place: str) -> tuple[str, int]:
+    """Return a folder of ``sys.path`` and when it last changed; installing a package changes it."""
+    try:
+        return place, os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return place, 0
+
+
+@functools.lru_cache(maxsize=1)
+def _installed_versions(_: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    return _find_versions(_DISTRIBUTIONS)
+
+
 def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
     from importlib import metadata
 
@@ -316,37 +351,70 @@ def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def _ask_git(cwd: Path, deadline: float, *arguments: str) -> str | None:
-    """Return what git answers, or None if it fails, is missing or takes too long."""
+def _ask_git(
+    cwd: Path, questions: Mapping[str, tuple[str, ...]], is_ending: Callable[[], bool]
+) -> dict[str, str | None]:
+    """Ask git everything at once; None where it fails, nothing where it takes too long."""
     with forks.held_off():
         import shutil
         import subprocess
         import tempfile
 
     program = shutil.which("git")
+    answers: dict[str, str | None] = {}
     if program is None:
-        return None
+        return answers
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     # A repository can name a program that git runs to watch its files. It shall not run here.
-    command = [program, "-C", str(cwd), "-c", "core.fsmonitor=false", *arguments]
+    command = [program, "-C", str(cwd), "-c", "core.fsmonitor=false"]
+    asked: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
     try:
-        # No pipe, and by way of posix_spawn (so no close_fds, no cwd), which needs none either: a
-        # DataLoader worker forked just now would hold its other end open for as long as it lives.
-        with tempfile.TemporaryFile() as answer:
-            subprocess.run(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=answer,
-                stderr=subprocess.DEVNULL,
-                close_fds=False,
-                timeout=max(0.0, deadline - time.monotonic()),
-                check=True,
+        for name, words in questions.items():
+            # No pipe, and by way of posix_spawn (so no close_fds, no cwd), which needs none either: a
+            # DataLoader worker forked just now would hold its other end open for as long as it lives.
+            output: IO[bytes] = tempfile.TemporaryFile()
+            asked[name] = (
+                subprocess.Popen(
+                    [*command, *words],
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    close_fds=False,
+                ),
+                output,
             )
-            answer.seek(0)
-            return answer.read().decode("utf-8", "replace").strip()
+        _wait_for_all([process for process, _ in asked.values()], is_ending)
+        for name, (process, output) in asked.items():
+            output.seek(0)
+            if process.returncode is not None:
+                text = output.read().decode("utf-8", "replace").strip()
+                answers[name] = None if process.returncode else text
     except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+        pass
+    finally:
+        for process, output in asked.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            output.close()
+    return answers
+
+
+def _wait_for_all(
+    processes: Iterable[subprocess.Popen[bytes]], is_ending: Callable[[], bool]
+) -> None:
+    """Wait for processes until their time is up, which is sooner when the run is ending."""
+    now = time.monotonic()
+    deadline = now + _GIT_SECONDS
+    pause = 0.001
+    while any(process.poll() is None for process in processes) and now < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+        now = time.monotonic()
+        if is_ending():
+            deadline = min(deadline, now + _GIT_SECONDS_AT_END)
+            is_ending = bool  # False from here on: the deadline is set.
 
 
 def _strip_credentials(url: str) -> str:

@@ -86,7 +86,7 @@ def _open(
     if place.rank == 0 and obstacle is None:
         with contextlib.suppress(OSError):
             document.write()
-    recorder.pump.run_soon(document.complete)
+    recorder.pump.run_soon(lambda: document.complete(recorder.pump.is_ending))
     recorder.pauses = start_watch(recorder)
     if os.environ.get("STEPWELL_EXPORTERS"):
         from stepwell.telemetry.exporter_loading import add_from_environment

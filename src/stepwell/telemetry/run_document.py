@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,17 @@ class RunDocument:
             "config": about["config"],
         }
 
-    def complete(self) -> None:
-        """Add what takes a moment to find out: host, versions, the state of the code."""
+    def complete(self, is_ending: Callable[[], bool]) -> None:
+        """Add facts that take a moment to find: host, versions, the state of the code.
+
+        A run that ends meanwhile hardly waits for them.
+        """
         with forks.held_off():
             identity.warm_up()
             self.attempt["host"] = identity.describe_host()
             self.attempt["user"] = identity.user_name()
         self.attempt["python"] = identity.describe_python()
-        self.attempt["code"] = identity.describe_code(Path(self.attempt["cwd"]))
+        self.attempt["code"] = identity.describe_code(Path(self.attempt["cwd"]), is_ending)
         self.write()
 
     def write(self) -> None:
