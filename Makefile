@@ -10,16 +10,19 @@ NEEDS := $(VENV)/.made pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench torture clean
+.PHONY: help demo test test-full lint format bench torture clean
 
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.demo ## train a small model for half a minute, recorded, and look at the run
 	@$(VENV)/bin/stepwell demo $(ARGS)
 
-test: $(VENV)/.dev ## run the tests (ARGS="-k journal -x" goes to pytest)
+test: $(VENV)/.dev $(VENV)/.debian ## run the tests, in about five minutes (ARGS="-k journal -x" goes to pytest)
 	@$(PY) -m pytest $(ARGS)
+
+test-full: test ## run the tests and what they leave out: more cases of each kind, and the slow ones
+	@$(PY) -m pytest -m "full and not torture" $(ARGS) || [ $$? = 5 ]  # 5: none of these tests was asked for
 
 lint: $(VENV)/.dev ## check style, formatting and types
 	$(PY) -m ruff check
@@ -53,6 +56,20 @@ $(VENV)/.demo: $(NEEDS)
 $(VENV)/.dev: $(NEEDS)
 	@echo "Installing stepwell and what its tests need into $(VENV). The first time this may take a minute or two."
 	@$(INSTALL) -e '.[test,lint]'
+	@touch $@
+
+# Programs that tests use and pip cannot install. Tests that miss one are skipped and say so.
+$(VENV)/.debian: $(VENV)/.made
+	@if ! command -v chromium >/dev/null || ! command -v dot >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing chromium and graphviz, which some tests use."; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium graphviz >/dev/null \
+	    || echo "They cannot be installed: tests that use them are skipped."; \
+	  else \
+	    echo "chromium or graphviz is missing: tests that use them are skipped."; \
+	  fi; \
+	fi
 	@touch $@
 
 # Without its stamp a failed install is tried again the next time.
