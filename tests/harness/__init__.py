@@ -3,6 +3,7 @@
 from tests.harness.environment import REPOSITORY, SOURCE, environment
 from tests.harness.programs import (
     CLI,
+    SDKS,
     Program,
     run_ranks,
     run_script,
@@ -14,6 +15,7 @@ from tests.harness.programs import (
 __all__ = [
     "CLI",
     "REPOSITORY",
+    "SDKS",
     "SOURCE",
     "Program",
     "environment",

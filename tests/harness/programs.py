@@ -20,6 +20,7 @@ from typing import Any
 from tests.harness import server
 from tests.harness.environment import environment
 
+CLI_MODULES = ("comparing", "exporting", "listing", "querying", "reporting", "summary", "waiting")
 PRELOADED = (
     "numpy",
     "polars",
@@ -31,10 +32,19 @@ PRELOADED = (
     "msgspec",
     "asyncio",
     "multiprocessing.spawn",
+    "numpy.ma",
+    "rich.markdown",
+    "rich.progress",
     "rich.table",
     "typer",
+    "typer._adapters",
+    "typer.rich_utils",
     "stepwell.cli.main",
+    *(f"stepwell.cli.{name}" for name in CLI_MODULES),
+    "stepwell.analysis.compare",
+    "stepwell.analysis.live",
     "stepwell.analysis.report",
+    "stepwell.reading.find",
     "stepwell.integrations.torch",
     "tests.harness.programs",
 )
@@ -43,12 +53,26 @@ CLI = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main
 
 
 SDKS = (
+    # W&B before MLflow: it looks through everything that is imported already, many times.
+    "wandb",
+    "wandb.sdk.launch",
+    "wandb.sdk.artifacts._internal_artifact",
     "numpy",
-    "stepwell.telemetry.sidecar_process",
-    "stepwell.loggers.backends.mlflow.backend",
+    "PIL.Image",
+    "PIL.WebPImagePlugin",
     "mlflow",
     "mlflow.tracking",
-    "wandb",
+    "mlflow.store.artifact.local_artifact_repo",
+    "mlflow.store.tracking.sqlalchemy_workspace_store",
+    "sqlalchemy.dialects.sqlite",
+    "alembic.command",
+    "stepwell.telemetry.sidecar_process",
+    "stepwell.exporters.otlp",
+    "stepwell.loggers.delivery.sending",
+    "stepwell.loggers.prov.backend",
+    "stepwell.loggers.backends.mlflow.backend",
+    "stepwell.loggers.backends.tensorboard.backend",
+    "stepwell.loggers.backends.wandb.backend",
 )
 """What a sidecar imports."""
 
@@ -177,7 +201,8 @@ def start_script(
 ) -> Program:
     """Start a program, given as text or as a file; options as for ``subprocess.Popen``.
 
-    ``env`` is its whole environment, where not the one of ``environment()``.
+    ``env`` is its whole environment, where not the one of ``environment()``. With ``modules=SDKS`` it
+    has imported what sidecars need, in place of torch and Polars.
     """
     words = ["-c", script] if isinstance(script, str) else [script]
     return Program([*words, *arguments], env=environment() if env is None else env, **options)
