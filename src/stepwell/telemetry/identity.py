@@ -92,6 +92,7 @@ _LAUNCH_VARIABLE = (
 )
 
 
+@functools.cache
 def warm_up() -> None:
     """Import whatever the functions below do, for a thread that must not import at any time."""
     import shutil  # noqa: F401
