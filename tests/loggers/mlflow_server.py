@@ -6,9 +6,7 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,10 +15,27 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import SDKS, environment, run_script, start_script
+from tests.harness.programs import free_port
+
 MAKE = """
 import sys
 from mlflow import MlflowClient
 MlflowClient(tracking_uri=sys.argv[1]).search_experiments()
+"""
+SERVE = """
+import os
+import mlflow.server
+from mlflow.cli import cli
+
+def serve_here(command, extra_env, **_):
+    import uvicorn
+    os.environ.update(extra_env)
+    uvicorn.main(command[3:])
+
+# ``mlflow server`` would start another interpreter for it, with this very command.
+mlflow.server._exec_cmd = serve_here
+cli()
 """
 
 
@@ -29,9 +44,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
@@ -40,12 +53,16 @@ class Server:
         options += ["--artifacts-destination", str(self.folder / "artifacts")]
         options += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
         quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        ours = {name: value for name, value in os.environ.items() if "MLFLOW" not in name}
+        ours = {name: value for name, value in environment().items() if "MLFLOW" not in name}
         with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", *options],
+            self.process = start_script(
+                SERVE,
+                "server",
+                *options,
+                modules=SDKS,
                 cwd=self.folder,
                 env={**ours, **quiet},
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -57,7 +74,7 @@ class Server:
         while not self._answers():
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise TimeoutError((self.folder / "log").read_text()[-2000:])
-            time.sleep(0.2)
+            time.sleep(0.05)
         return self
 
     def _answers(self) -> bool:
@@ -83,7 +100,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             making = folder / "making-mlflow.db"
-            subprocess.run([sys.executable, "-c", MAKE, f"sqlite:///{making}"], check=True)
+            run_script(MAKE, f"sqlite:///{making}", modules=SDKS, check=True)
             making.rename(path)
     return path
 

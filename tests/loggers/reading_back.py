@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,26 @@ from typing import Any
 from tests.loggers.prov_checking import things, value
 from tests.loggers.tensorboard_reading import scalars
 
-READER = Path(sys.executable).with_name("wandb")
 WANDB_STEP = "trainer/global_step"
 Curve = list[tuple[int, float]]
+
+
+def wandb_records(file: Path) -> list[dict[str, Any]]:
+    """Return what ``wandb leet inspect --json`` prints of a file; by the program behind that command."""
+    from wandb.util import get_core_path
+
+    command = [get_core_path(), "leet", "inspect", "--no-observability", "--json"]
+    done = subprocess.run(
+        [*command, "--run-file", file, file.parents[1]], capture_output=True, text=True, check=False
+    )
+    assert "flag provided but not defined" not in done.stderr, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
 
 
 class Left:
     """The curves that all loggers left below ``mllogs``; those of one rank in one run.
 
-    W&B's reader takes seconds, and so it is asked once: look again with a new one.
+    W&B's files are read once: look again with a new one.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
@@ -67,13 +77,7 @@ class Left:
         """What ``wandb leet inspect`` finds in all that ``wandb sync`` would upload."""
         found: list[dict[str, Any]] = []
         for file in sorted((self.logs / "wandb").glob("*run-*/run-*.wandb")):
-            told = subprocess.run(
-                [str(READER), "leet", "inspect", "--json", str(file)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            found += [json.loads(line) for line in told.stdout.splitlines() if line[:1] == "{"]
+            found += wandb_records(file)
         return found
 
     def wandb_curve(self, name: str) -> Curve:

@@ -22,16 +22,15 @@ import pytest
 from stepwell.loggers.backends.wandb.backend import WandBBackend
 from stepwell.loggers.backends.wandb.rows import STEP
 from stepwell.loggers.delivery.backend import LogRecord
+from tests.harness import SDKS, run_script, start_script
 from tests.loggers.delivering import PNG, STARTED, Log, metric
+from tests.loggers.reading_back import wandb_records
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb"),
 ]
-
-ROOT = Path(__file__).parents[2]
-READER = Path(sys.executable).with_name("wandb")
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +67,7 @@ class Found:
         self.fragments = sorted(folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb"))
         self.records: list[dict[str, Any]] = []
         for file in self.fragments:
-            told = subprocess.run(
-                [str(READER), "leet", "inspect", "--json", str(file)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            lines = told.stdout.splitlines()
-            self.records += [json.loads(line) for line in lines if line.startswith("{")]
+            self.records += wandb_records(file)
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         return [record[kind] for record in self.records if record["type"] == kind]
@@ -302,13 +294,13 @@ print("done", flush=True)
 
 def test_killed_in_the_middle_and_resumed_each_value_is_there_once(tmp_path: Path) -> None:
     """Killed with -9 twice; W&B had put little of it on disk by then."""
-    environment = {**os.environ, "NETRC": "/nowhere"}
-    command = [sys.executable, "-c", KILLED, tmp_path / "run", tmp_path / "logs" / "wandb"]
     for at in (6, 25, None):
-        process = subprocess.Popen(
-            [*command, tmp_path / "state.json"],
-            cwd=ROOT,
-            env=environment,
+        process = start_script(
+            KILLED,
+            tmp_path / "run",
+            tmp_path / "logs" / "wandb",
+            tmp_path / "state.json",
+            modules=SDKS,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -359,13 +351,8 @@ os._exit(0 if found.stdout.split() else 3)
 
 def test_when_w_and_bs_own_process_dies_the_rest_goes_on(tmp_path: Path) -> None:
     """It may be noticed at once, or only at the end; whatever fails is called again."""
-    done = subprocess.run(
-        [sys.executable, "-c", ORPHANED, tmp_path / "run", tmp_path / "logs" / "wandb"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
+    done = run_script(
+        ORPHANED, tmp_path / "run", tmp_path / "logs" / "wandb", modules=SDKS, check=True
     )
     found = Found(tmp_path, done.stdout.split()[-1])
     assert Counter(found.curve("loss")) == Counter((i, i) for i in range(20))
