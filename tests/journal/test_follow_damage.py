@@ -14,13 +14,14 @@ import pytest
 import stepwell
 from stepwell import Run
 from stepwell.journal.archive import archive_files
-from stepwell.journal.format import SPAN_SLOTS
 from stepwell.journal.lane import Lane
 from stepwell.journal.recover import recover_process
 from tests.durability.helpers import Child
 from tests.journal.following import Following, check_order, process_folder
 from tests.journal.test_follow_processes import follow
 from tests.journal.test_follow_segments import small_spans
+
+pytestmark = pytest.mark.usefixtures("slots")
 
 
 def test_torn_event_lines(recorded: Run) -> None:
@@ -74,15 +75,15 @@ def test_torn_archive(tmp_path: Path) -> None:
         following.check()
 
 
-def test_size_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_cap(tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the size cap removed before a look is gone and counted; the rest is given out."""
-    monkeypatch.setenv("STEPWELL_MAX_BYTES", "1M")
+    monkeypatch.setenv("STEPWELL_MAX_BYTES", "64K")
     run = stepwell.init("test", dir=tmp_path / "runs")
     kept = ("outer", "small 0", "small 39")
     early = Following(run.path, keep=lambda name: name in kept)
     with run.span("outer"):
         for i in range(40):
-            small_spans(run, SPAN_SLOTS, f"small {i}")
+            small_spans(run, slots, f"small {i}")
             run.flush()
             if i < 2:
                 early.poll()
@@ -98,10 +99,10 @@ def test_size_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not late.of("stop", "small 0")
 
 
-def test_removed_before_it_was_unpacked(recorded: Run) -> None:
+def test_removed_before_it_was_unpacked(recorded: Run, slots: int) -> None:
     """An archive that goes between finding and reading it is counted."""
     following = Following(recorded.path)
-    small_spans(recorded, 3 * SPAN_SLOTS)
+    small_spans(recorded, 3 * slots)
     recorded.flush()
     following.follower._files.look()
     for path in archive_files(process_folder(recorded.path), "spans"):
@@ -156,7 +157,9 @@ def test_killed_while_rolling_over(tmp_path: Path, after: bool) -> None:
     assert len(late.of("start", "outer")) == len(late.of("stop", "outer")) == 1
 
 
-def test_interrupted_while_rolling_over(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_while_rolling_over(
+    recorded: Run, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interrupt undoes a copy that was seen: the end is found where the span went on."""
     following = Following(recorded.path, keep=lambda name: name != "small")
 
@@ -165,7 +168,7 @@ def test_interrupted_while_rolling_over(recorded: Run, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with recorded.span("outer", a=1) as outer:
-        small_spans(recorded, SPAN_SLOTS - 2)
+        small_spans(recorded, slots - 2)
         with monkeypatch.context() as patch:
             patch.setattr(Lane, "_switch", interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -177,7 +180,9 @@ def test_interrupted_while_rolling_over(recorded: Run, monkeypatch: pytest.Monke
     following.check()
 
 
-def test_given_up_while_rolling_over(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_up_while_rolling_over(
+    recorded: Run, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A span that gets its end just before it is copied is over, whatever becomes of the copy."""
     following = Following(recorded.path, keep=lambda name: name != "small")
     carry = Lane._carry
@@ -190,7 +195,7 @@ def test_given_up_while_rolling_over(recorded: Run, monkeypatch: pytest.MonkeyPa
     with recorded.span("outer"):
         following.poll()
         monkeypatch.setattr(Lane, "_carry", give_up_first)
-        small_spans(recorded, SPAN_SLOTS)
+        small_spans(recorded, slots)
         monkeypatch.undo()
         following.poll()
     following.poll()
@@ -236,12 +241,12 @@ def test_strange_documents(recorded: Run, about: Any) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_damage(recorded: Run, tmp_path: Path, finished: bool) -> None:
+def test_damage(recorded: Run, slots: int, tmp_path: Path, finished: bool) -> None:
     """Bytes that were changed at random never raise, and never make it go on for ever."""
     with recorded.span("outer", a=1) as outer:
         for i in range(3):
             with recorded.span("item", i=i):
-                small_spans(recorded, SPAN_SLOTS // 2)
+                small_spans(recorded, slots // 2)
                 recorded.event("tick", i=i)
             outer.set(i=i)
         if not finished:
@@ -276,12 +281,12 @@ def _damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed[: chance.choice([len(changed), len(changed), len(changed) // 2])])
 
 
-def test_no_files_stay_open(recorded: Run) -> None:
+def test_no_files_stay_open(recorded: Run, slots: int) -> None:
     """A follower holds no file open: training needs them, and removed ones would keep their space."""
     following = Following(recorded.path)
     before = len(os.listdir("/proc/self/fd"))
     with recorded.span("outer", a=1):
-        small_spans(recorded, 3 * SPAN_SLOTS)
+        small_spans(recorded, 3 * slots)
         following.poll()
         recorded.flush()
         following.poll()

@@ -21,6 +21,8 @@ from stepwell.journal.state import current_lane
 from tests.durability.helpers import Child
 from tests.journal.logging_rows import all_of, folder_of, log_for, through_json, write_line
 
+pytestmark = pytest.mark.usefixtures("slots")
+
 
 def follow(run: Run | Path, number: int | None = None, **more: Any) -> LogFollower:
     return LogFollower(folder_of(run.path if isinstance(run, Run) else run), number, **more)
@@ -152,9 +154,9 @@ def busy(run: Run, seed: int) -> None:
 
     def work(number: int) -> None:
         chance = random.Random(f"{seed} {number}")
-        for i in range(6000):
+        for i in range(700):
             log_for(chance.choice(["1", "2", "1+2"]), f"m{chance.randrange(5)}", chance.random(), i)
-            if i % 997 == 0:
+            if i % 97 == 0:
                 write_line("item", f"p{i}", item="param", audience=[1], value=i)
                 stepwell.set_step(i, epoch=seed + i)
 
@@ -167,7 +169,7 @@ def busy(run: Run, seed: int) -> None:
 
 def test_between_two_cursors_is_always_the_same(recorded: Run, tmp_path: Path) -> None:
     """While it is live, when it is sealed, after its end: same records, same order, none left out."""
-    follower = follow(recorded, 1, limit=701)
+    follower = follow(recorded, 1, limit=101)
     cursors, batches = [through_json(follower.cursor)], []
     for seed in range(3):
         busy(recorded, seed)
@@ -184,7 +186,7 @@ def test_between_two_cursors_is_always_the_same(recorded: Run, tmp_path: Path) -
             assert other.between(cursors[i], cursors[i + 1]) == batches[i]
             # And goes on right behind.
             if i + 1 < len(batches):
-                other.limit = 701
+                other.limit = 101
                 assert other.poll()[:1] == batches[i + 1][:1]
     # Times too, also where whoever begins again knows nothing of the first one.
     assert follow(recorded, 1).between({}, cursors[1]) == batches[0]
@@ -217,16 +219,16 @@ def test_a_follower_that_begins_again_all_the_time_misses_nothing(recorded: Run)
 
     reader = threading.Thread(target=read)
     reader.start()
-    for i in range(60_000):
+    for i in range(6000):
         log_for("1", "loss", float(i), i)
     stop.set()
     reader.join(120)
-    assert sorted(record.step for record in given) == list(range(60_000))
+    assert sorted(record.step for record in given) == list(range(6000))
 
 
 def test_a_sealed_segment_whose_file_is_still_there_counts_once(recorded: Run) -> None:
     """Killed between sealing and removing: whoever begins again must not take it for another one."""
-    for i in range(20_000):
+    for i in range(1500):
         log_for("1", "loss", float(i), i)
     folder = folder_of(recorded.path)
     copies = folder / "copies"
@@ -234,7 +236,7 @@ def test_a_sealed_segment_whose_file_is_still_there_counts_once(recorded: Run) -
     for path in folder.glob("metrics-*.live"):
         shutil.copy(path, copies)
     follower = follow(recorded, 1)
-    assert len(all_of(follower)) == 20_000
+    assert len(all_of(follower)) == 1500
     middle = through_json(follower.cursor)
     recorded.finish()
     for path in copies.iterdir():
@@ -242,7 +244,7 @@ def test_a_sealed_segment_whose_file_is_still_there_counts_once(recorded: Run) -
     assert [r.type for r in all_of(follower)] == ["status"]
     for cursor in (middle, {**through_json(follower.cursor), "over": False}):
         assert [r.type for r in all_of(follow(recorded, 1, cursor=cursor))] == ["status"]
-    assert len(all_of(follow(recorded, 1))) == 20_001
+    assert len(all_of(follow(recorded, 1))) == 1501
 
 
 # How it ends
@@ -299,18 +301,18 @@ def test_after_a_kill_everything_is_there(tmp_path: Path, spooled: bool) -> None
     assert [(r.name, r.value) for r in given if r.type == "item"] == [("lr", 0.5)]
 
 
-def test_what_is_long_ago_can_be_left_out(recorded: Run) -> None:
+def test_what_is_long_ago_can_be_left_out(recorded: Run, slots: int) -> None:
     """Then it begins with the latest segments; and who asks is told of each step."""
     contexts: list[tuple[int, int | None, int | None]] = []
-    for i in range(3 * 4096):
+    for i in range(3 * slots):
         recorded.set_step(i, 7)
         stepwell.log({"loss": float(i)})
     recorded.flush()
     follower = follow(recorded)
     follower.on_context = lambda *context: contexts.append(context)
     everything = seen(all_of(follower))
-    assert [step for _, step, _ in everything] == list(range(3 * 4096))
-    assert [(step, epoch) for _, step, epoch in contexts] == [(i, 7) for i in range(3 * 4096)]
+    assert [step for _, step, _ in everything] == list(range(3 * slots))
+    assert [(step, epoch) for _, step, epoch in contexts] == [(i, 7) for i in range(3 * slots)]
     assert [time for time, _, _ in contexts] == sorted(time for time, _, _ in contexts)
     recent = follow(recorded)
     recent.skip_older(0, most_segments=1)

@@ -16,6 +16,10 @@ from tests.durability.helpers import Child, files_below, only_run, wait_until
 from tests.journal.following import Following, process_folder
 
 WORK = """
+from stepwell.journal import lane
+lane.SPAN_SLOTS = 1024
+most = 20
+
 def small(count):
     one = span("small")
     for _ in range(count):
@@ -24,7 +28,7 @@ def small(count):
 def work(begin, count):
     for i in range(begin, begin + count):
         with span("item", i=i) as item:
-            small(200)
+            small(most)
             event("tick", i=i)
             item.set(done=True)
 """
@@ -73,7 +77,7 @@ def test_another_process(child: Child, tmp_path: Path) -> None:
 def test_while_it_runs(child: Child, tmp_path: Path) -> None:
     """Looks at any moment of a recording process see nothing torn."""
     following = follow(tmp_path)
-    child.do("import threading\nt = threading.Thread(target=work, args=(0, 200)); t.start()")
+    child.do("t = threading.Thread(target=work, args=(0, 200)); t.start()")
     child.do("u = threading.Thread(target=work, args=(1000, 200)); u.start()")
     while child.do("answer = t.is_alive() or u.is_alive()"):
         following.poll()
@@ -119,27 +123,24 @@ def test_killed_and_recovered(child: Child, tmp_path: Path) -> None:
     assert late.of("stop", "outer")[0].attributes == {"a": 1, "b": 2}
 
 
-def test_killed_in_the_midst(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tenths", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 6))]
+)
+def test_killed_in_the_midst(child: Child, tmp_path: Path, tenths: int) -> None:
     """Whenever it is killed, each span has one start and one stop, as the reader of runs has it."""
-    for number in range(6):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with Child(folder) as child:
-            child.do(WORK + "run = init('followed', dir='runs')")
-            child.do("import threading")
-            following = follow(folder, keep=lambda name: name != "small")
-            child.do("for n in range(3): threading.Thread(target=work, args=(0, 10**6)).start()")
-            deadline = time.monotonic() + 0.1 * number
-            while time.monotonic() < deadline:
-                following.poll()
-            child.kill()
-        following.to_end()
-        unfinished = {r.id: r for r in following.of("stop") if r.status == "unfinished"}
-        # Reading has those as open, since it cannot tell when they ended.
-        following.records = [
-            r for r in following.records if r.type != "stop" or r.id not in unfinished
-        ]
-        following.check()
+    following = follow(tmp_path, keep=lambda name: name != "small")
+    child.do(
+        "most = 200\nfor n in range(3): threading.Thread(target=work, args=(0, 10**6)).start()"
+    )
+    deadline = time.monotonic() + 0.1 * tenths
+    while time.monotonic() < deadline:
+        following.poll()
+    child.kill()
+    following.to_end()
+    unfinished = {r.id: r for r in following.of("stop") if r.status == "unfinished"}
+    # Reading has those as open, since it cannot tell when they ended.
+    following.records = [r for r in following.records if r.type != "stop" or r.id not in unfinished]
+    following.check()
 
 
 def test_spool(spooled: Child, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from stepwell.journal.segment_rows import LiveRows
 from stepwell.telemetry.live import Span, open_span, word_of
 from tests.journal.following import Following
 
+pytestmark = pytest.mark.usefixtures("slots")
+
 
 class Polling:
     """Looks all the time, in a thread."""
@@ -63,12 +65,12 @@ def small_spans(run: Run, count: int, name: str = "small") -> None:
             pass
 
 
-def test_open_over_segments(recorded: Run) -> None:
+def test_open_over_segments(recorded: Run, slots: int) -> None:
     """Spans that stay open over several segments are one span each, with all their attributes."""
     following = Following(recorded.path, keep=lambda name: name != "small")
     with recorded.span("outer", a=1) as outer, recorded.span("inner") as inner:
         for i in range(4):
-            small_spans(recorded, SPAN_SLOTS // 2)
+            small_spans(recorded, slots // 2)
             outer.set(**{f"b{i}": i})
             if i % 2:
                 following.poll()
@@ -89,7 +91,7 @@ def test_late_first_look(recorded: Run) -> None:
     with recorded.span("outer"):
         for i in range(10):
             with recorded.span("middle", i=i):
-                small_spans(recorded, 9000)
+                small_spans(recorded, 600)
                 with recorded.span("inner"):
                     recorded.event("here")
             often.poll()
@@ -104,13 +106,13 @@ def test_late_first_look(recorded: Run) -> None:
 
 def test_backlog_comes_in_parts(recorded: Run) -> None:
     """Very much at once is given out bit by bit, in order, over all threads."""
-    threads = [threading.Thread(target=small_spans, args=(recorded, 40_000)) for _ in range(3)]
+    threads = [threading.Thread(target=small_spans, args=(recorded, 5000)) for _ in range(3)]
     with recorded.span("outer"):
         for thread in threads:
             thread.start()
-        for i in range(50_000):
+        for i in range(6000):
             with recorded.span("mine"):
-                if i % 1000 == 0:
+                if i % 100 == 0:
                     recorded.event("tick", i=i)
         for thread in threads:
             thread.join()
@@ -119,7 +121,7 @@ def test_backlog_comes_in_parts(recorded: Run) -> None:
     sizes = []
     while not following.follower.over:
         sizes.append(len(following.poll()))
-    assert max(sizes) < 200_000
+    assert max(sizes) < 25_000
     assert len(sizes) > 3
     times = [r.end_ns if r.type == "stop" else getattr(r, "start_ns", 0) for r in following.records]
     times = [time for time in times if time]
@@ -127,19 +129,19 @@ def test_backlog_comes_in_parts(recorded: Run) -> None:
     following.check()
 
 
-def test_sealed_between_looks(recorded: Run) -> None:
+def test_sealed_between_looks(recorded: Run, slots: int) -> None:
     """What was read in part while it was live is read on where it was sealed."""
     following = Following(recorded.path)
     for i in range(3):
-        small_spans(recorded, 1000, f"a{i}")
+        small_spans(recorded, 100, f"a{i}")
         following.poll()
-        small_spans(recorded, SPAN_SLOTS, f"b{i}")
+        small_spans(recorded, slots, f"b{i}")
         recorded.flush()
     following.poll()
     following.check()
 
 
-def test_sealed_during_a_look(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_during_a_look(recorded: Run, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment that goes between finding it and reading it is found where it was sealed."""
     following = Following(recorded.path)
     small_spans(recorded, 100, "before")
@@ -147,7 +149,7 @@ def test_sealed_during_a_look(recorded: Run, monkeypatch: pytest.MonkeyPatch) ->
 
     def seal_first(*arguments: Any) -> LiveRows:
         monkeypatch.undo()
-        small_spans(recorded, SPAN_SLOTS, "meanwhile")
+        small_spans(recorded, slots, "meanwhile")
         recorded.flush()
         return read(*arguments)
 
@@ -157,7 +159,9 @@ def test_sealed_during_a_look(recorded: Run, monkeypatch: pytest.MonkeyPatch) ->
     following.check()
 
 
-def test_attributes_sealed_during_a_look(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_sealed_during_a_look(
+    recorded: Run, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Attributes that go after their span was read are found where they were sealed."""
     following = Following(recorded.path, keep=lambda name: name != "small")
     with recorded.span("outer", a=1):
@@ -166,7 +170,7 @@ def test_attributes_sealed_during_a_look(recorded: Run, monkeypatch: pytest.Monk
 
     def seal_first(*arguments: Any) -> bytes:
         monkeypatch.undo()
-        small_spans(recorded, SPAN_SLOTS)
+        small_spans(recorded, slots)
         recorded.flush()
         return read(*arguments)
 
@@ -176,13 +180,16 @@ def test_attributes_sealed_during_a_look(recorded: Run, monkeypatch: pytest.Monk
     following.check()
 
 
-def test_tight_loop(recorded: Run, restless: None) -> None:
-    """150,000 spans in many segments while a thread looks all the time, all of them and a few."""
+@pytest.mark.parametrize(
+    "slots", [1024, pytest.param(SPAN_SLOTS, marks=pytest.mark.full)], indirect=True
+)
+def test_tight_loop(recorded: Run, restless: None, slots: int) -> None:
+    """Spans in many segments while a thread looks all the time, at all of them and at a few."""
     everything = Following(recorded.path)
     few = Following(recorded.path, keep=lambda name: name in ("outer", "rare"))
     with Polling(everything, few), recorded.span("outer"):
         for i in range(10):
-            small_spans(recorded, 15_000)
+            small_spans(recorded, slots - 100)
             with recorded.span("rare", i=i):
                 recorded.event("tick", i=i)
     recorded.finish()
@@ -201,7 +208,7 @@ def test_threads(recorded: Run, restless: None) -> None:
     def work(number: int) -> None:
         for i in range(60):
             with recorded.span("outer", n=number) as outer, recorded.span("inner"):
-                small_spans(recorded, 150)
+                small_spans(recorded, 20)
                 recorded.event("tick", i=i)
                 outer.set(i=i)
                 with recorded.span("leaf", i=i):
@@ -231,7 +238,7 @@ async def _tasks(run: Run, looks: list[Following]) -> None:
     async def child(i: int) -> None:
         with run.span("child", i=i):
             await asyncio.sleep(0)
-            small_spans(run, 300)
+            small_spans(run, 30)
             with run.span("leaf"):
                 await asyncio.sleep(0)
                 run.event("tick", i=i)
@@ -240,7 +247,7 @@ async def _tasks(run: Run, looks: list[Following]) -> None:
         # Started under a span that is over when this begins.
         await asyncio.sleep(0.001)
         with run.span("after", i=i):
-            small_spans(run, 100)
+            small_spans(run, 10)
 
     tasks = []
     for i in range(60):
@@ -257,7 +264,7 @@ def in_thread(run: Run, i: int) -> None:
 
     async def work() -> None:
         with run.span("distant", i=i):
-            small_spans(run, 200)
+            small_spans(run, 20)
 
     asyncio.run(work())
 
@@ -329,17 +336,17 @@ def test_frames_of_others(recorded: Run) -> None:
     assert [r.type for r in late.records] == ["start", "stop"]
 
 
-def test_as_much_that_is_new_as_was_read_is_no_end(recorded: Run) -> None:
+def test_as_much_that_is_new_as_was_read_is_no_end(recorded: Run, slots: int) -> None:
     """An empty look means that all was given, also when segments come as fast as they are read."""
     following = Following(recorded.path, keep=lambda name: name != "small")
     with recorded.span("first"):
         pass
-    small_spans(recorded, 13 * SPAN_SLOTS)
+    small_spans(recorded, 13 * slots)
     assert recorded.flush()
     assert [r.name for r in following.poll()] == ["first", "first"]
     waiting = len(following.follower._files.sealed)
     assert waiting > MAX_SEGMENTS
-    small_spans(recorded, MAX_SEGMENTS * SPAN_SLOTS)
+    small_spans(recorded, MAX_SEGMENTS * slots)
     with recorded.span("last"):
         pass
     assert recorded.flush()
