@@ -11,6 +11,13 @@ import pytest
 from stepwell import Run
 from stepwell.journal.state import local
 from tests.in_memory import folder_in_memory
+from tests.reading.strangers import Read, SampledReader, read_everything
+
+
+@pytest.fixture(params=["decoded", pytest.param("all tables", marks=pytest.mark.full)])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Read a damaged run and count its rows; with all its tables every time, or every tenth time."""
+    return read_everything if request.param == "all tables" else SampledReader()
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import zstandard
 
 from stepwell import open_run
@@ -14,6 +16,7 @@ from stepwell.journal.archive import MAGIC
 from stepwell.journal.format import HEADER_BYTES, SPAN_BYTES, SPAN_SLOTS, pack_header
 
 OUTSIDE = b'"OUTSIDE"'
+Read = Callable[[Path], dict[str, int]]
 TABLES = ("spans", "metrics", "events", "open_spans", "processes", "artifacts")
 
 
@@ -28,6 +31,45 @@ def read_everything(folder: Path) -> dict[str, int]:
         assert "OUTSIDE" not in frame.write_json()
         found[table] = frame.height
     return found
+
+
+def decode_everything(folder: Path) -> dict[str, int]:
+    """What ``read_everything`` returns, from one reading of the files and without queries."""
+    run = open_run(folder)
+    assert run.status in ("running", "finished", "failed", "killed", "empty")
+    assert isinstance(run.config, dict)
+    found = dict.fromkeys(TABLES, 0)
+    for tables in run.by_process():
+        for _, category, name in tables.process.names.values():
+            assert "OUTSIDE" not in (category, name)
+        for segment in tables.process.of_kind("attributes"):
+            assert "OUTSIDE" not in "".join(segment.texts.values())
+        assert not any("OUTSIDE" in line for line in tables.process.event_lines)
+        found["processes"] += 1
+        found["spans"] += _rows(tables.spans({"id"}))
+        found["open_spans"] += _rows(tables.spans({"id"}, only_open=True))
+        found["metrics"] += _rows(tables.metrics({"value"}))
+        found["events"] += _rows(tables.events({"time_ns"}))
+        found["artifacts"] += _rows(tables.events({"time_ns"}, artifacts=True))
+    return found
+
+
+def _rows(frames: Iterable[pl.DataFrame]) -> int:
+    return sum(frame.height for frame in frames)
+
+
+class SampledReader:
+    """Decodes a run each time it is called, and reads its tables too every tenth time."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, folder: Path) -> dict[str, int]:
+        decoded = decode_everything(folder)
+        if self._calls % 10 == 0:
+            assert read_everything(folder) == decoded
+        self._calls += 1
+        return decoded
 
 
 def spans_live(metas: list[int], starts: list[int], ends: list[int], seq: int = 0) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.journal.system import boot_id
-from tests.reading.strangers import OUTSIDE, place, process, read_everything, segment_files
+from tests.reading.strangers import OUTSIDE, Read, place, process, read_everything, segment_files
 
 
 def replace_by_link(path: Path, target: Path) -> None:
@@ -22,7 +22,7 @@ def replace_by_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed(folder: Path, tmp_path: Path, read: Read) -> None:
     """Every file of the run in turn is a link to one outside: nothing of that is read."""
     outside = tmp_path / "outside"
     shutil.copytree(folder, outside)
@@ -34,7 +34,7 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
     for path in [p for p in folder.rglob("*") if p.is_file()]:
         original = path.read_bytes()
         replace_by_link(path, outside / path.relative_to(folder))
-        read_everything(folder)
+        read(folder)
         path.unlink()
         path.write_bytes(original)
 
@@ -76,13 +76,15 @@ def test_a_spool_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_what_is_no_file_is_passed_over(folder: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_no_file_is_passed_over(
+    folder: Path, make: Callable[[Path], None], read: Read
+) -> None:
     """A pipe is not waited for; a folder in the place of a file is not read."""
     for path in [p for p in folder.rglob("*") if p.is_file()]:
         original = path.read_bytes()
         path.unlink()
         make(path)
-        read_everything(folder)
+        read(folder)
         path.unlink() if path.is_fifo() else path.rmdir()
         path.write_bytes(original)
 
