@@ -4,6 +4,7 @@ from tests.harness.environment import REPOSITORY, SOURCE, environment
 from tests.harness.programs import (
     CLI,
     SDKS,
+    TRAINERS,
     Program,
     run_ranks,
     run_script,
@@ -17,6 +18,7 @@ __all__ = [
     "REPOSITORY",
     "SDKS",
     "SOURCE",
+    "TRAINERS",
     "Program",
     "environment",
     "run_ranks",

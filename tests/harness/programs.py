@@ -75,6 +75,20 @@ SDKS = (
     "stepwell.loggers.backends.wandb.backend",
 )
 """What a sidecar imports."""
+TRAINERS = (
+    *PRELOADED,
+    "lightning.pytorch",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "transformers.trainer",
+    "transformers.models.gpt2.modeling_gpt2",
+    "stepwell.integrations.lightning",
+    "stepwell.integrations.transformers",
+    "stepwell.integrations.accelerate",
+    "stepwell.compat.one_logger",
+)
+"""What programs with a trainer of Lightning or Hugging Face import; for ``modules=``."""
 
 
 class ForkServer:
@@ -105,13 +119,15 @@ _servers: dict[str, ForkServer] = {}
 def fork_server(modules: Sequence[str]) -> str:
     """Return the address of the server that has imported these modules.
 
-    The test process starts both servers when it first needs one; programs that they forked use them
-    too. Nobody waits for the imports but who needs them.
+    The test process starts a server when it is first asked for, and the one of sidecars with it;
+    programs that they forked use them too. Nobody waits for the imports but who needs them.
     """
     tests = os.environ.setdefault("TESTS_PID", str(os.getpid()))
-    if tests == str(os.getpid()) and not _servers:
-        for each in (PRELOADED, SDKS):
-            _servers[_address(tests, each)] = ForkServer(_address(tests, each), each)
+    if tests == str(os.getpid()):
+        for each in (modules, SDKS):
+            address = _address(tests, each)
+            if address not in _servers:
+                _servers[address] = ForkServer(address, each)
     return _address(tests, modules)
 
 
@@ -202,7 +218,8 @@ def start_script(
     """Start a program, given as text or as a file; options as for ``subprocess.Popen``.
 
     ``env`` is its whole environment, where not the one of ``environment()``. With ``modules=SDKS`` it
-    has imported what sidecars need, in place of torch and Polars.
+    has imported what sidecars need, in place of torch and Polars, and with ``modules=TRAINERS`` also
+    Lightning and transformers.
     """
     words = ["-c", script] if isinstance(script, str) else [script]
     return Program([*words, *arguments], env=environment() if env is None else env, **options)
