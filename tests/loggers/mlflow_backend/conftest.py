@@ -28,9 +28,9 @@ def database(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> 
     return f"sqlite:///{copy}"
 
 
-@pytest.fixture(params=["sqlite", "http"])
+@pytest.fixture(params=["sqlite", pytest.param("http", marks=pytest.mark.full)])
 def uri(request: pytest.FixtureRequest) -> str:
-    """Where to: a database itself, or a server."""
+    """Where to: a database itself, or a server. Tests with ``ON_BOTH`` always use both."""
     if request.param == "sqlite":
         return str(request.getfixturevalue("database"))
     return str(request.getfixturevalue("server").url)

@@ -6,9 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepwell.loggers.backends.mlflow.backend import MLFlowBackend
 from stepwell.loggers.delivery.backend import LogRecord
 from tests.loggers.delivering import Log
+
+ON_BOTH = pytest.mark.parametrize("uri", ["sqlite", "http"], indirect=True)
 
 
 def backend(uri: str, **options: Any) -> MLFlowBackend:

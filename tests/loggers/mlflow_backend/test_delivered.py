@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,16 +13,16 @@ import pytest
 
 from stepwell.loggers.backends.mlflow.runs import IN_THIS_PROCESS
 from tests.loggers.delivering import PNG, STARTED, Log, metric
-from tests.loggers.mlflow_backend.finding import Found, backend, delivered
+from tests.loggers.mlflow_backend.finding import ON_BOTH, Found, backend, delivered
 from tests.loggers.needs import needs
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     needs("mlflow"),
 ]
 
 
+@ON_BOTH
 def test_a_curve_is_found_with_its_steps_times_and_values(uri: str, log: Log) -> None:
     """Unicode and slashes in a name are MLflow's own; a NaN stays one."""
     records = [metric("train/löss é", 1 / (i + 1), i * 10, at=i * 2_000_000) for i in range(50)]
@@ -41,6 +42,7 @@ def test_an_infinity_is_the_largest_number_there(uri: str, log: Log) -> None:
     assert found.history("down") == [(0, -sys.float_info.max)]
 
 
+@pytest.mark.full
 def test_ten_thousand_metrics_arrive(uri: str, log: Log) -> None:
     """In batches as delivery makes them, of which each takes several requests."""
     to = backend(uri)
@@ -63,6 +65,7 @@ def test_a_thousand_and_one_metrics_with_a_parameter_are_taken(uri: str, log: Lo
     assert found.run.data.params == {f"p.{i}": str(i) for i in range(250)}
 
 
+@ON_BOTH
 def test_a_batch_that_comes_again_is_there_once(uri: str, log: Log) -> None:
     """Also one of which a part had got through, NaN, equal values and files included."""
     records = [metric("loss", 0.5, i % 7, at=i) for i in range(1200)]
@@ -130,9 +133,11 @@ def test_a_parameter_that_somebody_else_logged_meanwhile_loses_no_batch(uri: str
 
 
 def test_a_store_of_plain_files_has_each_value_once_too(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: Log, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would add a repeated one; MLflow refuses such a store unless it is told not to."""
+    (tmp_path / "a").mkdir()
+    shutil.copy(empty_database, tmp_path / "a" / "mlflow.db")
     plain = backend((tmp_path / "a").as_uri())
     log.open(plain)
     assert plain.uri == f"sqlite:///{tmp_path}/a/mlflow.db"
@@ -183,6 +188,7 @@ def test_a_parameter_that_is_too_long_is_cut_and_whole_among_the_artifacts(
     assert found.run.data.params["list"] == '[1, {"a": "é"}]'
 
 
+@ON_BOTH
 def test_every_kind_is_found(uri: str, log: Log) -> None:
     """Native where MLflow has it, else a file among the artifacts."""
     found = delivered(

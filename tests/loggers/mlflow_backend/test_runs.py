@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     needs("mlflow"),
 ]
@@ -119,9 +119,12 @@ def test_the_environment_says_where_to_and_a_password_is_not_written_down(
         log.open(MLFlowBackend(number=1, experiment_name="tests"))
 
 
-def test_the_users_own_active_run_is_left_alone(tmp_path: Path, log: Log, server: Server) -> None:
+def test_the_users_own_active_run_is_left_alone(
+    tmp_path: Path, log: Log, server: Server, empty_database: Path
+) -> None:
     import mlflow
 
+    shutil.copy(empty_database, tmp_path / "own.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/own.db")
     try:
         with mlflow.start_run() as own:
