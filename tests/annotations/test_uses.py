@@ -107,8 +107,17 @@ def _as_it_was() -> Iterator[None]:
     ai.enable()
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("switch", SWITCHES)
+CASES = [
+    # A thread brings files of its own, so most of these are slow.
+    pytest.param(
+        switch, place, marks=[pytest.mark.full] if place == "threaded" and number >= 2 else []
+    )
+    for place in PLACES
+    for number, switch in enumerate(SWITCHES)
+]
+
+
+@pytest.mark.parametrize(("switch", "place"), CASES)
 def test_every_use(recorded: Run, switch: str, place: str) -> None:
     """All uses in one run, each on a node of its own."""
     chosen = SWITCHES[switch]
@@ -204,28 +213,30 @@ def test_recursion_is_as_deep_as_it_is(recorded: Run) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("number", range(len(USES)))
 def test_an_exception_closes_every_use(
-    recorded: Run, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
+    recorded: Run, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """The exception comes out, what it went through has failed, and nothing stays open."""
-    use = USES[number]
 
     def fail() -> int:
         raise error("of the user")
 
     monkeypatch.setattr("tests.annotations.callables.body", fail)
-    node = ai.compute.forward.derive("failing")
-    call = use.build(node, {})
-    with pytest.raises(error, match="of the user"):
-        plainly(call, node)
-    if use.name.startswith("start and stop"):
-        node.stop()
-    with ai.data:
-        pass
-    spans = finished(recorded)
-    rows = spans.select("name", "status", "parent").rows()
-    assert rows[-1] == ("data", "ok", None)
-    # The body of a loop is left by its iterator being closed, which is no failure of its own.
-    is_failure = "iter" not in use.name and not use.name.startswith("start and stop")
-    assert rows[-2][:2] == (node.name + use.records[-1][0], "error" if is_failure else "ok")
+    expected = []
+    for number, use in enumerate(USES):
+        node = ai.compute.forward.derive(f"failing {number}")
+        call = use.build(node, {})
+        with pytest.raises(error, match="of the user"):
+            plainly(call, node)
+        if use.name.startswith("start and stop"):
+            node.stop()
+        with ai.data:
+            pass
+        # The body of a loop is left by its iterator being closed, which is no failure of its own.
+        is_failure = "iter" not in use.name and not use.name.startswith("start and stop")
+        name = node.name + use.records[-1][0]
+        expected.append([(name, "error" if is_failure else "ok"), ("data", "ok", None)])
+    rows = finished(recorded).select("name", "status", "parent").rows()
+    ends = [number for number, row in enumerate(rows) if row[0] == "data"]
+    assert ends[-1] == len(rows) - 1
+    assert [[rows[end - 1][:2], rows[end]] for end in ends] == expected
