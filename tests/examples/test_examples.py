@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-import stepwell
 from stepwell.reading import RecordedRun
+from tests.examples.programs import run_example, run_of
 from tests.nesting.tree import check_tree, edges
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SOURCE = Path(stepwell.__file__).parents[1]
 ITERATIONS = 36
 
 
 def _run(name: str, folder: Path) -> tuple[RecordedRun, pl.DataFrame, list[dict[str, Any]]]:
     """Run an example in a folder: its run, its spans and the lines that it exported."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name],
-        cwd=folder,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder),
-            "PYTHONPATH": str(SOURCE),
-            "OMP_NUM_THREADS": "1",
-            "STEPWELL_STRICT": "1",
-            "STEPWELL_RUNTIME": "off",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_example(name, folder)
     assert done.stderr == ""
-    (run,) = stepwell.list_runs(folder / "runs")
-    assert str(run.path) in done.stdout
-    assert run.status == "finished"
+    run = run_of(done, folder)
     spans = run.spans().collect()
     check_tree(spans)
     assert set(spans["status"]) == {"ok"}
