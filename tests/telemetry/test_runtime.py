@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import psutil
 import pytest
 
 import stepwell
-from stepwell.journal import errors
-from stepwell.reading import RecordedRun
+from stepwell import Run
+from stepwell.journal import errors, pump
 from stepwell.telemetry.runtime.cgroup import Memory, read_memory
 from stepwell.telemetry.runtime.energy import CpuEnergy, EstimatedEnergy
 from stepwell.telemetry.runtime.gpu import GpuReading
 from stepwell.telemetry.runtime.machine import NodeReading, ProcessReading, descendants
 from stepwell.telemetry.runtime.settings import ASKED_SHARE, Settings
+from tests.harness import environment, run_script
 from tests.telemetry.fake_nvml import FakeNvml
+from tests.telemetry.pump_clock import PumpClock
 
 GB = 1 << 30
 
 
-def watched(tmp_path: Path, script: str, **environment: str) -> RecordedRun:
-    """Record a script, ``run`` being there already, in a process of its own; the run it left."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
-    code = f"import gc, os, sys, time, stepwell\nrun = stepwell.init('w', dir={str(tmp_path)!r})\n"
-    subprocess.run(
-        [sys.executable, "-c", code + script],
-        env={**env, "STEPWELL_STRICT": "1", **environment},
-        check=True,
-        timeout=120,
-    )
-    (folder,) = [path for path in tmp_path.iterdir() if (path / "run.json").exists()]
-    return stepwell.open_run(folder)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> PumpClock:
+    """The clock of pumps, which tests put forward."""
+    clock = PumpClock()
+    monkeypatch.setattr(pump, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def run(clock: PumpClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that is watched every half second, by a clock that stands still."""
+    monkeypatch.setenv("STEPWELL_STRICT", "1")
+    monkeypatch.setenv("STEPWELL_RUNTIME", "0.5")
+    return stepwell.init("w", dir=tmp_path)
+
+
+def metrics_of(run: Run) -> pl.DataFrame:
+    """Finish the run; return its metrics."""
+    run.finish()
+    return stepwell.open_run(run.path).metrics().collect()
 
 
 # Settings
@@ -74,36 +85,52 @@ def test_a_setting_that_makes_no_sense_is_a_warning(
 # The process and the machine
 
 
+CHILDREN = """
+import subprocess, sys
+import psutil
+from stepwell.telemetry.runtime.machine import ProcessReading
+reading = ProcessReading(psutil)
+alone = reading.read()["system/processes"]
+burn = "import time\\nwhile time.process_time() < 0.4: pass\\nprint('x', flush=True); input()"
+child = subprocess.Popen(
+    [sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+child.stdout.readline()
+while_it_runs = reading.read()
+before = reading.cpu_seconds
+assert while_it_runs["system/processes"] == alone + 1
+assert while_it_runs["system/memory_rss_bytes"] > psutil.Process().memory_info().rss
+child.communicate("\\n")
+after = reading.read()
+assert after["system/processes"] == alone
+assert before >= 0.38
+# Ending costs something too; what was counted is not lost.
+assert before - 0.02 <= reading.cpu_seconds <= before + 0.5
+"""
+
+
 def test_processor_time_of_children_counts_also_when_they_have_ended() -> None:
     """A child that burns 0.4 s of processor time is in the sum while it runs and after it ended."""
-    reading = ProcessReading(psutil)
-    alone = reading.read()["system/processes"]
-    burn = "import time\nwhile time.process_time() < 0.4: pass\nprint('x', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
-    while_it_runs = reading.read()
-    before = reading.cpu_seconds
-    assert while_it_runs["system/processes"] == alone + 1
-    assert while_it_runs["system/memory_rss_bytes"] > psutil.Process().memory_info().rss
-    child.communicate("\n")
-    after = reading.read()
-    assert after["system/processes"] == alone
-    assert before >= 0.38
-    # Ending costs something too; what was counted is not lost.
-    assert before - 0.02 <= reading.cpu_seconds <= before + 0.5
+    run_script(CHILDREN, check=True)
+
+
+BUSY = """
+import time, types
+import psutil
+from stepwell.telemetry.runtime import machine
+# By this clock the only core there is does nothing else.
+machine.time = types.SimpleNamespace(monotonic=time.process_time)
+reading = machine.ProcessReading(psutil)
+end = time.process_time() + 0.5
+while time.process_time() < end:
+    pass
+print(reading.read()["system/cpu_percent"])
+"""
 
 
 def test_processor_use_is_100_percent_for_one_busy_core() -> None:
-    reading = ProcessReading(psutil)
-    began, used = time.monotonic(), time.process_time()
-    while time.process_time() - used < 0.5:
-        pass
-    # The machine may be busy with something else as well.
-    expected = 0.5 / (time.monotonic() - began) * 100
-    assert reading.read()["system/cpu_percent"] == pytest.approx(expected, rel=0.15)
+    done = run_script(BUSY, check=True)
+    assert float(done.stdout) == pytest.approx(100, rel=0.1)
 
 
 def test_bytes_on_disk_are_counted_from_the_beginning(tmp_path: Path) -> None:
@@ -281,21 +308,14 @@ def test_each_gpu_is_told_of_by_one_rank(
     assert sorted({int(name.split("/")[1][4:]) for name in values}) == told
 
 
-NVML_SCRIPT = """
-from tests.telemetry.fake_nvml import FakeNvml
-sys.modules["pynvml"] = FakeNvml()
-time.sleep(2.5)
-run.finish()
-"""
-
-
 # Whole runs
 
 
-def test_a_run_is_watched_by_itself(tmp_path: Path) -> None:
-    """Values come from the pump's thread, at the step under way, from about the second second on."""
-    script = "run.set_step(7, epoch=2)\ntime.sleep(3.2)\nrun.finish()"
-    metrics = watched(tmp_path, script, STEPWELL_RUNTIME="0.5").metrics().collect()
+def test_a_run_is_watched_by_itself(run: Run, clock: PumpClock) -> None:
+    """Values come from the pump's thread, at the step under way, after the first second."""
+    run.set_step(7, epoch=2)
+    clock.pass_seconds(run, 3)
+    metrics = metrics_of(run)
     names = set(metrics["name"])
     assert {
         "system/cpu_percent",
@@ -309,62 +329,99 @@ def test_a_run_is_watched_by_itself(tmp_path: Path) -> None:
     assert set(metrics["thread"]) == {"stepwell-pump"}
     assert set(metrics["step"]) == {7}
     assert set(metrics["epoch"]) == {2}
-    assert 2 <= metrics.filter(name="system/cpu_percent").height <= 6
+    # Begun after 1 s, and then every half second.
+    assert metrics.filter(name="system/cpu_percent").height == 4
 
 
-def test_the_second_rank_of_a_node_leaves_the_node_to_the_first(tmp_path: Path) -> None:
+def test_the_second_rank_of_a_node_leaves_the_node_to_the_first(
+    tmp_path: Path, clock: PumpClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "STEPWELL_RUN_ID": "x"}
-    script = "time.sleep(2.5)\nrun.finish()"
-    run = watched(tmp_path, script, STEPWELL_RUNTIME="0.5", **environ)
-    names = set(run.metrics().collect()["name"])
+    for name, value in {**environ, "STEPWELL_RUNTIME": "0.5"}.items():
+        monkeypatch.setenv(name, value)
+    run = stepwell.init("w", dir=tmp_path)
+    clock.pass_seconds(run, 2)
+    names = set(metrics_of(run)["name"])
     assert "system/cpu_percent" in names
     assert "system/node_cpu_percent" not in names
 
 
-def test_gpus_of_a_run_are_watched(tmp_path: Path) -> None:
-    root = str(Path(__file__).parent.parent.parent)
-    environ = {"STEPWELL_RUNTIME": "0.5", "PYTHONPATH": root}
-    metrics = watched(tmp_path, NVML_SCRIPT, **environ).metrics().collect()
-    power = metrics.filter(name="system/gpu_0/power_watts")["value"].to_list()
+def test_gpus_of_a_run_are_watched(
+    run: Run, clock: PumpClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    clock.pass_seconds(run, 2)
+    power = metrics_of(run).filter(name="system/gpu_0/power_watts")["value"].to_list()
     assert power
     assert set(power) == {250.5}
 
 
-def test_off_is_off(tmp_path: Path) -> None:
-    script = "time.sleep(2.5); gc.collect(); run.finish(); assert 'psutil' not in sys.modules"
-    run = watched(tmp_path, script, STEPWELL_RUNTIME="off")
-    assert run.metrics().collect().is_empty()
-    assert run.spans().collect().is_empty()
-
-
-def test_a_run_that_is_over_at_once_imports_nothing_for_it(tmp_path: Path) -> None:
-    watched(tmp_path, "run.finish(); assert 'psutil' not in sys.modules")
-
-
-def test_the_training_thread_does_none_of_it(tmp_path: Path) -> None:
-    """A thread that only sleeps for three seconds, watched twenty times a second, uses no CPU."""
-    script = "b = time.thread_time(); time.sleep(3); assert time.thread_time() - b < 0.01"
-    run = watched(tmp_path, script + "\nrun.finish()", STEPWELL_RUNTIME="0.1")
-    assert not run.metrics().collect().is_empty()
-
-
-FAILING = """
-import psutil
-psutil.net_io_counters = lambda **k: (_ for _ in ()).throw(RuntimeError("no network"))
-run.log({"loss": 1.0}, step=0)
-time.sleep(2.5)
-run.log({"loss": 2.0}, step=1)
+PSUTIL = """
+import gc, sys
+import stepwell
+from tests.telemetry.pump_clock import stop_clock
+assert "psutil" not in sys.modules
+clock = stop_clock()
+run = stepwell.init("w", dir=".")
+clock.pass_seconds(run, float(sys.argv[1]))
+gc.collect()
 run.finish()
+print("psutil" in sys.modules)
 """
 
 
-def test_a_reading_that_fails_is_left_out_and_nothing_else(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("setting", "seconds", "is_imported"), [("off", 3, False), ("5", 0, False), ("0.5", 3, True)]
+)
+def test_psutil_is_imported_when_it_is_needed(
+    tmp_path: Path, setting: str, seconds: int, is_imported: bool
 ) -> None:
-    run = watched(tmp_path, FAILING, STEPWELL_RUNTIME="0.5", STEPWELL_STRICT="0")
-    metrics = run.metrics().collect()
+    """Not where the watch is off, nor for a run that is over at once."""
+    env = environment(STEPWELL_RUNTIME=setting, STEPWELL_STRICT="1")
+    done = run_script(PSUTIL, str(seconds), cwd=tmp_path, env=env, check=True)
+    assert done.stdout == f"{is_imported}\n"
+    (run,) = stepwell.list_runs(tmp_path)
+    assert run.metrics().collect().is_empty() is not is_imported
+    if setting == "off":
+        assert run.spans().collect().is_empty()
+
+
+def test_the_training_thread_does_none_of_it(
+    run: Run, clock: PumpClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is found, read and logged by the pump's thread."""
+    readers: list[str] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*arguments: Any) -> Any:
+            readers.append(threading.current_thread().name)
+            return call(*arguments)
+
+        return note
+
+    for owner in (ProcessReading, NodeReading):
+        for name in ("__init__", "read"):
+            monkeypatch.setattr(owner, name, noting(getattr(owner, name)))
+    clock.pass_seconds(run, 2)
+    assert len(readers) == 2 * (1 + 2)
+    assert set(readers) == {"stepwell-pump"}
+    assert set(metrics_of(run)["thread"]) == {"stepwell-pump"}
+
+
+def test_a_reading_that_fails_is_left_out_and_nothing_else(
+    run: Run, clock: PumpClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setenv("STEPWELL_STRICT", "0")
+    monkeypatch.setattr(psutil, "net_io_counters", fail)
+    run.log({"loss": 1.0}, step=0)
+    clock.pass_seconds(run, 2)
+    run.log({"loss": 2.0}, step=1)
+    metrics = metrics_of(run)
     assert metrics.filter(name="loss")["value"].to_list() == [1.0, 2.0]
     assert "system/cpu_percent" in set(metrics["name"])
     assert "system/node_cpu_percent" not in set(metrics["name"])
-    events = run.events().collect().filter(pl.col("name") == "telemetry_data_error")
+    events = stepwell.open_run(run.path).events().filter(name="telemetry_data_error").collect()
     assert "no network" in "".join(events["attributes"])
