@@ -1,22 +1,33 @@
-"""A real training on a CPU with a fault planted in it; run as a program, alone or under torchrun.
+"""A real training on a CPU with a fault planted in it; run as a program, alone or as one of several ranks.
 
 python planted.py CASE
+
+Its parts take as long as a clock says that is set forward by hand, the same on every machine.
 """
 
 import math
 import os
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import stepwell
+from tests.analysis.clocks import RankClock
+from tests.analysis.findings.training import noise
 
 CASE = sys.argv[1]
 STEPS = {"overfit": 300, "tenth": 300, "crash": 300}.get(CASE, 120)
 RANK = int(os.environ.get("RANK", "0"))
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+CLOCK = RankClock()
+
+
+def work(seconds: float, step: int) -> None:
+    """Take so long, a few percent more or less."""
+    CLOCK.advance(seconds * (1 + 0.03 * noise(2 * step + RANK)))
 
 
 class Data(torch.utils.data.Dataset):
@@ -28,10 +39,11 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if index % 64 == 0:
             batch = index // 64
+            work(0.0005, batch)
             if CASE == "slow-loader" or (CASE == "slow-rank-loader" and RANK == 1):
-                time.sleep(0.015)
+                CLOCK.advance(0.015)
             if CASE == "burst" and batch % 20 == 7:
-                time.sleep(0.3)
+                CLOCK.advance(0.3)
         return torch.randn(64), torch.tensor(index % 4)
 
 
@@ -46,14 +58,23 @@ class Model(torch.nn.Module):
         self.count = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.005)
+        work(0.005, self.count)
         if CASE == "slow-rank-forward" and RANK == 1:
-            time.sleep(0.015)
+            CLOCK.advance(0.015)
         if CASE == "tenth" and self.count % 10 == 9:
-            time.sleep(0.025)
-        self.count += 1
+            CLOCK.advance(0.025)
         result: torch.Tensor = self.layers(x)
+        result.register_hook(lambda _, step=self.count: work(0.003, step))
+        self.count += 1
         return result
+
+
+class Optimizer(torch.optim.SGD):
+    """One that takes its time, too."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        CLOCK.advance(0.001)
+        return super().step(closure)
 
 
 def main() -> None:
@@ -63,7 +84,8 @@ def main() -> None:
     if WORLD > 1:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        CLOCK.follow(model)
+    optimizer = Optimizer(model.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(Data(), batch_size=64)
     run = stepwell.init(CASE, dir=Path(os.environ["TEST_RUNS"]))
     with run, stepwell.watch(model, optimizer, loader, loss=CASE != "overfit"):
@@ -77,7 +99,7 @@ def main() -> None:
             if CASE == "crash" and step == 150:
                 raise ValueError("the batch of step 150 is broken")
             if CASE == "pauses" and step % 10 == 9:
-                time.sleep(0.2)
+                CLOCK.advance(0.2)
     if WORLD > 1:
         torch.distributed.destroy_process_group()
 
@@ -90,4 +112,5 @@ def log_overfit(run: stepwell.Run, step: int) -> None:
     run.log({"train/loss": train + noise, "val/loss": val + 2 * noise}, step=step)
 
 
-main()
+with CLOCK:
+    main()

@@ -1,0 +1,33 @@
+"""A clock for the ranks of a test, set forward by hand: who waits for another rank has its time."""
+
+# Annotations are no strings here: PyTorch looks at those of the hook.
+import torch
+from torch.distributed import ReduceOp, all_reduce, get_world_size
+from torch.nn.parallel import DistributedDataParallel
+
+from stepwell.testing import FakeClock
+
+
+class RankClock(FakeClock):
+    """The clock of one rank. Collectives are those from before ``annotate``, and so in no span."""
+
+    def meet(self) -> None:
+        """Wait for the other ranks: afterwards all clocks show what the latest one showed."""
+        latest = torch.tensor([self.time], dtype=torch.float64)
+        all_reduce(latest, ReduceOp.MAX)
+        self.advance(latest.item() - self.time)
+
+    def follow(self, model: DistributedDataParallel) -> None:
+        """Meet the other ranks where the backward pass of this model averages its gradients."""
+        model.register_comm_hook(self, _average)
+
+
+def _average(
+    clock: RankClock, bucket: torch.distributed.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    clock.meet()
+    gradients = bucket.buffer()
+    all_reduce(gradients)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(gradients / get_world_size())
+    return future
