@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,9 +22,9 @@ from stepwell.analysis.simulate.plan import MS, SECOND, Fault, Stall
 from stepwell.analysis.time.steps import steps
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
-from tests.cli.test_commands import command
-from tests.processes.programs import environ, only_run, write_program
-from tests.processes.test_torchrun import end, plain, start
+from tests.harness import environment, run_ranks, run_stepwell, start_rank
+from tests.harness.programs import free_port
+from tests.processes.programs import only_run, write_program
 
 Simulate = Callable[..., tuple[RecordedRun, dict[str, Any]]]
 
@@ -219,25 +216,30 @@ for step in range(5):
 """
 
 
+def environ(folder: Path) -> dict[str, str]:
+    return environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+
+
 @pytest.mark.torch
-@pytest.mark.full
-def test_stacks_of_a_hung_torchrun(tmp_path: Path) -> None:
+def test_stacks_of_two_hung_ranks(tmp_path: Path) -> None:
     """Two real ranks, one of which never comes to the collective that the other waits in."""
     pytest.importorskip("torch")
-    job = start(tmp_path, write_program(tmp_path, HUNG), plain())
+    program, port = write_program(tmp_path, HUNG), free_port()
+    job = [
+        start_rank(program, rank=rank, world=2, port=port, env=environ(tmp_path), cwd=tmp_path)
+        for rank in range(2)
+    ]
     try:
         limit = time.monotonic() + 120
-        while not (tmp_path / "runs" / "hangs").exists():
-            assert job.poll() is None, job.communicate()[1]
+        while not (tmp_path / "runs" / "hangs").exists() or not hangs(tmp_path):
+            assert [rank.poll() for rank in job] == [None, None]
             assert time.monotonic() < limit
-            time.sleep(0.1)
-        time.sleep(2.5)
+            time.sleep(0.05)
         alive = told_by_stacks(tmp_path)
     finally:
-        for child in children(job.pid):
-            subprocess.run(["kill", "-9", str(child)], check=False)
-        job.send_signal(signal.SIGKILL)
-        job.communicate()
+        for rank in job:
+            rank.kill()
+            rank.wait()
     assert alive["status"] == "running"
     check_hang(alive)
     killed = told_by_stacks(tmp_path)
@@ -245,17 +247,16 @@ def test_stacks_of_a_hung_torchrun(tmp_path: Path) -> None:
     check_hang(killed)
 
 
+def hangs(folder: Path) -> bool:
+    return hang(only_run(folder), after_s=0.5) is not None
+
+
 def told_by_stacks(folder: Path) -> dict[str, Any]:
-    run = only_run(folder)
-    code = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
-    command = [sys.executable, "-c", code, "stacks", str(run.path), "--after", "1"]
-    text = subprocess.run(command, capture_output=True, text=True, env=environ(folder), check=True)
-    assert "rank 1 never came" in " ".join(text.stdout.split())
-    assert all(len(line) <= 80 for line in text.stdout.splitlines())
-    json_text = subprocess.run(
-        [*command, "--json"], capture_output=True, text=True, env=environ(folder), check=True
-    )
-    told: dict[str, Any] = json.loads(json_text.stdout)
+    words = ("stacks", str(only_run(folder).path), "--after", "0.5")
+    text = run_stepwell(*words, cwd=folder, check=True).stdout
+    assert "rank 1 never came" in " ".join(text.split())
+    assert all(len(line) <= 80 for line in text.splitlines())
+    told: dict[str, Any] = json.loads(run_stepwell(*words, "--json", cwd=folder, check=True).stdout)
     return told
 
 
@@ -273,17 +274,15 @@ def check_hang(told: dict[str, Any]) -> None:
     }
 
 
-def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
-
-
 TRAINING = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from stepwell.integrations.torch import annotate
-CASE = "{case}"
+from tests.analysis.clocks import RankClock
+CASE = sys.argv[1]
 dist.init_process_group("gloo")
+clock = RankClock()
+clock.__enter__()
 run = stepwell.init("ddp", dir=RUNS)
 
 class Model(torch.nn.Module):
@@ -292,9 +291,12 @@ class Model(torch.nn.Module):
         self.layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 10))
 
     def forward(self, x):
+        clock.advance(0.005)
         if CASE == "forward" and run.rank == 1:
-            time.sleep(0.03)
-        return self.layers(x)
+            clock.advance(0.03)
+        result = self.layers(x)
+        result.register_hook(lambda _: clock.advance(0.002))
+        return result
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -302,10 +304,11 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         if CASE == "data" and run.rank == 1 and i % 8 == 0:
-            time.sleep(0.03)
+            clock.advance(0.03)
         return torch.randn(64), i % 10
 
 model = DistributedDataParallel(Model())
+clock.follow(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 loader = torch.utils.data.DataLoader(Data(), 8)
 annotate(model, optimizer, loader)
@@ -321,12 +324,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-@pytest.mark.full
 @pytest.mark.parametrize("case", ["forward", "data", "none"])
 def test_a_real_slow_rank(tmp_path: Path, case: str) -> None:
     """The collectives of DDP are part of its backward pass, in which the fast rank waits for the slow one."""
     pytest.importorskip("torch")
-    end(start(tmp_path, write_program(tmp_path, TRAINING.replace("{case}", case)), plain()))
+    program = write_program(tmp_path, TRAINING)
+    run_ranks(program, case, env=environ(tmp_path), cwd=tmp_path, check=True)
     found = stragglers(only_run(tmp_path))
     if case == "none":
         assert [s for s in found if s.kind == "chronic"] == []
@@ -334,7 +337,7 @@ def test_a_real_slow_rank(tmp_path: Path, case: str) -> None:
     (slow,) = [s for s in found if s.kind == "chronic"]
     assert (slow.rank, slow.phase) == (1, case)
     assert len(slow.steps) >= 58
-    assert slow.ns / len(slow.steps) == pytest.approx(30 * MS, rel=0.25)
+    assert slow.ns / len(slow.steps) == pytest.approx(30 * MS, rel=0.01)
 
 
 def test_steps_that_spans_tell_themselves(tmp_path: Path) -> None:
@@ -378,7 +381,7 @@ def test_stacks_of_a_living_run(tmp_path: Path) -> None:
 def test_the_command_tells_ranks_in_the_same_place_together(simulated: Simulate) -> None:
     """One paragraph for all of them, 80 columns wide, the hang first."""
     run, _ = simulated(12, 40, Hang(5, 30))
-    shown = command("stacks", str(run.path), cwd=run.path)
+    shown = run_stepwell("stacks", str(run.path), cwd=run.path)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
@@ -386,4 +389,4 @@ def test_the_command_tells_ranks_in_the_same_place_together(simulated: Simulate)
     assert "rank 5 never came" in " ".join(shown.stdout.split())
     assert "ranks 0-4, 6-11 · MainThread · step 30" in shown.stdout
     healthy, _ = simulated(2, 40)
-    assert "No thread" in command("stacks", str(healthy.path), cwd=run.path).stdout
+    assert "No thread" in run_stepwell("stacks", str(healthy.path), cwd=run.path).stdout
