@@ -28,6 +28,8 @@ PRELOADED = (
     "torch.distributed",
     "torch.utils.data",
     "torch.nn.parallel",
+    # The first optimizer of a process imports it, and with it all that shards models.
+    "torch._dynamo",
     "zstandard",
     "msgspec",
     "asyncio",
