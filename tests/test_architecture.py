@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -164,11 +165,14 @@ def part_of(path: Path) -> str:
     return TOP if first == "__init__.py" else first.removesuffix(".py")
 
 
-def modules() -> Iterator[tuple[Path, list[Import]]]:
+@cache
+def modules() -> list[tuple[Path, list[Import]]]:
     """Every source file with its imports."""
+    found = []
     for path in sorted(SOURCE.rglob("*.py")):
         package = ".".join(path.relative_to(SOURCE.parent).parent.parts)
-        yield path, list(imports_of(path.read_text(encoding="utf-8"), package))
+        found.append((path, list(imports_of(path.read_text(encoding="utf-8"), package))))
+    return found
 
 
 def test_every_part_has_its_place_in_the_table() -> None:

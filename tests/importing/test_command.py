@@ -11,7 +11,7 @@ import pytest
 
 import stepwell
 from stepwell.importing import import_trace
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 from tests.importing.reading_back import write_lines
 
 
@@ -26,7 +26,7 @@ def some(path: Path, count: int) -> Path:
 def test_import_then_everything_else(tmp_path: Path) -> None:
     """The figures are told, and list, show, export and forward take the run like any other."""
     write_lines(tmp_path / "a.json", some(tmp_path / "a", 20).read_text(), "{torn")
-    done = command("import", "a.json", "--name", "my trace", cwd=tmp_path)
+    done = run_stepwell("import", "a.json", "--name", "my trace", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert first == "chrome: took 20 spans"
@@ -34,23 +34,25 @@ def test_import_then_everything_else(tmp_path: Path) -> None:
     assert rest[-1].startswith("run my-trace-")
     [run] = stepwell.list_runs(tmp_path / "runs")
     assert run.name == "my trace"
-    listed = json.loads(command("ls", "--json", cwd=tmp_path).stdout)
+    listed = json.loads(run_stepwell("ls", "--json", cwd=tmp_path).stdout)
     assert listed[0]["name"] == "my trace"
-    shown = command("show", cwd=tmp_path)
+    shown = run_stepwell("show", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "20 spans" in shown.stdout
-    exported = command("export", "--to", "parquet", "-o", "out", cwd=tmp_path)
+    exported = run_stepwell("export", "--to", "parquet", "-o", "out", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
-    sent = command("forward", "--to", "file", "--all", "--option", "file_path=f.json", cwd=tmp_path)
+    sent = run_stepwell(
+        "forward", "--to", "file", "--all", "--option", "file_path=f.json", cwd=tmp_path
+    )
     assert sent.returncode == 0, sent.stderr
     assert "20 spans" in sent.stdout
-    assert command("recover", cwd=tmp_path).stdout == "nothing to recover\n"
+    assert run_stepwell("recover", cwd=tmp_path).stdout == "nothing to recover\n"
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello")
     for arguments in (["nowhere.pfw"], ["a.txt"], ["a.txt", "--kind", "perf"]):
-        done = command("import", *arguments, cwd=tmp_path)
+        done = run_stepwell("import", *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1

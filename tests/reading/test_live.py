@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from stepwell import Run, open_run
 from stepwell.journal.state import local
 from stepwell.reading import RecordedRun, segments
+from tests.harness import start_script
 
 ROUNDS = 500
 BUSY = f"""
@@ -64,7 +64,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start(code: str) -> subprocess.Popen[str]:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes)
+        writer = start_script(code, tmp_path, **pipes)
         started.append(writer)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"

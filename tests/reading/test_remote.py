@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from stepwell.analysis.simulate import make_plan, simulate
 from stepwell.journal.errors import StepwellError
 from stepwell.reading.find import find_run
 from stepwell.reading.remote import Mirror, address_of
+from tests.harness import run_stepwell
 
 fsspec = pytest.importorskip("fsspec")
-COMMAND = str(Path(sys.executable).with_name("stepwell"))
 
 
 @pytest.fixture(scope="module")
@@ -194,18 +193,9 @@ def _wait_for(port: int) -> None:
 @pytest.mark.parametrize("command", ["report", "show", "stacks"])
 def test_commands_on_s3(command: str, here: Path, s3: dict[str, str], cache: Path) -> None:
     """A person types an address in the place of a path."""
-    environment = {**os.environ, **s3}
-    there = subprocess.run(
-        [COMMAND, command, "s3://bucket/job"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    local = subprocess.run(
-        [COMMAND, command, str(here)], capture_output=True, text=True, check=True
-    )
-    assert there.returncode == 0, there.stderr
+    variables = {**s3, "STEPWELL_CACHE": str(cache)}
+    there = run_stepwell(command, "s3://bucket/job", cwd=here, check=True, **variables)
+    local = run_stepwell(command, str(here), cwd=here, check=True)
     shown, expected = there.stdout.splitlines(), local.stdout.splitlines()
     # What it takes on a disk and what recording cost differ.
     same = [line for line in expected if line in shown]
@@ -213,14 +203,9 @@ def test_commands_on_s3(command: str, here: Path, s3: dict[str, str], cache: Pat
 
 
 @pytest.mark.full
-def test_bucket_that_is_not_there(s3: dict[str, str]) -> None:
-    done = subprocess.run(
-        [COMMAND, "report", "s3://nobody/job"],
-        env={**os.environ, **s3},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_bucket_that_is_not_there(here: Path, s3: dict[str, str], cache: Path) -> None:
+    variables = {**s3, "STEPWELL_CACHE": str(cache)}
+    done = run_stepwell("report", "s3://nobody/job", cwd=here, **variables)
     assert done.returncode == 2
     assert "s3://nobody/job" in done.stderr
     assert "Traceback" not in done.stderr

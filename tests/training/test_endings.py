@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stepwell
+from tests.harness import environment, run_script
 from tests.nesting.tree import check_tree, edges, statuses
 
-SOURCE = Path(stepwell.__file__).parents[1]
 HEAD = """
 import os, signal, sys, time
 import stepwell
@@ -40,18 +37,7 @@ NAMES = {"application", "training_loop", "training_single_iteration", "data_load
 
 def _end(program: str, folder: Path, code: int = 0) -> tuple[Any, Any, list[dict[str, Any]], str]:
     """Run a program to its end: its run, its spans and its updates."""
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + program],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(SOURCE),
-            "STEPWELL_DIR": str(folder),
-            "STEPWELL_RUNTIME": "off",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_script(HEAD + program, env=environment(STEPWELL_DIR=str(folder)))
     assert done.returncode == code, done.stderr
     (run,) = stepwell.list_runs(folder)
     spans = run.spans().collect()
