@@ -3,6 +3,7 @@
 from tests.harness.environment import REPOSITORY, SOURCE, environment
 from tests.harness.programs import (
     CLI,
+    COLD_SIDECARS,
     SDKS,
     TRAINERS,
     Program,
@@ -15,6 +16,7 @@ from tests.harness.programs import (
 
 __all__ = [
     "CLI",
+    "COLD_SIDECARS",
     "REPOSITORY",
     "SDKS",
     "SOURCE",

@@ -93,6 +93,10 @@ TRAINERS = (
 """What programs with a trainer of Lightning or Hugging Face import; for ``modules=``."""
 
 
+COLD_SIDECARS = {"TESTS_PID": ""}
+"""Variables of a program whose sidecars are real interpreters, with a command line and an environment."""
+
+
 class ForkServer:
     """A process that has imported ``modules`` and forks a child for every request."""
 
@@ -201,8 +205,8 @@ class Program(subprocess.Popen[Any]):
 
 def use_warm_sidecars() -> None:
     """Fork sidecars from a process that has imported the SDKs of all backends."""
-    if "TESTS_PID" not in os.environ:
-        return  # A program with an environment of its own, which knows of no server.
+    if not os.environ.get("TESTS_PID"):
+        return  # A program with an environment of its own, or one that wants real interpreters.
     from stepwell.telemetry import sidecar
 
     def popen(command: Sequence[str], **options: Any) -> Program:
