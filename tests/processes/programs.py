@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import stepwell
 from stepwell.reading import RecordedRun
+from tests.harness import environment, start_script
 
-SOURCE = Path(stepwell.__file__).parents[1]
 HEAD = """
 import json, os, sys, time
 from pathlib import Path
@@ -45,31 +45,28 @@ def write_program(folder: Path, text: str, *heads: str, name: str = "program.py"
 
 
 def environ(folder: Path, **more: str) -> dict[str, str]:
-    """A plain environment, in which a problem inside stepwell is raised."""
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "PYTHONPATH": str(SOURCE),
-        "TEST_RUNS": str(folder / "runs"),
-        "STEPWELL_STRICT": "1",
-        "STEPWELL_RUNTIME": "off",
-        "OMP_NUM_THREADS": "1",
-        **more,
+    """An environment in which a problem inside stepwell is raised."""
+    own = {"HOME": str(folder), "TEST_RUNS": str(folder / "runs"), "STEPWELL_STRICT": "1"}
+    return environment(**{**own, **more})
+
+
+def execute(folder: Path, program: Path, *arguments: str, cold: bool = False, **more: str) -> str:
+    """Run a program to its end, which must be a good one; returns what it printed.
+
+    ``cold``: in an interpreter that has imported nothing yet.
+    """
+    options: dict[str, Any] = {
+        "env": environ(folder, **more),
+        "cwd": folder,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
     }
-
-
-def execute(
-    folder: Path, program: Path, *arguments: str, command: Sequence[str] = (), **more: str
-) -> str:
-    """Run a program to its end, which must be a good one; returns what it printed."""
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", *command, str(program), *arguments],
-        env=environ(folder, **more),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    process = (
+        subprocess.Popen([sys.executable, program, *arguments], **options)
+        if cold
+        else start_script(program, *arguments, **options)
     )
     try:
         out, err = process.communicate(timeout=120)

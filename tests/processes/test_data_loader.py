@@ -29,7 +29,11 @@ class Numbers(Dataset):
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    # Here each worker imports PyTorch.
+    ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in ("spawn", "forkserver"))],
+)
 def test_workers_record(tmp_path: Path, method: str) -> None:
     """Each item is loaded by a worker with a number, in the epoch that its parent was in."""
     program = """

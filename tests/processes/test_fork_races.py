@@ -1,4 +1,7 @@
-"""Forks at awkward moments: threads in the midst of recording, the pump at work."""
+"""Forks at awkward moments: threads in the midst of recording, the pump at work.
+
+Programs that fork often start cold: a fork takes longer the more a process has imported.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def test_threads_of_a_child_record_at_once(tmp_path: Path) -> None:
         wait_for(pid)
     run.finish()
     """
-    execute(tmp_path, write_program(tmp_path, program, WAIT))
+    execute(tmp_path, write_program(tmp_path, program, WAIT), cold=True)
     run = only_run(tmp_path)
     assert run.spans().collect().height == 160
     assert run.metrics().collect().height == 160
@@ -83,7 +86,7 @@ def test_forks_in_the_midst_of_recording(tmp_path: Path) -> None:
     run.finish()
     print(sum(counts))
     """
-    printed = execute(tmp_path, write_program(tmp_path, program, WAIT))
+    printed = execute(tmp_path, write_program(tmp_path, program, WAIT), cold=True)
     run = only_run(tmp_path)
     spans = run.spans().collect()
     check_tree(spans)
@@ -119,7 +122,7 @@ def test_children_that_live_on_do_not_hold_up_the_pump(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
     assert in_time
     """
-    execute(tmp_path, write_program(tmp_path, program))
+    execute(tmp_path, write_program(tmp_path, program), cold=True)
     assert {run.status for run in runs_in(tmp_path)} == {"finished"}
 
 
@@ -175,5 +178,5 @@ def test_a_fork_while_the_pump_imports(tmp_path: Path) -> None:
         wait_for(pid, limit=20)
     run.finish()
     """
-    for _ in range(4):
-        execute(tmp_path, write_program(tmp_path, program, WAIT))
+    for _ in range(2):
+        execute(tmp_path, write_program(tmp_path, program, WAIT), cold=True)

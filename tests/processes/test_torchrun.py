@@ -1,4 +1,4 @@
-"""Ranks that a real torchrun starts write one run together."""
+"""Ranks write one run together; those that a real torchrun starts too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 import stepwell
 from stepwell.reading import RecordedRun
+from tests.harness import run_ranks
 from tests.processes.programs import environ, only_run, runs_in, write_program
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
+pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 TRAINING = """
@@ -98,12 +99,22 @@ def check_one_launch(folder: Path, launch: subprocess.Popen[str]) -> None:
     assert "stepwell" not in err
 
 
+def test_two_ranks_write_one_run(tmp_path: Path) -> None:
+    """One run, one attempt, one clock; they print nothing."""
+    program = write_program(tmp_path, TRAINING)
+    for done in run_ranks(program, env=environ(tmp_path), cwd=tmp_path, check=True):
+        assert (done.stdout, done.stderr) == ("", "")
+    check_two_ranks(only_run(tmp_path))
+
+
+@pytest.mark.full
 def test_two_ranks_with_a_rendezvous_write_one_run(tmp_path: Path) -> None:
     check_one_launch(
         tmp_path, start(tmp_path, write_program(tmp_path, TRAINING), *rendezvous("job"))
     )
 
 
+@pytest.mark.full
 def test_two_ranks_write_one_run_and_each_launch_is_another(tmp_path: Path) -> None:
     """The same program in the same folder, after each other and at once."""
     program = write_program(tmp_path, TRAINING)
@@ -116,6 +127,7 @@ def test_two_ranks_write_one_run_and_each_launch_is_another(tmp_path: Path) -> N
         check_two_ranks(run)
 
 
+@pytest.mark.full
 def test_a_restart_is_the_next_attempt_of_the_run(tmp_path: Path) -> None:
     """When a rank fails once torchrun starts all of them again: attempt 1 in the same run."""
     program = """
@@ -160,8 +172,10 @@ def test_ranks_other_than_0_are_quiet(tmp_path: Path) -> None:
     run.finish()
     Path(f"done-{os.environ['RANK']}").touch()
     """
-    _, err = end(start(tmp_path, write_program(tmp_path, program), plain()))
+    ranks = run_ranks(
+        write_program(tmp_path, program), env=environ(tmp_path), cwd=tmp_path, check=True
+    )
     assert {path.name for path in tmp_path.glob("done-*")} == {"done-0", "done-1"}
-    said = [line for line in err.splitlines() if "training goes on" in line]
-    assert len(said) == 1
+    said = [rank.stderr.count("training goes on") for rank in ranks]
+    assert said == [1, 0]
     assert stepwell.list_runs("/proc/nowhere") == []
