@@ -1,4 +1,4 @@
-"""No test leaves PyTorch other than it found it."""
+"""No test leaves PyTorch other than it found it, or problems that were said once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import pytest
 def _all_removed() -> Iterator[None]:
     torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader
+
+    from stepwell.journal import errors
+
+    errors.counts.clear()
 
     def now() -> list[object]:
         return [

@@ -10,16 +10,15 @@ import polars as pl
 import pytest
 
 from stepwell.reading import RecordedRun
+from tests.harness import environment, run_ranks
 from tests.integrations.torch.loops import per_step
 from tests.nesting.tree import check_tree, edges
 from tests.processes.programs import only_run, write_program
-from tests.processes.test_torchrun import end, plain, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
+pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 HEAD = """
-os.environ["STEPWELL_RUNTIME"] = "off"
 import torch, torch.distributed as dist
 from stepwell import ai
 from stepwell.integrations.torch import annotate
@@ -35,7 +34,10 @@ dist.destroy_process_group()
 
 
 def launch(folder: Path, program: str) -> RecordedRun:
-    end(start(folder, write_program(folder, program, name="program.py"), plain()))
+    """Run this in two ranks; returns what they recorded."""
+    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    path = write_program(folder, program)
+    run_ranks(path, env=env, cwd=folder, check=True)
     return only_run(folder)
 
 

@@ -14,9 +14,9 @@ import torch
 import stepwell
 from stepwell.integrations.torch.trainer import TorchTrainer
 from stepwell.journal.errors import StepwellError
+from tests.harness import environment, run_ranks
 from tests.loggers.logged import Own, items, metrics
 from tests.nesting.tree import check_tree, edges
-from tests.torchrun import run_torchrun
 
 pytestmark = pytest.mark.torch
 
@@ -187,16 +187,14 @@ with open(f"weights-{trainer.rank}.json", "w") as file:
 """
 
 
-@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    """Under torchrun: one run, the same weights on both, and those of a batch twice as large."""
+    """One run, the same weights on both, and those of a batch twice as large."""
     pytest.importorskip("tensorboard")
     from tests.loggers.reading_back import Left
 
-    variables = {"STEPWELL_STRICT": "1", "STEPWELL_EXPORT_TIMEOUT": "60"}
-    done = run_torchrun(PROGRAM, tmp_path, timeout=240, **variables)
-    assert done.returncode == 0, done.stderr
+    env = environment(STEPWELL_STRICT="1", STEPWELL_EXPORT_TIMEOUT="60")
+    run_ranks(PROGRAM, env=env, cwd=tmp_path, check=True, timeout=240)
     run = only_run()
     spans = run.spans().collect()
     assert edges(spans)["distributed_code_initialization", "application"] == 2

@@ -6,8 +6,6 @@ import copy
 import gc
 import io
 import pickle
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ torch = pytest.importorskip("torch")
 import stepwell  # noqa: E402
 from stepwell import Run  # noqa: E402
 from stepwell.integrations.torch import annotate, recording  # noqa: E402
+from tests.harness import run_script  # noqa: E402
 from tests.integrations.torch.loops import (  # noqa: E402
     counts,
     make_loader,
@@ -115,13 +114,13 @@ def test_copies_and_pickles(recorded: Run, tmp_path: Path) -> None:
         torch.save(model, tmp_path / "model.pt")
     assert counts(finished(recorded)) == {"forward": 2}
     program = (
-        "import sys, torch; sys.modules['stepwell'] = None;"
+        "import sys, torch\n"
+        "for name in [n for n in sys.modules if n.partition('.')[0] == 'stepwell']:\n"
+        "    sys.modules[name] = None\n"
         f"m = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False);"
         "print(float(m(torch.ones(1, 4))))"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    printed = run_script(program, check=True, cwd=tmp_path)
     assert float(printed.stdout) == pytest.approx(expected.item())
 
 

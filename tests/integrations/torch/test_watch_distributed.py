@@ -8,17 +8,15 @@ import polars as pl
 import pytest
 
 from stepwell.reading import RecordedRun
-from tests.integrations.torch.test_watch import curve, updates
+from tests.harness import environment, run_ranks
+from tests.integrations.torch.watched import curve, updates
 from tests.nesting.tree import check_tree
 from tests.processes.programs import only_run, write_program
-from tests.processes.test_torchrun import end, plain, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
+pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 HEAD = """
-os.environ["STEPWELL_RUNTIME"] = "off"
-os.environ["STEPWELL_STRICT"] = "1"
 os.environ["STEPWELL_DIR"] = str(RUNS)
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
@@ -66,7 +64,10 @@ dist.destroy_process_group()
 
 
 def launch(folder: Path, program: str) -> RecordedRun:
-    end(start(folder, write_program(folder, HEAD + program + TAIL, name="program.py"), plain()))
+    """Run this in two ranks; returns what they recorded."""
+    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    path = write_program(folder, HEAD + program + TAIL)
+    run_ranks(path, env=env, cwd=folder, check=True)
     return only_run(folder)
 
 

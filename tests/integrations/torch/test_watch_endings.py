@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
 from stepwell.integrations.torch import watching_loop, watching_training  # noqa: E402
+from tests.harness import environment, run_script  # noqa: E402
 from tests.integrations.torch.loops import BATCHES, make_loader, make_model, make_optimizer, train  # noqa: E402
 from tests.integrations.torch.watched import curve, parts, read, updates  # noqa: E402
 
@@ -86,18 +85,8 @@ model = make_model(); optimizer = make_optimizer(model); loader = make_loader()
 stepwell.watch(model, optimizer, loader)
 train(model, optimizer, loader)
 """
-    root = Path(__file__).parents[3]
-    subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        cwd=tmp_path,
-        env={
-            "PYTHONPATH": f"{root}:{root / 'src'}",
-            "STEPWELL_DIR": str(tmp_path / "here"),
-            "STEPWELL_RUNTIME": "off",
-            "PATH": "/usr/bin",
-        },
-    )
+    env = environment(STEPWELL_DIR=str(tmp_path / "here"))
+    run_script(program, cwd=tmp_path, env=env, check=True)
     (found,) = stepwell.list_runs(tmp_path / "here")
     assert found.status == "finished"
     assert updates(found)[-1]["num_iterations"] == BATCHES
