@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import loggers
 from stepwell.compat import itwinai
-from tests.durability.helpers import environment
+from tests.harness import environment
 from tests.loggers.logged import Own
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,15 @@ class Trainer(Child):
 
 
 @contextmanager
-def training(root: Path, receiver: Receiver | str, **options: Any) -> Iterator[Trainer]:
+def training(
+    root: Path,
+    receiver: Receiver | str,
+    variables: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Iterator[Trainer]:
     """A trainer that exports to this receiver. No sidecar outlives the test."""
     url = receiver if isinstance(receiver, str) else receiver.url
-    with Trainer(root) as trainer:
+    with Trainer(root, **(variables or {})) as trainer:
         trainer.begin(url, **options)
         try:
             yield trainer
@@ -93,15 +97,6 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 40.0) -> Any:
-    """Wait for something that must come."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-    return found
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -15,12 +13,13 @@ from typing import Any
 import pytest
 
 import stepwell
-from tests.durability.helpers import environment
-from tests.exporters.programs import TREE, is_running, training, wait_until
+from tests.durability.helpers import wait_until
+from tests.exporters.programs import TREE, is_running, training
+from tests.harness import run_stepwell
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 
-pytestmark = [pytest.mark.full, needs("mlflow")]
+pytestmark = needs("mlflow")
 
 HEADERS = {"x-mlflow-experiment-id": "0"}
 EVERYTHING = """
@@ -152,11 +151,6 @@ def test_mlflow_shows_a_training_that_still_runs(traces: Traces, tmp_path: Path)
         assert base64.b64decode(announced["parent_span_id"]) in map(base64.b64decode, spans)
         command = ["forward", str(trainer.path), "--option", f"endpoint={traces.url}"]
         command += ["--option", "headers=x-mlflow-experiment-id=0"]
-        subprocess.run(
-            [sys.executable, "-c", "from stepwell.cli import main; main()", *command],
-            env=environment(),
-            check=True,
-            timeout=120,
-        )
+        run_stepwell(*command, cwd=tmp_path, check=True)
         assert traces.one(id)[1].keys() == spans.keys()
         assert len(set(traces.all()) - known) == 1

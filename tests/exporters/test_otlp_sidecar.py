@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.durability.helpers import environment, run_script
+from tests.durability.helpers import run_script, wait_until
 from tests.exporters.otlp_receiver import Receiver
-from tests.exporters.programs import EXPECTED, TREE, end, is_running, read, training, wait_until
+from tests.exporters.programs import EXPECTED, TREE, end, is_running, read, training
+from tests.harness import COLD_SIDECARS, environment, run_stepwell
 
 
 @pytest.fixture
@@ -174,14 +175,7 @@ def test_what_nobody_took_is_noted_and_said_once(tmp_path: Path) -> None:
 
 def forward(path: Path, receiver: Receiver, *more: str) -> subprocess.CompletedProcess[str]:
     options = ["--to", "otlp", "--option", f"endpoint={receiver.url}", "--option", "timeout=1"]
-    code = "from stepwell.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "forward", str(path), *options, *more],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_stepwell("forward", str(path), *options, *more, cwd=path.parent, COLUMNS="200")
 
 
 def test_forward_says_when_nobody_takes_it(receiver: Receiver, tmp_path: Path) -> None:
@@ -232,7 +226,7 @@ def test_a_sidecar_that_dies_is_started_again(receiver: Receiver, tmp_path: Path
 
 def test_a_sidecar_takes_nothing_from_training(receiver: Receiver, tmp_path: Path) -> None:
     """No file, terminal or pipe of the trainer, no device, a low priority, no heavy library."""
-    with training(tmp_path, receiver) as trainer:
+    with training(tmp_path, receiver, COLD_SIDECARS) as trainer:
         trainer.do("with span('a'): pass\nrun.flush(20)")
         pid = trainer.sidecar
         own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -304,7 +298,7 @@ def test_an_exporter_from_the_environment(receiver: Receiver, tmp_path: Path) ->
 
 def test_children_start_no_sidecar(receiver: Receiver, tmp_path: Path) -> None:
     """Neither a forked nor a spawned child; and what they do to the run harms nothing."""
-    with training(tmp_path, receiver) as trainer:
+    with training(tmp_path, receiver, COLD_SIDECARS) as trainer:
         trainer.do(
             "pid = os.fork()\n"
             "if pid == 0:\n"
@@ -351,6 +345,7 @@ run.finish()
 print(len(warnings), warnings[0], run.path)
 """,
         tmp_path,
+        **COLD_SIDECARS,
     )
     assert done.returncode == 0, done.stderr
     count, *_, path = done.stdout.split()

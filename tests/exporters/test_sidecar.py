@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +18,7 @@ from stepwell.telemetry import sidecar_process
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.exporter import Exporter
 from stepwell.telemetry.sidecar_notes import Notes
-from tests.durability.helpers import environment
+from tests.harness import COLD_SIDECARS, environment, run_script
 
 MODULE = """
 import json, os
@@ -86,7 +84,7 @@ class Outcome:
     lines: list[list]
 
 
-def train(tmp_path: Path, made: str) -> Outcome:
+def train(tmp_path: Path, made: str, **variables: str) -> Outcome:
     """Run a training script in a folder where a file lies in the way of the standard library."""
     code, work, path = tmp_path / "code", tmp_path / "work", tmp_path / "lines"
     for folder in (code, work):
@@ -94,22 +92,14 @@ def train(tmp_path: Path, made: str) -> Outcome:
     (code / "mine.py").write_text(MODULE)
     (code / "train.py").write_text(SCRIPT.replace("{made}", made.replace("PATH", repr(str(path)))))
     (work / "json.py").write_text("raise RuntimeError('this is not the one')")
-    done = subprocess.run(
-        [sys.executable, str(code / "train.py")],
-        cwd=work,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(code / "train.py", cwd=work, env=environment(**variables), check=True)
     lines = path.read_text().splitlines() if path.exists() else []
     return Outcome(*json.loads(done.stdout), lines=[json.loads(line) for line in lines])
 
 
 def test_an_exporter_of_ones_own_may_run_in_a_process_of_its_own(tmp_path: Path) -> None:
     """It is found where the training script finds it, whatever lies in the working folder."""
-    done = train(tmp_path, "Lines(PATH)")
+    done = train(tmp_path, "Lines(PATH)", **COLD_SIDECARS)
     assert (done.flushed, done.warnings) == (True, [])
     assert [line[:2] for line in done.lines if line[0] == "event"] == [["event", "e"]]
     assert [line[1] for line in done.lines if line[0] in ("stop", "complete")] == ["a"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+
+from tests.harness import SDKS, Program
+from tests.harness.programs import free_port
 
 ALL = {"scalars": 0, "tensors": 0, "images": 0}
 
@@ -68,14 +69,14 @@ class Server:
     """A real TensorBoard."""
 
     def __init__(self, folder: Path, log: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--reload_interval", "1"]
+        self.port = free_port()
+        words = ["-m", "tensorboard.main", "--logdir", str(folder), *options]
+        words += ["--host", "127.0.0.1", "--port", str(self.port), "--reload_interval", "1"]
         self.log = log
         with log.open("w") as file:
-            self.process = subprocess.Popen([*command, *options], stdout=file, stderr=file)
+            self.process = Program(
+                words, modules=SDKS, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
 
     def get(self, path: str, body: Any = None, **query: Any) -> Any:
         """What it answers."""
@@ -99,7 +100,7 @@ class Server:
                     return answer
             except (urllib.error.URLError, OSError):
                 pass
-            time.sleep(0.3)
+            time.sleep(0.05)
         raise TimeoutError(f"{answer!r}, {self.log.read_text()[-2000:]}")
 
     def close(self) -> None:

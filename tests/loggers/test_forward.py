@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from stepwell.loggers.delivery.forwarding import (
 from stepwell.telemetry import artifacts
 from stepwell.telemetry.exporter_loading import find_class
 from stepwell.telemetry.forwarding import NotTaken
-from tests.durability.helpers import environment, run_script
+from tests.durability.helpers import run_script
+from tests.harness import run_stepwell
 from tests.journal.logging_rows import folder_of, log_for, write_line
 from tests.loggers.lines_backend import LinesBackend
 
@@ -29,13 +29,7 @@ LINES = "tests.loggers.lines_backend.LinesBackend"
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from stepwell.cli import main; main()", "forward", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_stepwell("forward", *words, cwd=Path.cwd())
 
 
 def arrived(out: Path) -> list[list[Any]]:

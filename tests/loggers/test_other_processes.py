@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from stepwell.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
+from tests.harness import environment, run_script
 from tests.loggers.logged import Another, Own, metrics
 
 LOGGERS: list[Any] = [
@@ -62,6 +61,11 @@ def test_a_context_stays_at_home(recorded: Run) -> None:
     assert [m.value for m in metrics(recorded)] == [2.0]
 
 
+def strict(folder: Path) -> dict[str, str]:
+    """An environment in which runs are recorded below a folder and problems are raised."""
+    return environment(STEPWELL_DIR=str(folder / "runs"), STEPWELL_STRICT="1")
+
+
 def test_a_spawned_process_creates_its_own(tmp_path: Path) -> None:
     """The logger went there as an argument."""
     script = tmp_path / "spawning.py"
@@ -76,8 +80,7 @@ def test_a_spawned_process_creates_its_own(tmp_path: Path) -> None:
         "    process = context.Process(target=work, args=(LoggersCollection([Logger()]),))\n"
         "    process.start(); process.join(); sys.exit(process.exitcode)\n"
     )
-    environment = {**os.environ, "STEPWELL_DIR": str(tmp_path / "runs"), "STEPWELL_STRICT": "1"}
-    subprocess.run([sys.executable, str(script)], check=True, env=environment, timeout=60)
+    run_script(script, env=strict(tmp_path), check=True)
     (run,) = stepwell.list_runs(tmp_path / "runs")
     assert run.metrics().collect()["value"].to_list() == [7.0]
 
@@ -100,11 +103,8 @@ def test_a_spawned_child_of_a_recording_process_logs_into_its_run(tmp_path: Path
         "        process.start(); process.join()\n"
         "    sys.exit(process.exitcode)\n"
     )
-    environment = {**os.environ, "STEPWELL_DIR": str(tmp_path / "runs"), "STEPWELL_STRICT": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)], check=True, env=environment, timeout=60, capture_output=True
-    )
-    assert b"goes to no backend" in done.stderr
+    done = run_script(script, env=strict(tmp_path), check=True)
+    assert "goes to no backend" in done.stderr
     (run,) = stepwell.list_runs(tmp_path / "runs")
     assert run.metrics().collect()["value"].to_list() == [7.0]
 

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ import stepwell
 from stepwell.loggers.delivery.backend import LogRecord
 from stepwell.loggers.prov.backend import ProvBackend
 from stepwell.telemetry.exporter import Source
-from tests.durability.helpers import environment
-from tests.exporters.programs import wait_until
+from tests.durability.helpers import wait_until
+from tests.harness import Program, run_stepwell, start_script
 from tests.loggers.delivering import metric
 from tests.loggers.prov_checking import check, things, value
 
@@ -65,21 +63,16 @@ def ran(folder: Path, *words: str) -> int:
         return process.returncode
 
 
-def program(folder: Path, *words: str, **more: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, *words]
+def program(folder: Path, *words: str) -> Program:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, cwd=folder, env=environment(), text=True, **pipes, **more)
+    return start_script(PROGRAM, *words, cwd=folder, text=True, **pipes)
 
 
 def documents(folder: Path) -> Path:
     """Where the documents of the only run are, once they are."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = list((folder / "mllogs" / "prov_logs").glob("*/provenance.json"))
-        if found:
-            return found[0].parent
-        time.sleep(0.1)
-    raise TimeoutError("no document")
+    logs = folder / "mllogs" / "prov_logs"
+    found: list[Path] = wait_until(lambda: list(logs.glob("*/provenance.json")))
+    return found[0].parent
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -89,13 +82,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 def wait_for_status(folder: Path, status: str) -> dict[str, Any]:
     """The document, when it says that the run ended so."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        document = read(folder)
-        if document["activity"]["run:run"]["stepwell:status"] == status:
-            return document
-        time.sleep(0.2)
-    raise TimeoutError(document["activity"]["run:run"])
+    wait_until(lambda: read(folder)["activity"]["run:run"]["stepwell:status"] == status)
+    return read(folder)
 
 
 def visible(folder: Path) -> set[str]:
@@ -153,9 +141,7 @@ def test_a_run_whose_sidecar_died_too_is_forwarded_later(tmp_path: Path) -> None
     _wait_until_gone(tmp_path)
     for path in (tmp_path / "mllogs").rglob("*.json"):
         path.unlink()
-    command = [sys.executable, "-c", FORWARD, "forward", str(run), "--to", "prov"]
-    sent = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert sent.returncode == 0, sent.stderr
+    run_stepwell("forward", str(run), "--to", "prov", cwd=tmp_path, check=True)
     document = read(documents(tmp_path))
     check(document)
     assert document["activity"]["run:run"]["stepwell:status"] == "killed"

@@ -18,7 +18,7 @@ from stepwell.journal.state import current_journal
 from stepwell.loggers.prov import document_of
 from stepwell.loggers.prov.statements import encoded, literal, local_name, namespace_of
 from stepwell.telemetry.artifacts import store
-from tests.durability.helpers import environment
+from tests.harness import Program, environment, run_script, start_script
 from tests.loggers.prov_checking import check, pairs, things, types, value
 
 pytest.importorskip("prov")
@@ -26,10 +26,9 @@ pytest.importorskip("prov")
 PROGRAM = Path(__file__).parent / "prov_program.py"
 
 
-def trained(folder: Path, run: str, *more: str, **ranks: str) -> subprocess.Popen[bytes]:
+def trained(folder: Path, run: str, *more: str, **ranks: str) -> Program:
     # The code that is run is a repository of its own, so that the document tells of it.
-    command = [sys.executable, str(PROGRAM), str(folder), run, *more]
-    return subprocess.Popen(command, cwd=folder / "code", env=environment(**ranks))
+    return start_script(PROGRAM, folder, run, *more, cwd=folder / "code", env=environment(**ranks))
 
 
 @pytest.fixture(scope="module")
@@ -295,8 +294,7 @@ def test_a_killed_run_ended_when_it_was_last_seen(tmp_path: Path) -> None:
         "span = stepwell.span('training_loop'); span.__enter__()\n"
         "stepwell.log({'loss': 1.0}); os.kill(os.getpid(), 9)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    assert subprocess.run(command, env=environment()).returncode == -9
+    assert run_script(program, tmp_path).returncode == -9
     document = document_of(tmp_path / "k")
     check(document)
     for id in ("run:run", "run:attempt-0"):

@@ -307,7 +307,7 @@ def test_a_kept_file_is_never_replaced_by_another(tmp_path: Path) -> None:
 # The real thing
 
 
-@pytest.fixture(scope="module", params=["fast", "slow"])
+@pytest.fixture(scope="module", params=["slow", pytest.param("fast", marks=pytest.mark.full)])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
@@ -324,7 +324,6 @@ def server(
         running.close()
 
 
-@pytest.mark.full
 def test_its_server_shows_what_was_logged_while_it_is_logged(server: Any) -> None:
     running, log, made = server
     run = "demo-run-7"
@@ -352,7 +351,6 @@ def test_its_server_shows_what_was_logged_while_it_is_logged(server: Any) -> Non
     assert running.content(f"/data/plugin/images/individualImage?{image['query']}") == PNG
 
 
-@pytest.mark.full
 def test_its_server_has_the_hyperparameters_beside_the_metrics(server: Any) -> None:
     running, _, _ = server
     statuses = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]

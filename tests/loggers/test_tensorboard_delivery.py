@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import stepwell
-from tests.durability.helpers import environment
+from tests.durability.helpers import wait_until
+from tests.harness import Program, environment, run_stepwell, start_script
 from tests.loggers.tensorboard_reading import hparams, scalars, texts
 
 pytest.importorskip("tensorboard")
 
-FORWARD = "from stepwell.cli import main; main()"
 PROGRAM = """
 import sys
 from stepwell.loggers import TensorBoardLogger
@@ -38,17 +36,16 @@ logger.destroy_logger_context()
 EXPECTED = [(step, pytest.approx(step / 4000, abs=1e-6)) for step in range(4000)]
 
 
-def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, *words]
+def start(folder: Path, *words: str, **variables: str) -> Program:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, env=environment(**variables), text=True, **pipes)
+    return start_script(
+        PROGRAM, *words, cwd=folder, env=environment(**variables), text=True, **pipes
+    )
 
 
 def forwarded(folder: Path, to: str = "tensorboard", *more: str) -> None:
     (run,) = (folder / "runs").iterdir()
-    command = [sys.executable, "-c", FORWARD, "forward", str(run), "--to", to, *more]
-    sent = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
-    assert sent.returncode == 0, sent.stderr
+    run_stepwell("forward", str(run), "--to", to, *more, cwd=folder, check=True)
 
 
 def only_folder(folder: Path) -> Path:
@@ -57,12 +54,7 @@ def only_folder(folder: Path) -> Path:
 
 
 def wait_for(path: Path, words: bytes) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if any(words in file.read_bytes() for file in path.rglob("events*")):
-            return
-        time.sleep(0.01)
-    raise TimeoutError(path)
+    wait_until(lambda: any(words in file.read_bytes() for file in path.rglob("events*")))
 
 
 def test_all_is_there_when_the_context_is_destroyed(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.torchrun import run_torchrun
+from tests.harness import environment, run_ranks
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.full, pytest.mark.torch]
+pytestmark = pytest.mark.torch
 
 PROGRAM = """
 import torch
@@ -27,7 +27,6 @@ print("done")
 
 def test_it_can_be_executed_again_on_two_processes(tmp_path: Path) -> None:
     """The second time there is another process group, which the model has to be told."""
-    done = run_torchrun(PROGRAM, tmp_path, timeout=60, STEPWELL_DIR=str(tmp_path / "runs"))
-    assert done.returncode == 0, done.stderr
-    # The words of two processes may come on one line.
-    assert done.stdout.count("done") == 2
+    env = environment(STEPWELL_DIR=str(tmp_path / "runs"))
+    ranks = run_ranks(PROGRAM, cwd=tmp_path, env=env, check=True)
+    assert [rank.stdout for rank in ranks] == ["done\n", "done\n"]
