@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+import stepwell
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -15,3 +20,11 @@ def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(
         prefix="stepwell-test-", dir=SHARED_MEMORY if is_there else None
     )
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory, for tests that are not about a disk: each run would wait for one."""
+    with folder_in_memory() as folder:
+        yield Path(folder)
+        stepwell.finish()

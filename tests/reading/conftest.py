@@ -11,6 +11,7 @@ import pytest
 from stepwell import Run
 from stepwell.journal.state import local
 from tests.in_memory import folder_in_memory
+from tests.in_memory import tmp_path as tmp_path
 from tests.reading.strangers import Read, SampledReader, read_everything
 
 

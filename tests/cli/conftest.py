@@ -1,0 +1,3 @@
+"""Folders for many small runs."""
+
+from tests.in_memory import tmp_path as tmp_path

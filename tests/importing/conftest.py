@@ -1,0 +1,3 @@
+"""Folders for imported runs."""
+
+from tests.in_memory import tmp_path as tmp_path
