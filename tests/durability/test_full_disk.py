@@ -36,7 +36,7 @@ def train(begin, count, leaves=20):
 """
 
 
-@pytest.fixture(params=["tmpfs", "ext4"])
+@pytest.fixture(params=["tmpfs", pytest.param("ext4", marks=pytest.mark.full)])
 def disk(request: pytest.FixtureRequest, tmp_path: Path):
     with mounted(request.param, 24, tmp_path) as point:
         yield point

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.torch
 LENGTHS = (0, WITHOUT_END, 64, WITHOUT_END, 64)
 """Lengths of the datasets, by lot: none, one epoch without end, or many short ones."""
 ROUNDS = 10
+FEW_ROUNDS = 2
 LATEST = 0.3
 """Seconds: by then the busiest thread is in its third segment or a later one."""
 POLLS = 8
@@ -30,20 +31,28 @@ POLLS = 8
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """One for all rounds, because PyTorch takes its time."""
+    """One for all rounds."""
     nursery = Nursery()
     yield nursery
     nursery.close()
 
 
-@pytest.mark.parametrize("lot", range(5))
-def test_kill(nursery: Nursery, tmp_path: Path, lot: int, request: pytest.FixtureRequest) -> None:
-    """Ten rounds of kill -9 with 3 threads, alone, with a DataLoader, or with many short epochs:
+@pytest.mark.parametrize(
+    ("lot", "rounds"),
+    [
+        *((lot, FEW_ROUNDS) for lot in range(3)),
+        *(pytest.param(lot, ROUNDS, marks=pytest.mark.full) for lot in range(5)),
+    ],
+)
+def test_kill(
+    nursery: Nursery, tmp_path: Path, lot: int, rounds: int, request: pytest.FixtureRequest
+) -> None:
+    """Rounds of kill -9 with 3 threads, alone, with a DataLoader, or with many short epochs:
     every record whose call had returned is read back whole, and open spans are named.
     """
     moments = random.Random(os.urandom(8))
     seen = []
-    for number in range(ROUNDS):
+    for number in range(rounds):
         folder = tmp_path / str(number)
         victim = nursery.start(folder, LENGTHS[lot])
         time.sleep(moments.uniform(0, LATEST))
@@ -58,7 +67,10 @@ def test_kill(nursery: Nursery, tmp_path: Path, lot: int, request: pytest.Fixtur
     print(f"\n{request.node.name}: {sum(seen):,} spans, {min(seen):,} to {max(seen):,} a round")
 
 
-@pytest.mark.parametrize(("length", "rest"), [(WITHOUT_END, 0.005), (64, 0.01)])
+@pytest.mark.parametrize(
+    ("length", "rest"),
+    [(WITHOUT_END, 0.005), pytest.param(64, 0.01, marks=pytest.mark.full)],
+)
 def test_live_reader(nursery: Nursery, tmp_path: Path, length: int, rest: float) -> None:
     """A reader that polls at full speed never fails and never sees a half-written record, neither
     while the run is written nor after it was killed.

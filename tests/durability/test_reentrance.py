@@ -52,7 +52,7 @@ run = stepwell.init("x", dir={dir!r})
 stack = contextlib.ExitStack()
 stack.enter_context(stepwell.span("program"))
 atexit.register(stack.close)
-threading.Thread(target=time.sleep, args=(1,)).start()
+threading.Thread(target=time.sleep, args=(0.2,)).start()
 print("done")
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,19 @@ run.finish()
 """
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Any:
-    with Child(tmp_path) as child:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs of a whole one."""
+    folder = tmp_path_factory.mktemp("whole")
+    with Child(folder) as child:
         child.do(TRAIN)
+    return folder / "runs"
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Any:
+    """A copy of it, to be damaged."""
+    shutil.copytree(whole, tmp_path / "runs")
     return only_run(tmp_path / "runs")
 
 

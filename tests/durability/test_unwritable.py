@@ -106,7 +106,7 @@ def test_deleted_while_live(tmp_path: Path) -> None:
         remove(tmp_path / "runs")
         child.do("outer = span('outer'); outer.__enter__()\ntrain(0, 40_000)")
         child.do("with span('new name'): log({'new metric': 1.0}); event('new event')")
-        child.do("outer.__exit__(None, None, None); run.finish(timeout=5)")
+        child.do("outer.__exit__(None, None, None); run.finish(timeout=1)")
         assert len(child.do("answer = warnings")) == 1
         assert child.end() == 0
 
@@ -116,7 +116,7 @@ def test_deleted_then_another_run(tmp_path: Path) -> None:
     with Child(tmp_path) as child:
         child.do(TRAIN + "run = init('one', dir='runs')\ntrain(0, 1000)")
         remove(tmp_path / "runs")
-        child.do("train(0, 20_000); run.finish(timeout=5)")
+        child.do("train(0, 20_000); run.finish(timeout=1)")
         child.do("run = init('two', dir='runs')\ntrain(0, 500)\nrun.finish()")
     run = only_run(tmp_path / "runs")
     assert numbers(run, "item") == list(range(500))
