@@ -20,7 +20,7 @@ from stepwell.analysis.plots.curves import Curve, default_weight, smoothed, thin
 from stepwell.analysis.plots.html import html
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 
 
 def record(root: Path, rows: list[dict[str, float]], name: str = "run") -> RecordedRun:
@@ -385,7 +385,7 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, name: str) -> Non
 
 def test_the_terminal_shows_it_in_80_columns(tmp_path: Path) -> None:
     record(tmp_path / "runs", [{"loss": 2.0 - i / 100, "lr": 0.1} for i in range(100)])
-    done = command("plot", cwd=tmp_path)
+    done = run_stepwell("plot", cwd=tmp_path)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -400,7 +400,7 @@ def test_a_falling_line_falls(tmp_path: Path) -> None:
     record(tmp_path / "runs", [{"loss": 9.0 - i} for i in range(10)])
     lines = [
         line.split("┤")[-1].split("│")[-1]
-        for line in command("plot", cwd=tmp_path).stdout.splitlines()
+        for line in run_stepwell("plot", cwd=tmp_path).stdout.splitlines()
     ]
     drawn = [line for line in lines if any(0x2800 < ord(c) < 0x2900 for c in line)]
     starts = [len(line) - len(line.lstrip()) for line in drawn]
@@ -412,9 +412,9 @@ def test_a_falling_line_falls(tmp_path: Path) -> None:
 
 def test_the_command_writes_files_and_json(tmp_path: Path) -> None:
     record(tmp_path / "runs", [{"loss": 1.0}, {"loss": math.inf}])
-    assert command("plot", "-o", "a.html", cwd=tmp_path).stdout == "1 panel in a.html\n"
+    assert run_stepwell("plot", "-o", "a.html", cwd=tmp_path).stdout == "1 panel in a.html\n"
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
-    (panel,) = json.loads(command("plot", "--json", cwd=tmp_path).stdout)
+    (panel,) = json.loads(run_stepwell("plot", "--json", cwd=tmp_path).stdout)
     assert panel["curves"][0]["nonfinite"] == [1.0]
 
 
@@ -431,7 +431,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     record(tmp_path / "runs", [{"loss": 1.0}])
-    done = command(*arguments, cwd=tmp_path)
+    done = run_stepwell(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -443,4 +443,4 @@ def test_numbers_too_large_to_subtract_count_as_infinite(tmp_path: Path) -> None
     assert (panel.curves[0].y, panel.curves[0].nonfinite) == ([1.0], [0.0, 1.0])
     for name in ("a.png", "a.html"):
         assert plots.save([panel], tmp_path / name).stat().st_size > 1000
-    assert command("plot", cwd=tmp_path).returncode == 0
+    assert run_stepwell("plot", cwd=tmp_path).returncode == 0

@@ -22,7 +22,7 @@ from stepwell.analysis.simulate import (
 )
 from stepwell.analysis.simulate.plan import MS, SECOND
 from stepwell.journal.errors import StepwellError
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 from tests.nesting.tree import check_tree
 
 STILL = Pace(jitter=0.0)
@@ -149,18 +149,18 @@ def test_what_cannot_be_planted_is_refused(fault: Straggler) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     """It says what it planted, and never writes into something that exists."""
-    done = command("simulate", "--ranks", "3", "--steps", "200", "-o", "sim", cwd=tmp_path)
+    done = run_stepwell("simulate", "--ranks", "3", "--steps", "200", "-o", "sim", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "straggler: rank 2, forward, steps 20 to 49, 450 ms in all" in done.stdout
-    again = command("simulate", "--ranks", "3", "--steps", "200", "-o", "sim", cwd=tmp_path)
+    again = run_stepwell("simulate", "--ranks", "3", "--steps", "200", "-o", "sim", cwd=tmp_path)
     assert again.returncode == 2
     assert "exists already" in again.stderr
-    shown = command("show", "sim", cwd=tmp_path)
+    shown = run_stepwell("show", "sim", cwd=tmp_path)
     assert "3 ranks, 2 attempts" in shown.stdout
-    wrong = command("simulate", "-o", "other", "--plant", "fire", cwd=tmp_path)
+    wrong = run_stepwell("simulate", "-o", "other", "--plant", "fire", cwd=tmp_path)
     assert wrong.returncode == 2
     assert not (tmp_path / "other").exists()
-    told = command(
+    told = run_stepwell(
         "simulate",
         "--ranks",
         "1",

@@ -12,8 +12,6 @@ import stepwell
 from tests.cli.cases import kill_a_run
 from tests.harness import run_stepwell
 
-command = run_stepwell
-
 
 def record(root: Path, name: str = "training") -> stepwell.Run:
     """A small finished run: 20 steps of two spans, a loss, an event and an artifact."""

@@ -173,7 +173,7 @@ def test_what_could_not_be_removed_gives_1(
     real = shutil.rmtree
 
     def fails_once(path: Path, *more: Any, **named: Any) -> None:
-        if path.parent.name == "old":
+        if Path(path).parent.name == "old":
             raise PermissionError(13, "Permission denied", str(path))
         real(path, *more, **named)
 

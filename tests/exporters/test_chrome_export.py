@@ -17,8 +17,9 @@ from stepwell import StepwellError, ai, open_run
 from stepwell.exporters import export_chrome
 from stepwell.exporters.trace_json import base_of, micros, parse_ranks, parse_steps
 from stepwell.testing import FakeClock
-from tests.cli.test_commands import command, kill_a_run
+from tests.cli.cases import kill_a_run
 from tests.exporters.reading_back import _parse_strictly
+from tests.harness import run_stepwell
 from tests.processes.programs import execute, only_run, write_program
 
 BEGIN_US = (1_700_000_000_000_000_000 - base_of(1_700_000_000_000_000_000)) / 1000
@@ -265,7 +266,7 @@ def test_many_threads_and_segments(recorded: stepwell.Run, tmp_path: Path) -> No
 def test_a_killed_run(tmp_path: Path) -> None:
     """What was open has a begin and no end; all else is there."""
     kill_a_run(tmp_path / "runs")
-    done = command("export", "--to", "chrome", "-o", "t.json", cwd=tmp_path)
+    done = run_stepwell("export", "--to", "chrome", "-o", "t.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "t.json\n102 spans, 1 events, 100 values in 1 file\n"
     found = drawn(tmp_path / "t.json")
@@ -374,7 +375,7 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], message: str, tmp_pat
     """In one line, and nothing is written."""
     with stepwell.init("r", dir=tmp_path / "runs") as run, run.span("x"):
         pass
-    done = command("export", *arguments, cwd=tmp_path)
+    done = run_stepwell("export", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
@@ -389,7 +390,7 @@ def test_tables_as_text(to: str, read: Any, recorded: stepwell.Run, tmp_path: Pa
         with recorded.span("a", number=number):
             recorded.log({"loss": number})
     recorded.finish()
-    done = command("export", str(recorded.path), "--to", to, "-o", "out", cwd=tmp_path)
+    done = run_stepwell("export", str(recorded.path), "--to", to, "-o", "out", cwd=tmp_path)
     assert done.stdout == "6 files in out\n"
     place = f"run={recorded.id}/rank=0/part.{to}"
     spans = read(tmp_path / "out" / "spans" / place).collect()

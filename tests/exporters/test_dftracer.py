@@ -17,8 +17,9 @@ from stepwell.exporters import DFTracerExporter, EventRecord, Source, SpanRecord
 from stepwell.exporters.dftracer_export import file_name
 from stepwell.journal.errors import StepwellError
 from stepwell.testing import FakeClock
-from tests.cli.test_commands import command, kill_a_run
+from tests.cli.cases import kill_a_run
 from tests.exporters.dftracer_tools import counted_events, validated_lines
+from tests.harness import run_stepwell
 
 BEGIN = 1_700_000_000_000_000
 HASH = hashlib.md5(socket.gethostname().encode()).hexdigest()[:16]
@@ -173,7 +174,9 @@ def test_a_broken_line_is_found(tmp_path: Path) -> None:
 def test_a_killed_run(tmp_path: Path) -> None:
     """What was open lasts until the last sign of life, and says so."""
     kill_a_run(tmp_path / "runs")
-    done = command("export", "--to", "dftracer", "--dialect", "old", "-o", "t.pfw", cwd=tmp_path)
+    done = run_stepwell(
+        "export", "--to", "dftracer", "--dialect", "old", "-o", "t.pfw", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     [path] = tmp_path.glob("t-*-app.pfw")
     assert done.stdout.splitlines()[0] == path.name

@@ -16,7 +16,7 @@ from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from tests.analysis.compare.recording import record
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 
 
 @pytest.fixture
@@ -117,12 +117,12 @@ def test_by_time_it_counts_from_the_start_of_each_run(tmp_path: Path) -> None:
 def test_what_was_not_recorded_is_said_with_what_to_write(tmp_path: Path) -> None:
     for name in "ab":
         record(tmp_path / "runs", name, {"loss": float}, 3, config={"batch_size": 4})
-    done = command("compare", "a", "b", "--by", "tokens", cwd=tmp_path)
+    done = run_stepwell("compare", "a", "b", "--by", "tokens", cwd=tmp_path)
     assert done.returncode == 2
     assert "'a' did not record how many tokens its steps had" in done.stderr
     assert '"global_batch_size": 256, "seq_length": 2048' in done.stderr
     assert "its config has batch_size, which may be of one rank" in done.stderr
-    done = command("compare", "a", "b", "--by", "epoch", cwd=tmp_path)
+    done = run_stepwell("compare", "a", "b", "--by", "epoch", cwd=tmp_path)
     assert "by is 'epoch': write one of step, samples, tokens, time" in done.stderr
 
 

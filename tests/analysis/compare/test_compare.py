@@ -14,7 +14,7 @@ from stepwell.analysis import compare
 from stepwell.analysis.compare.metrics import goal_of, lasting_since
 from stepwell.journal.errors import StepwellError
 from tests.analysis.compare.recording import record
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 
 
 @pytest.mark.parametrize(
@@ -313,14 +313,14 @@ def test_the_command_answers_first(tmp_path: Path) -> None:
     for name, rate in (("slow", 0.02), ("fast", 0.1)):
         curve = {"val/loss": lambda s, rate=rate: math.exp(-rate * s)}
         record(tmp_path / "runs", name, curve, 40, config={"lr": rate})
-    done = command("compare", "slow", "fast", "-o", "both.html", cwd=tmp_path)
+    done = run_stepwell("compare", "slow", "fast", "-o", "both.html", cwd=tmp_path)
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     told = " ".join(done.stdout.split())
     assert "fast was better at val/loss: 0.02024 against 0.4584 at step 39, ahead from step" in told
     assert "Configured differently: lr." in told
     assert (tmp_path / "both.html").exists()
-    parsed = json.loads(command("compare", "slow", "fast", "--json", cwd=tmp_path).stdout)
+    parsed = json.loads(run_stepwell("compare", "slow", "fast", "--json", cwd=tmp_path).stdout)
     assert parsed["metrics"][0]["better"] == 1
     assert parsed["config"] == [{"key": "lr", "values": [0.02, 0.1]}]
 
@@ -340,7 +340,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
 ) -> None:
     for name in ("a", "b"):
         record(tmp_path / "runs", name, {"loss": float}, 2)
-    done = command(*arguments, cwd=tmp_path)
+    done = run_stepwell(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -14,7 +14,7 @@ from stepwell.analysis.goodput import goodput
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from tests.analysis.findings.training import train
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 
 
 def trained(folder: Path, times: dict[str, float], **more: Any) -> RecordedRun:
@@ -108,17 +108,17 @@ def test_the_table_sums_to_the_step(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     fast = trained(tmp_path / "a", {})
     slow = trained(tmp_path / "b", {"wait for data": 0.021})
-    shown = command("compare", str(fast.path), str(slow.path), cwd=tmp_path)
+    shown = run_stepwell("compare", str(fast.path), str(slow.path), cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     (data,) = [line.split() for line in lines if line.startswith("  data")]
     assert float(data[-2]) == pytest.approx(20, rel=0.02)
     told = json.loads(
-        command("compare", str(fast.path), str(slow.path), "--json", cwd=tmp_path).stdout
+        run_stepwell("compare", str(fast.path), str(slow.path), "--json", cwd=tmp_path).stdout
     )
     assert told["pace"]["causes"][0]["phase"] == "data"
-    without = command("compare", str(fast.path), str(slow.path), "--no-time", cwd=tmp_path)
+    without = run_stepwell("compare", str(fast.path), str(slow.path), "--no-time", cwd=tmp_path)
     assert "time of a step" not in without.stdout
 
 

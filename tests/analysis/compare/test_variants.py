@@ -12,7 +12,7 @@ from stepwell.analysis.compare.significance import holm, student_tails, welch
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 from tests.analysis.compare.recording import record
-from tests.cli.test_commands import command
+from tests.harness import run_stepwell
 
 # The test
 
@@ -164,7 +164,7 @@ def test_two_to_ten_runs_fit_80_columns(tmp_path: Path, count: int) -> None:
     long = "a-name-that-goes-on-and-on-for-much-longer-than-any-column"
     runs += [record(tmp_path / "runs", f"{long}-{i}", {"val/loss": float}, 5) for i in "xy"]
     paths = [str(run.path) for run in runs[-count:]]
-    done = command("compare", *paths, cwd=tmp_path)
+    done = run_stepwell("compare", *paths, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "an-any-column-x" in done.stdout
