@@ -10,7 +10,8 @@ import pytest
 
 from tests.durability.helpers import Child, count, main_process, numbers, only_run, values
 
-SPANS = 300_000
+SPANS = 150_000
+CAP = 150 * 1024
 TRAIN = """
 def train(begin, count):
     for i in range(begin, begin + count):
@@ -43,7 +44,7 @@ def _keeps_the_rest(run: Any) -> None:
 def test_no_cap(tmp_path: Path) -> None:
     """Without a cap this run is far larger than the caps below allow, and nothing is dropped."""
     run, warnings = _record(tmp_path)
-    assert _size(run) > 2 * 300 * 1024
+    assert _size(run) > 2 * CAP
     assert count(run, "item") == SPANS
     assert main_process(run)["dropped"] == 0
     assert warnings == []
@@ -54,8 +55,8 @@ def test_cap(tmp_path: Path, drop: str) -> None:
     """With a cap the archives stay about that size, either end of the spans is kept, every span that
     is not is counted, and metrics and events are all there.
     """
-    run, warnings = _record(tmp_path, STEPWELL_MAX_BYTES="300K", STEPWELL_DROP=drop)
-    assert _size(run) < 300 * 1024 + 2 * 65_536
+    run, warnings = _record(tmp_path, STEPWELL_MAX_BYTES=str(CAP), STEPWELL_DROP=drop)
+    assert _size(run) < CAP + 2 * 65_536
     marks = numbers(run, "mark")
     everything = list(range(0, SPANS, 1000))
     assert 10 < len(marks) < len(everything)
@@ -70,7 +71,7 @@ def test_cap(tmp_path: Path, drop: str) -> None:
 
 def test_cap_and_open_span(tmp_path: Path) -> None:
     """A span that was entered before the oldest were dropped is still told, with its children."""
-    with Child(tmp_path, STEPWELL_MAX_BYTES="300K") as child:
+    with Child(tmp_path, STEPWELL_MAX_BYTES=str(CAP)) as child:
         child.do(TRAIN + "run = init('cap', dir='runs')\nouter = span('outer'); outer.__enter__()")
         child.do(f"train(0, {SPANS})\nouter.__exit__(None, None, None)\nrun.finish()")
     run = only_run(tmp_path / "runs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def test_recording_goes_on_in_the_spool(
     for i in range(60_000):
         with span:
             if i % 20_000 == 0:
-                time.sleep(0.5)
+                run.flush()
     (tmp_path / "runs").unlink()
     (tmp_path / "away").rename(tmp_path / "runs")
     run.finish()
@@ -40,10 +39,15 @@ def test_a_finish_that_times_out_leaves_the_next_run_alone(tmp_path: Path) -> No
     first = stepwell.init("first", dir=tmp_path)
     with first.span("in the first"):
         pass
-    answer = threading.Event()
+    asked, answer = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        answer.wait(30)
+
     assert first._recorder is not None
-    first._recorder.pump.run_soon(lambda: answer.wait(30) and None)
-    time.sleep(0.4)
+    first._recorder.pump.run_soon(ask)
+    assert asked.wait(30)
     first.finish(timeout=0.3)
     second = stepwell.init("second", dir=tmp_path)
     with second.span("in the second"):
