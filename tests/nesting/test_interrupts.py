@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import stepwell
+from tests.harness import run_script
 from tests.nesting.tree import SLOTS
 
 SCRIPT = """
@@ -71,10 +70,7 @@ run.finish()
 
 def weather(tmp_path: Path, where: str, fill: int = 0) -> pl.DataFrame:
     """The spans of a process that was interrupted 1,000 times in a loop of nothing but spans."""
-    script = tmp_path / "storm.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(tmp_path), where, str(fill)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_script(SCRIPT, tmp_path, where, str(fill))
     assert (done.returncode, done.stderr) == (0, "")
     return stepwell.open_run(tmp_path / "storm").spans().collect().sort("start_ns")
 
@@ -85,7 +81,6 @@ def parents_of(spans: pl.DataFrame, name: str) -> list[str | None]:
     return found["above"].to_list()
 
 
-@pytest.mark.full
 def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
     """When the span around the storm is left, what comes next is at the root again."""
     spans = weather(tmp_path, "inside")
@@ -100,7 +95,6 @@ def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
     assert on.to_list() == ["after inside"] * 100
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("fill", [0, 2 * SLOTS])
 def test_interrupts_at_the_root_leave_the_recorder_working(tmp_path: Path, fill: int) -> None:
     """Without a span around the storm the recorder goes on, over roll-overs too.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stepwell.telemetry.modesty import NICE, SESSION_NICE
-from tests.durability.helpers import environment
+from tests.harness import run_script
 
 CODE = """
 import os, subprocess, sys
@@ -46,10 +44,7 @@ def test_sessions_of_its_own_are_nice(words: list[str]) -> None:
     """With those of its children; a session that it merely is in belongs to somebody else."""
     if not AUTOGROUPS.exists() or AUTOGROUPS.read_text().strip() != "1":
         pytest.skip("this system does not share processors between sessions")
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, *words], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(CODE, *words, check=True)
     before, *found = (int(word) for word in done.stdout.split())
     own = SESSION_NICE if words else before
     assert found == [NICE, own, SESSION_NICE, before, 0, SESSION_NICE]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.telemetry.place import RANK_VARIABLES, Place, find_place
-from tests.telemetry.launching import plain_environ, slurm_batch, slurm_step, torchrun
+from tests.harness import run_script
+from tests.telemetry.launching import slurm_batch, slurm_step, torchrun
 
 SINGLE = Place(rank=0, world_size=1, local_rank=0, node_rank=0, launcher="single")
 
@@ -96,11 +95,5 @@ def test_an_initialised_torch_distributed_tells_the_rank(tmp_path: Path) -> None
         "print(find_place({}).launcher)\n"
         "dist.destroy_process_group()\n"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", script],
-        env=plain_environ(),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    answer = run_script(script, check=True)
     assert answer.stdout.split() == ["single", "torch.distributed"]

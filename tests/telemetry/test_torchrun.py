@@ -52,7 +52,13 @@ def read_output(process: subprocess.Popen[str]) -> str:
         process.terminate()
 
 
-@pytest.mark.parametrize("options", [[], ["--rdzv-id=my-job", "--rdzv-backend=c10d"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--rdzv-id=my-job", "--rdzv-backend=c10d"], marks=pytest.mark.full),
+    ],
+)
 def test_a_real_torchrun_writes_one_run_and_restarts_into_it(
     tmp_path: Path, options: list[str]
 ) -> None:
