@@ -1,21 +1,19 @@
-"""Two ranks that a real torchrun starts: all of them record, or only the first, as asked for."""
+"""Two ranks, started as torchrun would: all of them record, or only the first, as asked for."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import stepwell
+from tests.harness import TRAINERS, environment, run_ranks
 from tests.integrations.trainers import attributes_of
-from tests.processes.programs import environ, only_run, write_program
-from tests.processes.test_torchrun import plain
+from tests.processes.programs import only_run, write_program
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
+pytestmark = pytest.mark.torch
 
 TRAINER = """
 from stepwell.integrations.transformers import StepwellCallback
@@ -52,21 +50,12 @@ accelerator.end_training()
 
 def launch(folder: Path, text: str, *arguments: str) -> str:
     """Run this on two ranks; what they printed."""
+    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
     program = write_program(folder, text)
-    root = str(Path(__file__).parents[2])
-    env = environ(folder)
-    env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{root}"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", plain()]
-    done = subprocess.run(
-        [*launcher, str(program), *arguments],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
+    ranks = run_ranks(
+        program, *arguments, env=env, cwd=folder, check=True, timeout=240, modules=TRAINERS
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    return "".join(rank.stdout + rank.stderr for rank in ranks)
 
 
 def test_a_trainer_on_two_ranks(tmp_path: Path) -> None:

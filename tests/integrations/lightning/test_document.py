@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import stepwell
+from tests.harness import TRAINERS, environment, run_script
 from tests.integrations.lightning.fits import Recorded
-from tests.processes.programs import environ
 
 pytestmark = pytest.mark.torch
 
@@ -114,7 +112,6 @@ APART = TAKEN.replace("HookedTrainer", "HookedTrainer, callback", 1)
 END = "nv_one_logger_callback.on_app_end()"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("package", "hook", "end"),
     [
@@ -129,15 +126,8 @@ def test_full_example(tmp_path: Path, package: str, hook: str, end: str) -> None
     text = (FILLED_IN + EXAMPLE).replace("PACKAGE", package).replace("HOOK", hook)
     program = tmp_path / "program.py"
     program.write_text(text.replace("END", end or "pass"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", program],
-        cwd=tmp_path,
-        env=environ(tmp_path, CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    env = environment(STEPWELL_STRICT="1", CUDA_VISIBLE_DEVICES="")
+    run_script(program, cwd=tmp_path, env=env, check=True, timeout=300, modules=TRAINERS)
     (run,) = stepwell.list_runs(tmp_path / "runs")
     assert run.status == "finished"
     recorded = Recorded(run)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import stepwell
+from tests.harness import REPOSITORY, TRAINERS, environment, run_script
 from tests.integrations.lightning.fits import Recorded
-from tests.processes.programs import environ
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
-EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning_fit.py"
+pytestmark = pytest.mark.torch
+EXAMPLE = REPOSITORY / "examples" / "lightning_fit.py"
 
 
 def test_example(tmp_path: Path) -> None:
     """Three epochs of twelve steps, validated and saved after each; the application ends by itself."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLE],
-        cwd=tmp_path,
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    env = environment(STEPWELL_STRICT="1")
+    done = run_script(EXAMPLE, cwd=tmp_path, env=env, check=True, timeout=240, modules=TRAINERS)
     (run,) = stepwell.list_runs(tmp_path / "runs")
     assert done.stdout == f"recorded in {run.path}\n"
     assert run.status == "finished"

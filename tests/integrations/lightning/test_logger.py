@@ -7,8 +7,6 @@ import copy
 import importlib
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from stepwell.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from tests.durability.helpers import environment
+from tests.harness import TRAINERS, environment, run_script
 from tests.loggers.logged import Another, Own, items, logger_lines, metrics
 
 torch = pytest.importorskip("torch")
@@ -354,8 +352,9 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(8, 3), batch_size=1
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp")])
+@pytest.mark.parametrize(
+    ("devices", "strategy"), [(1, "auto"), pytest.param(2, "ddp", marks=pytest.mark.full)]
+)
 def test_in_processes_that_lightning_launches(tmp_path: Path, devices: int, strategy: str) -> None:
     """Each rank has its own values in one run; the checkpoint is on every backend, from the first."""
     pytest.importorskip("tensorboard")
@@ -363,17 +362,11 @@ def test_in_processes_that_lightning_launches(tmp_path: Path, devices: int, stra
     from tests.loggers.reading_back import Left
 
     code = LAUNCHED.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy))
-    (tmp_path / "program.py").write_text(code)
-    variables = {"OMP_NUM_THREADS": "1", "STEPWELL_EXPORT_TIMEOUT": "60", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=environment(STEPWELL_STRICT="1", WANDB_ERROR_REPORTING="false", **variables),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    variables = {"STEPWELL_EXPORT_TIMEOUT": "60", "HOME": str(tmp_path)}
+    env = environment(STEPWELL_STRICT="1", WANDB_ERROR_REPORTING="false", **variables)
+    run_script(program, cwd=tmp_path, env=env, check=True, timeout=240, modules=TRAINERS)
     (run,) = stepwell.list_runs(tmp_path / "runs")
     assert run.status == "finished"
     for rank in range(devices):

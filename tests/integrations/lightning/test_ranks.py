@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 import stepwell
+from tests.harness import TRAINERS, environment, run_ranks, run_script
 from tests.nesting.tree import check_tree, edges
-from tests.processes.programs import environ
-from tests.processes.test_torchrun import free_port
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
+pytestmark = pytest.mark.torch
 
 PROGRAM = """
 import os, sys, warnings
@@ -72,18 +70,21 @@ TREE = {
 }
 
 
-def _launch(folder: Path, *command: str) -> stepwell.reading.RecordedRun:
+def _launch(folder: Path, strategy: str, ranks: int = 0) -> stepwell.reading.RecordedRun:
+    """Run the program: in so many ranks, or once where Lightning is to start the others."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environ(folder),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    options: dict[str, Any] = {
+        "cwd": folder,
+        "env": environment(STEPWELL_STRICT="1"),
+        "check": True,
+        "timeout": 240,
+        "modules": TRAINERS,
+    }
+    if ranks:
+        run_ranks(program, strategy, world=ranks, **options)
+    else:
+        run_script(program, strategy, **options)
     (run,) = stepwell.list_runs(folder / "runs")
     assert run.status == "finished"
     return run
@@ -103,10 +104,9 @@ def _check(run: stepwell.reading.RecordedRun, spans: pl.DataFrame, process: str)
     assert events.filter(pl.col("name") == "telemetry_data_error").height == 0
 
 
-def test_torchrun(tmp_path: Path) -> None:
-    """Two ranks of torchrun: one run, in which both have the whole tree and the same counters."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
-    run = _launch(tmp_path, *launcher, f"--master-port={free_port()}", "program.py", "ddp")
+def test_ranks_of_a_launcher(tmp_path: Path) -> None:
+    """Two ranks, as torchrun starts them: one run, both with the whole tree and the same counters."""
+    run = _launch(tmp_path, "ddp", ranks=2)
     processes = run.processes().collect().sort("rank")
     assert processes["rank"].to_list() == [0, 1]
     spans = run.spans().collect()
@@ -114,10 +114,12 @@ def test_torchrun(tmp_path: Path) -> None:
         _check(run, spans.filter(pl.col("process") == process), process)
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp_fork", pytest.param("ddp_spawn", marks=pytest.mark.full)]
+)
 def test_processes_that_lightning_makes(tmp_path: Path, strategy: str) -> None:
     """They record as children of the process that has started them, and say which ranks they are."""
-    run = _launch(tmp_path, "program.py", strategy)
+    run = _launch(tmp_path, strategy)
     children = run.processes().collect().filter(pl.col("role") == "worker")
     spans = run.spans().collect()
     ranks = []
@@ -129,9 +131,10 @@ def test_processes_that_lightning_makes(tmp_path: Path, strategy: str) -> None:
     assert sorted(ranks) == [f'{{"rank":{rank},"world_size":2}}' for rank in range(2)]
 
 
+@pytest.mark.full
 def test_ranks_that_lightning_starts(tmp_path: Path) -> None:
     """With its own launcher of scripts all ranks write one run as well."""
-    run = _launch(tmp_path, "program.py", "ddp")
+    run = _launch(tmp_path, "ddp")
     processes = run.processes().collect().sort("rank")
     found = processes.select("rank", "local_rank", "attempt", "role").rows()
     assert found == [(0, 0, 0, "main"), (1, 1, 0, "main")]

@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 
 from stepwell.reading import RecordedRun
-from tests.processes.programs import execute, only_run, write_program
+from tests.harness import environment, run_script
+from tests.processes.programs import only_run, write_program
 
-pytestmark = [pytest.mark.torch, pytest.mark.full]
+pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 DATASET = """
-os.environ["STEPWELL_RUNTIME"] = "off"
 import torch
 from torch.utils.data import DataLoader, Dataset
 from stepwell import ai
@@ -28,8 +28,23 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         with ai.data.item(args={"index": index}):
             pass
+        with open("loaded", "a") as file:
+            file.write(f"{index}\\n")
         return torch.ones(4) * index
+
+def wait_for(count):
+    # Until so many items have been loaded.
+    end = time.monotonic() + 100
+    while not Path("loaded").exists() or len(Path("loaded").read_text().split()) < count:
+        assert time.monotonic() < end
+        time.sleep(0.005)
 """
+
+
+def execute(folder: Path, program: str, *arguments: str) -> None:
+    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    path = write_program(folder, program, DATASET)
+    run_script(path, *arguments, cwd=folder, env=env, check=True)
 
 
 def items(run: RecordedRun) -> list[tuple[int, int | None, int | None]]:
@@ -45,7 +60,10 @@ def items(run: RecordedRun) -> list[tuple[int, int | None, int | None]]:
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_by_hand(tmp_path: Path, method: str, persistent: bool) -> None:
     """``ai.update(epoch=, step=)`` in the parent is seen by workers that live, or are made later."""
@@ -60,16 +78,15 @@ def test_by_hand(tmp_path: Path, method: str, persistent: bool) -> None:
             ai.update(epoch=epoch, step=10 * epoch)
             batches = iter(loader)
             for i in range(4):
-                time.sleep(2.5 if i == 0 and sys.argv[1] == "spawn" else 0.3)
+                wait_for(8 * epoch + 2 * i + 2)
                 # The next() that takes batch i asks for batch i + 1.
                 ai.update(epoch=epoch, step=10 * epoch + i)
                 next(batches)
-            time.sleep(0.3)
             del batches
         del loader
         run.finish()
     """
-    execute(tmp_path, write_program(tmp_path, program, DATASET), method, str(persistent))
+    execute(tmp_path, program, method, str(persistent))
     # Batch 0 is asked for by iter(), batch i + 1 when batch i is taken, in step i.
     expected = sorted(
         (index, epoch, 10 * epoch + max(0, index // 2 - 1))
@@ -79,7 +96,7 @@ def test_by_hand(tmp_path: Path, method: str, persistent: bool) -> None:
     assert items(only_run(tmp_path)) == expected
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_annotated(tmp_path: Path, method: str) -> None:
     """With a whole annotated loop the same holds, and the workers need nothing of it."""
     program = """
@@ -92,14 +109,14 @@ def test_annotated(tmp_path: Path, method: str) -> None:
         annotate(model, optimizer, loader)
         for epoch in range(2):
             ai.update(epoch=epoch)
-            for x in loader:
+            for i, x in enumerate(loader):
                 # The next batch is being made meanwhile, in this step.
-                time.sleep(0.4)
+                wait_for(8 * epoch + min(2 * i + 4, 8))
                 model(x).sum().backward()
                 optimizer.step()
         run.finish()
     """
-    execute(tmp_path, write_program(tmp_path, program, DATASET), method)
+    execute(tmp_path, program, method)
     run = only_run(tmp_path)
     # Step s is under way while batch s + 1 of the epoch is made; the first one of an epoch is
     # asked for and awaited before its step.
