@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import subprocess
-import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.durability.helpers import environment
+from tests.harness import environment, run_ranks, run_script
 from tests.loggers.document_programs import ALL, SHOWN, fewer_epochs, program
 from tests.loggers.needs import needs
 from tests.loggers.prov_checking import check
 from tests.loggers.reading_back import Curve, Left
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore"),
     needs("torch", "mlflow", "wandb", "tensorboard", "prov", "pytorch_lightning"),
@@ -27,42 +24,24 @@ pytestmark = [
 
 BATCH, EPOCH = "my_training_loss_batch", "my_training_loss_epoch"
 BATCHES = 101
-TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
-def run(folder: Path, database: Path, code: str, *launcher: str, **variables: str) -> None:
+def run(folder: Path, database: Path, code: str, processes: int = 1) -> None:
     """Run a program to its end; it is to say nothing that is not meant to be read."""
     shelf = folder / "mllogs" / "mlflow"
     shelf.mkdir(parents=True)
     shutil.copy(database, shelf / "mlflow.db")
-    (folder / "program.py").write_text(code)
-    done = subprocess.run(
-        [*(launcher or [sys.executable]), str(folder / "program.py")],
-        cwd=folder,
-        env=environment(
-            STEPWELL_EXPORT_TIMEOUT="120",
-            STEPWELL_STRICT="1",
-            WANDB_ERROR_REPORTING="false",
-            OMP_NUM_THREADS="1",
-            HOME=str(folder),
-            **variables,
-        ),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "stepwell" not in done.stderr
-
-
-def torchrun() -> list[str]:
-    """Two processes, found by each other on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    if not TORCHRUN.exists():
-        pytest.skip("torchrun is not installed")
-    return [str(TORCHRUN), "--nproc-per-node=2", f"--master-port={port}"]
+    script = folder / "program.py"
+    script.write_text(code)
+    variables = {"STEPWELL_EXPORT_TIMEOUT": "120", "STEPWELL_STRICT": "1", "HOME": str(folder)}
+    env = environment(WANDB_ERROR_REPORTING="false", **variables)
+    if processes == 1:
+        # As the third program wants it.
+        ended = [run_script(script, cwd=folder, env={**env, "RANK": "0"}, timeout=280, check=True)]
+    else:
+        ended = run_ranks(script, world=processes, cwd=folder, env=env, timeout=280, check=True)
+    for one in ended:
+        assert "stepwell" not in one.stderr
 
 
 def expected(folder: Path, rank: int = 0) -> dict[str, list[float]]:
@@ -88,12 +67,19 @@ def check_series(about: dict[str, Any], losses: list[float]) -> None:
     assert told == pytest.approx([losses[-1], min(losses), max(losses)], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", SHOWN)
+def others_in_full(cases: Iterable[Any], by_default: Sequence[Any]) -> list[Any]:
+    """Mark all cases but these for ``make test-full``."""
+    return [
+        case if case in by_default else pytest.param(case, marks=pytest.mark.full) for case in cases
+    ]
+
+
+@pytest.mark.parametrize("name", others_in_full(SHOWN, ["basic"]))
 def test_alone_with_the_logger_that_was_shown(
     name: str, tmp_path: Path, empty_database: Path
 ) -> None:
     """As a user would try it first, with RANK set as the third one wants it."""
-    run(tmp_path, empty_database, program(name), RANK="0")
+    run(tmp_path, empty_database, program(name))
     left = Left(tmp_path)
     for metric, losses in expected(tmp_path).items():
         if name == "trainer":
@@ -110,24 +96,45 @@ def test_alone_with_the_logger_that_was_shown(
         assert experiment.name == "my_awesome_experiment"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", SHOWN)
-def test_losses_are_curves_on_every_backend(
-    name: str, processes: int, tmp_path: Path, empty_database: Path
-) -> None:
-    """Alone and under torchrun: of two workers the first one logs, once."""
-    code = fewer_epochs(program(name, ALL))
-    if processes == 2:
-        run(tmp_path, empty_database, code, *torchrun())
-    else:
-        run(tmp_path, empty_database, code, RANK="0")
-    left = Left(tmp_path)
-    for metric, losses in expected(tmp_path).items():
-        check_curve(left.mlflow_curve(metric), losses)
-        check_curve(left.wandb_curve(metric), losses)
-        check_curve(left.tensorboard_curve(metric), losses)
+# One recorded run of a program with all loggers: alone, and in two processes.
+
+
+@pytest.fixture(
+    scope="module",
+    params=others_in_full(
+        [f"{name}-{processes}" for name in SHOWN for processes in (1, 2)], ["basic-1", "trainer-2"]
+    ),
+)
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, empty_database: Path
+) -> Path:
+    """Where a program has run with all loggers."""
+    name, _, processes = request.param.partition("-")
+    made = tmp_path_factory.mktemp(request.param)
+    run(made, empty_database, fewer_epochs(program(name, ALL)), int(processes))
+    return made
+
+
+@pytest.mark.parametrize("backend", ["mlflow", "wandb", "tensorboard"])
+def test_losses_are_curves_on_every_backend(backend: str, folder: Path) -> None:
+    """Alone and in two processes: of two workers the first one logs, once."""
+    curve = getattr(Left(folder), f"{backend}_curve")
+    for metric, losses in expected(folder).items():
+        check_curve(curve(metric), losses)
+
+
+def test_losses_are_series_in_the_provenance(folder: Path) -> None:
+    left = Left(folder)
+    for metric, losses in expected(folder).items():
         check_series(left.provenance_series(metric), losses)
-    check(left.provenance)
+
+
+def test_the_provenance_is_valid(folder: Path) -> None:
+    check(Left(folder).provenance)
+
+
+def test_there_is_one_run_and_it_is_finished(folder: Path) -> None:
+    left = Left(folder)
     assert len(left.mlflow_runs) == 1
     assert left.mlflow_run().info.status == "FINISHED"
 
@@ -135,7 +142,7 @@ def test_losses_are_curves_on_every_backend(
 def test_two_workers_that_both_log_have_a_curve_each(tmp_path: Path, empty_database: Path) -> None:
     """Without a word about it from the user."""
     both = ALL.replace("log_freq=100", "log_freq=100, log_on_workers=-1")
-    run(tmp_path, empty_database, fewer_epochs(program("distributed", both)), *torchrun())
+    run(tmp_path, empty_database, fewer_epochs(program("distributed", both)), 2)
     for rank in (0, 1):
         left = Left(tmp_path, rank)
         for metric, losses in expected(tmp_path, rank).items():
