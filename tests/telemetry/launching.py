@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.telemetry import launch
-
-SOURCE = Path(launch.__file__).parents[2]
+from tests.harness import environment, start_script
 
 DATED = r"\d{8}-\d{6}-[a-z2-7]{6}"
 """How the end of an id looks that time and chance have made."""
@@ -33,15 +29,32 @@ for turn in range(int(os.environ.get("TEST_INITS", "1"))):
     os.write(1, json.dumps([place.rank, found.run_id, attempt]).encode() + b"\\n")
 """
 
-# Stands for torchrun, mpirun or a script: starts ranks as its children, once for every line.
+# Stands for torchrun, mpirun or a script: starts ranks as its children, once for every line. They are
+# forked, but for those below a wrapper, which is found by what the system knows of its environment.
 AGENT = """
-import json, subprocess, sys
+import json, os, subprocess, sys
+code, *_ = sys.argv[1:]
+
+def start(command, environ, arguments):
+    if command:
+        words = [*command, sys.executable, "-c", code, *arguments]
+        return subprocess.Popen(words, env=environ, stdout=subprocess.PIPE).stdout
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writing, 1)
+        os.environ.clear()
+        os.environ.update(environ)
+        sys.argv = ["-c", *arguments]
+        try:
+            exec(code, {})
+        finally:
+            os._exit(0)
+    os.close(writing)
+    return open(reading, "rb")
+
 for line in sys.stdin:
-    ranks = [
-        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-        for command, environ in json.loads(line)
-    ]
-    print(json.dumps("".join(rank.communicate()[0] for rank in ranks)), flush=True)
+    outputs = [start(*rank) for rank in json.loads(line)]
+    print(json.dumps("".join(output.read().decode() for output in outputs)), flush=True)
 """
 
 
@@ -59,9 +72,9 @@ class Agent:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", AGENT],
-            env=plain_environ(),
+        self.process = start_script(
+            AGENT,
+            RANK,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,17 +89,11 @@ class Agent:
         """Start one process for each environment, all at once, and return what they found."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        common = {**plain_environ(), "TEST_ROOT": str(self.root)}
-        program = [*command, sys.executable, "-c", RANK, *arguments]
-        ranks = [(program, {**common, **environ}) for environ in environs]
+        common = environment(TEST_ROOT=str(self.root))
+        ranks = [(command, {**common, **environ}, arguments) for environ in environs]
         self.process.stdin.write(json.dumps(ranks) + "\n")
         self.process.stdin.flush()
         return read_seats(json.loads(self.process.stdout.readline()))
-
-
-def plain_environ() -> dict[str, str]:
-    """The environment of a shell that no launcher has touched."""
-    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)}
 
 
 def read_seats(output: str) -> list[Seat]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from stepwell.telemetry.launch import Launch, Place, claim_attempt, find_launch
+from tests.harness import environment, run_script
 from tests.telemetry.launching import (
     DATED,
     RANK,
     Agent,
     Seat,
     attempts_of,
-    plain_environ,
     runs_of,
     slurm_batch,
     torchrun,
@@ -223,14 +221,9 @@ def test_without_a_writable_root_ranks_still_agree_and_inits_differ(
     script = RANK.replace("claim_attempt(root / found.run_id, found.token)", "found.token")
     answers: list[list[tuple[str, str]]] = []
     for rank in range(2):
-        environ = {**plain_environ(), **torchrun(rank, 2, 2), "TEST_ROOT": str(blocked)}
-        answer = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**environ, "TEST_INITS": "3"},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        variables = {"TEST_ROOT": str(blocked), "TEST_INITS": "3"}
+        env = environment(**torchrun(rank, 2, 2), **variables)
+        answer = run_script(script, env=env, check=True)
         answers.append([tuple(json.loads(line)[1:]) for line in answer.stdout.splitlines()])
     assert answers[0] == answers[1]
     assert len(set(answers[0])) == len({run for run, _ in answers[0]}) == 3

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.telemetry.launching import RANK, plain_environ, read_seats, runs_of
+from tests.harness import environment, run_script
+from tests.telemetry.launching import RANK, read_seats, runs_of
 
 pytestmark = pytest.mark.torch
 
@@ -34,10 +35,9 @@ def start_torchrun(root: Path, *options: str) -> subprocess.Popen[str]:
     (root / "out").mkdir(exist_ok=True)
     script = root / "train.py"
     script.write_text(FAILING_RANK)
-    environ = {**plain_environ(), "TEST_ROOT": str(root), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [torchrun_program, "--max-restarts=1", "--monitor-interval=0.1", *options, str(script)],
-        env=environ,
+        env=environment(TEST_ROOT=str(root)),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -93,24 +93,17 @@ def test_ranks_that_rank_0_started_itself_share_its_run(tmp_path: Path) -> None:
     """Where rank 0 is the parent of the others, as in Lightning, the master address joins them."""
     pytest.importorskip("torch")
     script = (
-        "import os, subprocess, sys, torch.distributed as dist\n"
-        "rank = int(os.environ.setdefault('LOCAL_RANK', '0'))\n"
-        "os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')\n"
-        "environ = {**os.environ, 'LOCAL_RANK': '1'}\n"
-        "others = [] if rank else [subprocess.Popen([sys.executable, __file__], env=environ)]\n"
+        "import os, torch.distributed as dist\n"
+        "os.environ.update(LOCAL_RANK='0', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')\n"
+        "other = os.fork()\n"
+        "if not other: os.environ['LOCAL_RANK'] = '1'\n"
+        "rank = int(os.environ['LOCAL_RANK'])\n"
         f"store = dist.FileStore({str(tmp_path / 'store')!r}, 2)\n"
         "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
         f"{RANK}\n"
-        "for other in others: other.wait()\n"
+        "if other: os.waitpid(other, 0)\n"
     )
-    (tmp_path / "train.py").write_text(script)
-    answer = subprocess.run(
-        [sys.executable, str(tmp_path / "train.py")],
-        env={**plain_environ(), "TEST_ROOT": str(tmp_path)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    answer = run_script(script, env=environment(TEST_ROOT=str(tmp_path)), check=True)
     seats = read_seats(answer.stdout)
     assert [(seat.rank, seat.attempt) for seat in seats] == [(0, 0), (1, 0)]
     assert len(runs_of(seats)) == 1
