@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from stepwell.analysis.plots.curves import Curve, default_weight, smoothed, thin
 from stepwell.analysis.plots.html import html
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
-from tests.harness import run_stepwell
+from tests.harness import environment, run_script, run_stepwell
 
 
 def record(root: Path, rows: list[dict[str, float]], name: str = "run") -> RecordedRun:
@@ -46,9 +44,7 @@ def record_rank(root: Path, rank: int, attempt: int, values: dict[int, float]) -
         f"    for step, value in {values!r}.items():\n"
         "        run.set_step(step)\n        run.log({'loss': value})"
     )
-    subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **about}, check=True, timeout=60
-    )
+    run_script(script, env=environment(**about), check=True)
     return stepwell.open_run(root / "two")
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
-DASK = (sys.executable, "-m", "dask")
+from tests.harness import REPOSITORY, Program, environment
+from tests.harness.programs import free_port
+
 HERE = ("--host", "127.0.0.1", "--no-dashboard")
 
 
 @dataclass
 class Cluster:
     address: str
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    workers: list[Program] = field(default_factory=list)
 
-    def add_worker(self) -> subprocess.Popen[bytes]:
-        command = [*DASK, "worker", self.address, *HERE, "--no-nanny", "--nthreads", "1"]
+    def add_worker(self) -> Program:
+        command = ["worker", self.address, *HERE, "--no-nanny", "--nthreads", "1"]
         # They go when the scheduler does, should the test be killed.
         more = ("--memory-limit", "0", "--death-timeout", "60")
         self.workers.append(_start(*command, *more))
@@ -29,8 +28,8 @@ class Cluster:
 
 @contextmanager
 def cluster(workers: int) -> Iterator[Cluster]:
-    port = _free_port()
-    scheduler = _start(*DASK, "scheduler", *HERE, "--port", str(port))
+    port = free_port()
+    scheduler = _start("scheduler", *HERE, "--port", str(port))
     made = Cluster(f"tcp://127.0.0.1:{port}")
     try:
         for _ in range(workers):
@@ -42,14 +41,13 @@ def cluster(workers: int) -> Iterator[Cluster]:
             process.wait()
 
 
-def _start(*command: str) -> subprocess.Popen[bytes]:
-    place = Path(__file__).parents[3]
-    return subprocess.Popen(
-        command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+def _start(*words: str) -> Program:
+    nothing = subprocess.DEVNULL
+    return Program(
+        ["-m", "dask", *words],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +28,9 @@ from stepwell.analysis.time import ledger, steps
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 from tests.analysis.engine.cluster import Cluster, cluster
+from tests.harness import run_stepwell
 
 pytest.importorskip("distributed")
-COMMAND = str(Path(sys.executable).with_name("stepwell"))
 
 
 @pytest.fixture(scope="module")
@@ -124,22 +123,23 @@ def test_dask_by_address(run: RecordedRun, two_workers: Cluster) -> None:
     assert told(run, engine="dask", scheduler=two_workers.address) == told(run)
 
 
-def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster) -> None:
-    command = [COMMAND, "report", str(run.folder)]
-    local = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster, tmp_path: Path) -> None:
+    command = ["report", str(run.folder)]
+    local = run_stepwell(*command, cwd=tmp_path, check=True)
     more = ["--engine", "dask", "--scheduler", two_workers.address]
-    there = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+    there = run_stepwell(*command, *more, cwd=tmp_path, check=True)
     # At the end is what recording cost, which is timed anew.
     assert there.stdout.partition("recording:")[0] == local.stdout.partition("recording:")[0]
     assert "Rank 5" in local.stdout
 
 
-@pytest.mark.full
-def test_killed_worker_changes_nothing(run: RecordedRun, tmp_path: Path) -> None:
-    """One of two workers dies with SIGKILL in the middle of a task."""
-    with cluster(2) as made:
-        engine = _Killing(made, tmp_path / "busy")
-        assert told(run, engine=engine) == told(run)
+def test_killed_worker_changes_nothing(
+    run: RecordedRun, two_workers: Cluster, tmp_path: Path
+) -> None:
+    """One of three workers dies with SIGKILL in the middle of a task; two are left."""
+    two_workers.add_worker()
+    engine = _Killing(two_workers, tmp_path / "busy")
+    assert told(run, engine=engine) == told(run)
     assert engine.killed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from stepwell import StepwellError
 from stepwell.analysis.findings import Alerts, Finding
 from stepwell.reading import RecordedRun
 from tests.analysis.findings.training import train
-from tests.processes.programs import environ
+from tests.harness import run_stepwell
 
 
 @pytest.fixture
@@ -122,14 +121,6 @@ def test_only_what_is_grave_enough(waits: Any) -> None:
 
 def test_the_command_line(waits: Any, tmp_path: Path) -> None:
     """It prints a line of JSON for each, and ends with the run."""
-    code = "from stepwell.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "alert", str(waits.path), "--json"],
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_stepwell("alert", str(waits.path), "--json", cwd=tmp_path, check=True)
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["rule"] == "data-bound"

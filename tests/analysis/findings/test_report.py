@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,7 @@ import stepwell
 from stepwell.analysis.report import report
 from stepwell.testing import FakeClock
 from tests.analysis.findings.training import healthy_values, train
-from tests.processes.programs import environ
-
-
-def run_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command line, piped."""
-    return subprocess.run(
-        [sys.executable, "-c", "from stepwell.cli import main; main()", *words],
-        env=environ(folder, COLUMNS="200"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+from tests.harness import run_stepwell
 
 
 def slow(step: int) -> dict[str, float]:
@@ -38,7 +23,7 @@ def slow(step: int) -> dict[str, float]:
 def test_the_answer_comes_first(tmp_path: Path) -> None:
     """State, findings, time, values, cost; in 80 columns, without an empty row."""
     run = train(tmp_path / "runs", times=slow)
-    done = run_command(tmp_path, "report", str(run.path))
+    done = run_stepwell("report", str(run.path), cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "training  finished after 10.5 s at step 119"
@@ -77,7 +62,7 @@ def test_json_for_scripts(tmp_path: Path) -> None:
         return {"loss": math.nan}
 
     run = train(tmp_path / "runs", times=slow, values=values)
-    done = run_command(tmp_path, "report", str(run.path), "--json")
+    done = run_stepwell("report", str(run.path), "--json", cwd=tmp_path, COLUMNS="200")
     made: dict[str, Any] = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(word))
     assert {f["rule"] for f in made["findings"]} == {"not-finite", "data-bound"}
     assert made["values"][0]["last"] is None
@@ -87,13 +72,15 @@ def test_json_for_scripts(tmp_path: Path) -> None:
 def test_exit_codes(tmp_path: Path) -> None:
     """0 unless asked to fail; 2 for a wrong word."""
     run = train(tmp_path / "runs", times=slow)
-    assert run_command(tmp_path, "report", str(run.path), "--fail-on", "warning").returncode == 1
+    path = str(run.path)
+    done = run_stepwell("report", path, "--fail-on", "warning", cwd=tmp_path)
+    assert done.returncode == 1
     fine = train(tmp_path / "runs")
-    done = run_command(tmp_path, "report", str(fine.path), "--fail-on", "note")
+    done = run_stepwell("report", str(fine.path), "--fail-on", "note", cwd=tmp_path)
     assert done.returncode == 0
     assert "Nothing conspicuous was found." in done.stdout
-    assert run_command(tmp_path, "report", str(run.path), "--fail-on", "x").returncode == 2
-    missing = run_command(tmp_path, "report", "nowhere")
+    assert run_stepwell("report", path, "--fail-on", "x", cwd=tmp_path).returncode == 2
+    missing = run_stepwell("report", "nowhere", cwd=tmp_path)
     assert missing.returncode == 2
     assert "Traceback" not in missing.stderr
 
@@ -102,7 +89,7 @@ def test_without_steps_it_says_what_to_add(tmp_path: Path) -> None:
     """Two lines, not an empty table."""
     with stepwell.init("bare", dir=tmp_path / "runs") as run:
         pass
-    out = run_command(tmp_path, "report", str(run.path)).stdout
+    out = run_stepwell("report", str(run.path), cwd=tmp_path, COLUMNS="200").stdout
     assert "    import stepwell\n    stepwell.watch(model, optimizer, loader)\n" in out
     assert "Nothing conspicuous" not in out
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from stepwell import StepwellError, ai
 from stepwell.analysis.time import account, background, ledger, phase_of_span, steps
 from stepwell.testing import FakeClock, recorded
 from tests.analysis.time.writing import Process, Thread, Written, write_run
+from tests.harness import run_script
 
 SECOND = 1_000_000_000
 
@@ -480,7 +478,7 @@ for step in range(3000):
 
 def test_a_killed_run_is_accounted_for_to_its_last_span(tmp_path: Path) -> None:
     """Over several segments, with what was open when it died."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ})
+    ended = run_script(KILLED, tmp_path)
     assert ended.returncode == -signal.SIGKILL
     run = stepwell.open_run(tmp_path / "job")
     found = account(run)
