@@ -22,6 +22,11 @@ from tests.cli.cases import (
 from tests.cli.terminal import in_terminal
 from tests.harness import CLI, environment, run_script, run_stepwell
 
+DEFAULT = ("show", "compare", "query", "export", "forward")
+"""The commands that the default suite tries each mistake with; the full set tries it with all."""
+EACH_OF_A_RUN = [
+    pytest.param(name, marks=() if name in DEFAULT else pytest.mark.full) for name in OF_A_RUN
+]
 COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|38;[\d;]+)m")
 
 
@@ -90,7 +95,7 @@ def test_json_for_scripts_is_strict(name: str, place: Place, tmp_path: Path) -> 
     assert json.loads(done.stdout, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_a_path_that_is_not_there(name: str, place: Place, tmp_path: Path) -> None:
     """One line that has the path, exit code 2."""
     done = run_stepwell(*own(name, words(name, "no/such/run"), tmp_path), cwd=place.path)
@@ -98,7 +103,7 @@ def test_a_path_that_is_not_there(name: str, place: Place, tmp_path: Path) -> No
     assert done.stderr == "stepwell: there is no run folder 'no/such/run'\n"
 
 
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_an_id_that_is_not_there_has_the_near_ones_told(
     name: str, place: Place, tmp_path: Path
 ) -> None:
@@ -109,7 +114,7 @@ def test_an_id_that_is_not_there_has_the_near_ones_told(
     assert shown.widest <= 80
 
 
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_an_empty_folder(name: str, place: Place, tmp_path: Path) -> None:
     """There is no run, and how to say where runs are."""
     more = ["--dir", "empty"]
@@ -119,7 +124,7 @@ def test_an_empty_folder(name: str, place: Place, tmp_path: Path) -> None:
     assert "STEPWELL_DIR" in done.stderr
 
 
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_a_run_that_was_written_half(name: str, place: Place, tmp_path: Path) -> None:
     """Every file but the documents cut in two: what is there is shown, and nothing breaks."""
     cut_in_half(place.runs / "killed", tmp_path / "runs" / "cut")
@@ -132,7 +137,7 @@ def test_a_run_that_was_written_half(name: str, place: Place, tmp_path: Path) ->
     assert "Traceback" not in shown.text
 
 
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_a_run_of_the_next_format(name: str, place: Place, tmp_path: Path) -> None:
     """It is refused, with what to upgrade."""
     folder = str(place.path / "odd" / "future")
