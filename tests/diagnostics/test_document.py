@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ torch = pytest.importorskip("torch")
 import stepwell  # noqa: E402
 from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry  # noqa: E402
 from tests.diagnostics.siamese import Siamese, pairs, records, two_rates  # noqa: E402
+from tests.harness import REPOSITORY, environment, run_script  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -206,21 +204,8 @@ def test_a_metric_of_ones_own() -> None:
 
 def test_the_example(tmp_path: Path) -> None:
     """It runs by itself, says where its records are, and shows what it is about."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, root / "examples" / "diagnostics.py"],
-        cwd=tmp_path,
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(root / "src"),
-            "OMP_NUM_THREADS": "1",
-            "STEPWELL_STRICT": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    example = REPOSITORY / "examples" / "diagnostics.py"
+    done = run_script(example, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"), check=True)
     assert done.stderr == ""
     (file,) = (tmp_path / "runs").glob("*/telemetry/telemetry.jsonl")
     assert str(file) in done.stdout

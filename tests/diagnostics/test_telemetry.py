@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import json
 import logging
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -22,6 +21,7 @@ from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry  # noqa: E40
 from stepwell.journal import errors  # noqa: E402
 from stepwell.journal.errors import StepwellError  # noqa: E402
 from tests.diagnostics.siamese import Siamese, pairs, records, train, two_rates  # noqa: E402
+from tests.harness import environment, run_script  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn = torch.nn
@@ -446,18 +446,15 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry
+from tests.harness import environment, run_script  # noqa: E402
 from tests.diagnostics.siamese import *
 model = Siamese()
 telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1, output_dir="out"))
 train(model, two_rates(model), pairs(5, 4), telemetry)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
     for expected in (5, 10):
-        subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, env=environment, timeout=120, check=False
-        )
+        run_script(script, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"))
         file = tmp_path / "out" / "telemetry.jsonl"
         assert len(records(file)) == expected
         with open(file, "a") as torn:
@@ -494,10 +491,7 @@ def test_nothing_collected_says_why(caplog: pytest.LogCaptureFixture) -> None:
 def test_it_is_said_at_exit_too(tmp_path: Path) -> None:
     """Also when the run is ended by the end of the program."""
     script = "from stepwell.diagnostics import *; TrainingTelemetry(TelemetryConfig())"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0
+    done = run_script(script, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"), check=True)
     assert done.stderr.count("on_batch_end was never called") == 1
 
 

@@ -18,6 +18,7 @@ from stepwell.diagnostics.norms import fetch
 from stepwell.diagnostics.weights import WeightBaseline
 from stepwell.journal.errors import StepwellError
 from tests.diagnostics.models import KINDS, Block, loss_of, made, mlp, norm64
+from tests.harness import run_script
 
 pytestmark = pytest.mark.torch
 EXACT = ["disk", "memory"]
@@ -294,9 +295,7 @@ def test_a_process_that_is_killed_while_writing_leaves_the_old_file(tmp_path: Pa
         baseline.delta(grouped(model))
     """
     path = tmp_path / FILE
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(path)], timeout=120, check=False
-    )
+    done = run_script(textwrap.dedent(program), path)
     assert done.returncode == -9
     assert torch.load(path, weights_only=True)["weight"].eq(1).all()
     (left,) = [name for name in os.listdir(tmp_path) if name != FILE]
