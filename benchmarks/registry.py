@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
+    agreement,
     analysis,
     annotations,
     background,
@@ -91,6 +92,15 @@ ROWS = (
         "report : dftracer-analyzer, an event",
         analysis.against_dftracer_analyzer,
         0.05,
+    ),
+    Row("agreement", "phases : torch.profiler's", agreement.with_torch_profiler, 2.0, "%"),
+    Row(
+        "agreement-dftracer",
+        "phases : dftracer's",
+        agreement.with_dftracer,
+        2.0,
+        "%",
+        environment=DFTRACER,
     ),
     Row("gradients-25m", "gradient norms : _foreach_norm, 25 M", diagnostics.gradients_25m, 1.5),
     Row("gradients-125m", "gradient norms : _foreach_norm, 125 M", diagnostics.gradients_125m, 1.5),
