@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ NAMES = {"application", "training_loop", "training_single_iteration", "data_load
 def _end(program: str, folder: Path, code: int = 0) -> tuple[Any, Any, list[dict[str, Any]], str]:
     """Run a program to its end: its run, its spans and its updates."""
     done = run_script(HEAD + program, env=environment(STEPWELL_DIR=str(folder)))
+    return _left(done, folder, code)
+
+
+def _left(
+    done: subprocess.CompletedProcess[str], folder: Path, code: int
+) -> tuple[Any, Any, list[dict[str, Any]], str]:
     assert done.returncode == code, done.stderr
     (run,) = stepwell.list_runs(folder)
     spans = run.spans().collect()
@@ -49,7 +57,15 @@ def _end(program: str, folder: Path, code: int = 0) -> tuple[Any, Any, list[dict
 
 def test_exit_without_the_end_of_the_application(tmp_path: Path) -> None:
     """A program that just ends has its application ended with it, and all that was open."""
-    run, spans, updates, said = _end("begin()", tmp_path)
+    # A real interpreter: this is about what it does at its end.
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + "begin()"],
+        env=environment(STEPWELL_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    run, spans, updates, said = _left(done, tmp_path, 0)
     assert (run.status, said) == ("finished", "")
     assert set(spans["status"]) == {"ok"}
     assert set(spans["name"]) == NAMES
