@@ -148,7 +148,7 @@ def test_sealed_during_a_look(recorded: Run, slots: int, monkeypatch: pytest.Mon
     read = SegmentFiles.live_rows
 
     def seal_first(*arguments: Any) -> LiveRows:
-        monkeypatch.undo()
+        monkeypatch.setattr(SegmentFiles, "live_rows", read)
         small_spans(recorded, slots, "meanwhile")
         recorded.flush()
         return read(*arguments)
@@ -169,7 +169,7 @@ def test_attributes_sealed_during_a_look(
     read = SegmentFiles.text
 
     def seal_first(*arguments: Any) -> bytes:
-        monkeypatch.undo()
+        monkeypatch.setattr(SegmentFiles, "text", read)
         small_spans(recorded, slots)
         recorded.flush()
         return read(*arguments)

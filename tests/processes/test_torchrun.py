@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import stepwell
 from stepwell.reading import RecordedRun
 from tests.harness import run_ranks
+from tests.harness.programs import free_port
 from tests.processes.programs import environ, only_run, runs_in, write_program
 
 pytestmark = pytest.mark.torch
@@ -31,12 +31,6 @@ for step in range(3):
 run.finish()
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def start(folder: Path, program: Path, *options: str) -> subprocess.Popen[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import environment, run_script
+from tests.harness.programs import free_port
 from tests.telemetry.launching import RANK, read_seats, runs_of
 
 pytestmark = pytest.mark.torch
@@ -74,14 +74,12 @@ def test_a_real_torchrun_writes_one_run_and_restarts_into_it(
 @pytest.mark.full
 def test_real_torchruns_of_two_nodes_stay_together_over_a_restart(tmp_path: Path) -> None:
     """Two agents meet at a rendezvous; after the failure of one rank both go on in attempt 1."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
     options = [
         "--nnodes=2",
         "--nproc-per-node=1",
         "--rdzv-id=my-job",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
     ]
     agents = [start_torchrun(tmp_path, *options) for _ in range(2)]
     seats = read_seats("".join(map(read_output, agents)))
