@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from stepwell.exporters import (
 )
 from stepwell.journal import errors
 from stepwell.telemetry import exports, feeding
-from tests.durability.helpers import run_script, wait_until
+from tests.durability.helpers import PRELUDE, wait_until
 from tests.exporters.reading_back import (
     Keeps,
     exported_events,
@@ -34,6 +36,7 @@ from tests.exporters.reading_back import (
     recorded_spans,
     train,
 )
+from tests.harness import environment
 
 
 @pytest.fixture
@@ -209,15 +212,19 @@ def test_a_failing_exporter(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert len([message for message in caplog.messages if "Fails" in message]) == 1
 
 
-def test_an_exporter_that_fails_to_the_end(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exporter_that_fails_to_the_end(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Finishing does not wait for it for long, and says what is missing."""
+    monkeypatch.setenv("STEPWELL_EXPORT_TIMEOUT", "600")
     run.add_exporter(Fails())
+    (delivery,) = run.exporters
     train(0, 5)
-    wait_until(lambda: run.exporters[0].failures > 5)
+    wait_until(lambda: delivery.failures > 5)
     assert not run.flush()
-    began = time.monotonic()
+    failures = delivery.failures
     run.finish()
-    assert time.monotonic() - began < 2
+    assert delivery.failures < failures + 100, "it was not tried until the time was up"
     assert "exporter Fails had not taken all records when the run ended" in caplog.messages[-1]
     assert "the run folder has every record" in caplog.messages[-1]
 
@@ -251,8 +258,8 @@ def test_an_exporter_that_hangs(
     train(5, 5)
     began = time.monotonic()
     run.finish()
-    took = time.monotonic() - began
-    assert 0.6 < took < 3
+    assert time.monotonic() - began > 0.6
+    assert not hanging.go.is_set()
     assert numbers(working.records) == list(range(10))
     assert working.calls[-1] == "close"
     (said,) = [message for message in caplog.messages if "Hangs" in message]
@@ -273,17 +280,12 @@ def test_the_time_for_the_end_is_five_seconds(
 
 def test_a_slow_exporter_gets_everything_in_time(run: Run) -> None:
     """Slowness costs training nothing: records wait in the journal."""
-
-    class Slow(Keeps):
-        def export(self, records: Sequence[Record]) -> None:
-            time.sleep(0.3)
-            super().export(records)
-
-    exporter = Slow()
+    exporter = Hangs()
     run.add_exporter(exporter)
-    began = time.thread_time()
-    train(0, 200)
-    assert time.thread_time() - began < 0.3
+    train(0, 100)
+    assert exporter.inside.wait(30)
+    train(100, 100)
+    exporter.go.set()
     run.finish()
     assert numbers(exporter.records) == list(range(200))
 
@@ -390,18 +392,24 @@ def test_an_exporter_that_flushes_the_run(run: Run) -> None:
 
     class Flushes(Keeps):
         def export(self, records: Sequence[Record]) -> None:
-            run.flush()
+            run.flush(timeout=600)
             super().export(records)
 
     exporter = Flushes()
     run.add_exporter(exporter)
     train(0, 1)
-    began = time.monotonic()
     wait_until(lambda: numbers(exporter.records) == [0])
     train(1, 1)
     run.finish()
-    assert time.monotonic() - began < 5
     assert numbers(exporter.records) == [0, 1]
+
+
+def run_interpreter(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in an interpreter that has imported nothing yet, and that really ends."""
+    command = [sys.executable, "-c", PRELUDE + code]
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize("ending", ["", "raise ValueError('no')", "sys.exit(3)", "1 / 0"])
@@ -414,7 +422,7 @@ def test_the_end_of_a_program(tmp_path: Path, ending: str) -> None:
         "for i in range(3000):\n"
         "    with span('item', i=i): pass\n"
     )
-    run_script(code + ending, tmp_path)
+    run_interpreter(code + ending, tmp_path)
     ended = [x for x in lines_of(tmp_path / "t.json") if x["type"] in ("stop", "complete")]
     assert [x["attributes"]["i"] for x in ended] == list(range(3000))
 
@@ -454,5 +462,5 @@ print(found, [delivery.sent for delivery in run.exporters])
 
 def test_nothing_is_imported_in_an_export_thread(tmp_path: Path) -> None:
     """A process forked meanwhile would find the module half made and its lock held for ever."""
-    done = run_script(IMPORTS, tmp_path)
+    done = run_interpreter(IMPORTS, tmp_path)
     assert done.stdout.strip() == "[] [40050, 40050, 40050, 0]", done.stderr

