@@ -14,7 +14,7 @@ import pytest
 
 from tests.durability.helpers import Child, fill, mounted, wait_until
 from tests.exporters.programs import end
-from tests.harness import run_stepwell
+from tests.harness import CLI, SDKS, environment, run_script
 from tests.loggers.faulty_proxy import FaultyProxy, Mode
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
@@ -236,7 +236,9 @@ def test_a_disk_that_is_full_for_one_backend(
 
 def forward(folder: Path, to: str) -> None:
     (run,) = (folder / "runs").iterdir()
-    run_stepwell("forward", str(run), "--to", to, cwd=folder, check=True, HOME=str(folder), **QUICK)
+    env = environment(HOME=str(folder), **QUICK)
+    # The command imports the SDK of the backend itself.
+    run_script(CLI, "forward", run, "--to", to, cwd=folder, env=env, modules=SDKS, check=True)
 
 
 def test_killed_before_anything_is_delivered(tmp_path: Path, empty_database: Path) -> None:
