@@ -13,6 +13,9 @@ from stepwell import Run
 from tests.harness.environment import OURS_OR_A_LAUNCHERS
 from tests.harness.programs import use_warm_sidecars
 
+# One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _warm_sidecars() -> None:

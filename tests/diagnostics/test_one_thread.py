@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,24 +14,33 @@ from stepwell.diagnostics import norms, one_thread  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    """Another number than the one that is under test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def test_the_number_of_threads_is_as_before_afterwards() -> None:
     """Also after an error, and when one is inside another."""
-    before = torch.get_num_threads()
     with one_thread.one_thread(), one_thread.one_thread():
-        pass
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
     with pytest.raises(ValueError, match="broken"), one_thread.one_thread():
         raise ValueError("broken")
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == 2
 
 
 def test_another_thread_keeps_its_own() -> None:
     """Whether it was there before or starts within."""
     with ThreadPoolExecutor(1) as pool:
-        before = pool.submit(torch.get_num_threads).result()
+        assert pool.submit(torch.get_num_threads).result() == 2
         with one_thread.one_thread():
-            assert pool.submit(torch.get_num_threads).result() == before
+            assert pool.submit(torch.get_num_threads).result() == 2
     with ThreadPoolExecutor(1) as pool, one_thread.one_thread():
-        assert pool.submit(torch.get_num_threads).result() == before
+        assert pool.submit(torch.get_num_threads).result() == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
