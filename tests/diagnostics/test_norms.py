@@ -29,7 +29,6 @@ def test_sizes_around_the_block_and_precisions(size: int, dtype: torch.dtype) ->
     assert float(l2([tensor])) == pytest.approx(norm64([tensor]), rel=1e-6)
 
 
-@pytest.mark.full
 def test_a_tensor_of_39_million_elements() -> None:
     """A sum of squares in float32 is off by a quarter of a percent there."""
     tensor = torch.randn(39_000_000, generator=torch.Generator().manual_seed(0))

@@ -84,7 +84,6 @@ def test_saves_in_a_fit_and_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.full
 def test_a_full_disk_while_saving(tmp_path: Path) -> None:
     """The save is a failure with its reason, all is closed, and the next fit saves again."""
     Hooked = hooked()
