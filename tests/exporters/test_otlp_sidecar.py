@@ -275,8 +275,8 @@ def test_a_scheduler_that_ends_the_job_lets_it_send_the_rest(
     with training(tmp_path, receiver) as trainer:
         trainer.do("with span('early'): pass\nanswer = run.flush(20)")
         trainer.do("with span('late'): pass\nspan('open').__enter__()")
-        trainer.kill(signal.SIGTERM)
         os.kill(trainer.sidecar, signal.SIGTERM)
+        trainer.kill(signal.SIGTERM)
         wait_until(lambda: not is_running(trainer.sidecar))
     assert {"early", "late"} <= {span.name for span in receiver.spans}
 

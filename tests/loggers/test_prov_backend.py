@@ -160,7 +160,7 @@ def _wait_until_gone(folder: Path) -> None:
 
 
 def backend(run: stepwell.Run, folder: Path, rank: int = 0, **options: Any) -> ProvBackend:
-    process = next(path.name for path in run.path.iterdir() if path.name.startswith("rank"))
+    process = min(path.name for path in run.path.iterdir() if path.name.startswith("rank"))
     made = ProvBackend(number=1, rank=rank, ranks=None, provenance_save_dir=str(folder), **options)
     made.run_folder = run.path
     source = Source(run.id, 0, rank, 1, process, "host", 1, run.name)

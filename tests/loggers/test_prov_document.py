@@ -425,17 +425,17 @@ def test_the_ai_tree_names_the_same_phases(tmp_path: Path) -> None:
     assert found == {"run:attempt-0/training_loop", "run:attempt-0/validation_loop"}
 
 
-def test_ten_thousand_metrics_take_seconds(tmp_path: Path) -> None:
-    import time
-
-    with stepwell.init("wide", dir=tmp_path) as run:
-        for step in range(3):
-            stepwell.log({f"m/{i}": float(i) for i in range(10_000)}, step=step)
-    began = time.process_time()
-    document = document_of(run.path)
-    # Processor time, of which it takes about one second.
-    assert time.process_time() - began < 30
-    assert len(things(document, "stepwell:Metric")) == 10_000
+def test_ten_thousand_metrics_are_ten_thousand_entities(tmp_path: Path) -> None:
+    """However many there are; recorded elsewhere, as the names of a process are in all its runs."""
+    code = (
+        "import sys, stepwell\n"
+        "with stepwell.init('wide', dir=sys.argv[1]) as run:\n"
+        "    for step in range(3):\n"
+        "        stepwell.log({f'm/{i}': float(i) for i in range(10_000)}, step=step)\n"
+    )
+    run_script(code, tmp_path, check=True)
+    (run,) = stepwell.list_runs(tmp_path)
+    assert len(things(document_of(run.path), "stepwell:Metric")) == 10_000
 
 
 # Pieces

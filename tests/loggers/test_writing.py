@@ -12,6 +12,7 @@ import pytest
 
 import stepwell
 from stepwell import Run, StepwellError
+from tests.harness import run_script
 from tests.loggers.logged import Another, Own, items, metrics, process_folder
 
 
@@ -189,13 +190,22 @@ def test_what_has_no_name_is_said(recorded: Run, wrong: Any) -> None:
     assert [m.name for m in metrics(recorded)] == ["5"]
 
 
-def test_ten_thousand_metrics_and_a_hundred_thousand_values(recorded: Run) -> None:
-    """All of them arrive, over several segments."""
+MANY = """
+import sys, stepwell
+from tests.loggers.logged import Own
+with stepwell.init("many", dir=sys.argv[1]):
     logger = Own(log_freq="batch").create_logger_context()
     for i in range(100_000):
         logger.log(float(i), f"metric {i % 10_000}", step=i)
-    recorded.finish()
-    found = metrics(recorded)
+"""
+
+
+def test_ten_thousand_metrics_and_a_hundred_thousand_values(tmp_path: Path) -> None:
+    """All of them arrive, over several segments."""
+    # In a process of its own, as names stay with a process: every later run would have all of them.
+    run_script(MANY, tmp_path, check=True)
+    (run,) = stepwell.list_runs(tmp_path)
+    found = metrics(run)
     assert len(found) == 100_000
     assert sum(m.value for m in found) == sum(range(100_000))
     assert len({m.name for m in found}) == 10_000

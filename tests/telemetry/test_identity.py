@@ -186,6 +186,7 @@ def test_a_run_that_ends_does_not_wait_for_git(
 ) -> None:
     """However much time git would have had."""
     monkeypatch.setattr(identity, "_GIT_SECONDS", 1e9)
+    monkeypatch.chdir(tmp_path)
     assert describe_code(tmp_path, is_ending=lambda: True) == {}
     with stepwell.init("short", dir=tmp_path / "runs") as run:
         pass

@@ -71,7 +71,7 @@ class Tail:
 def parse_object(text: bytes) -> dict[str, Any] | None:
     """A JSON object; None for anything else, such as a line that a full disk tore."""
     try:
-        value = json.loads(text.decode("utf-8", "replace"), parse_constant=_refuse)
+        value = _STRICT.decode(text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -79,3 +79,7 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 def _refuse(token: str) -> None:
     raise ValueError(f"{token} is not JSON")
+
+
+# One for all lines: json.loads would make one for each.
+_STRICT = json.JSONDecoder(parse_constant=_refuse)

@@ -173,7 +173,7 @@ def _names(text: str) -> dict[int, Name]:
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(line, parse_constant=_refuse)
+        value = _STRICT.decode(line)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -181,6 +181,10 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 def _refuse(token: str) -> None:
     raise ValueError(f"{token} is not JSON")
+
+
+# One for all lines: json.loads would make one for each.
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _read_text(path: Path) -> str | None:
