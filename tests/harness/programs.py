@@ -184,7 +184,8 @@ class Program(subprocess.Popen[Any]):
         self._child_created = True
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
-        return self._wait_for_end(0)
+        # The server may be busy with another request when it ends.
+        return self._wait_for_end(None if self.returncode is None and has_ended(self.pid) else 0)
 
     def _wait(self, timeout: float | None) -> int:  # type: ignore[override]
         code = self._wait_for_end(timeout)
@@ -201,6 +202,15 @@ class Program(subprocess.Popen[Any]):
                 # Nothing where the server was ended; then so was the program.
                 self.returncode = int(text or -signal.SIGKILL)
             return self.returncode
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or is a zombie that its parent has not seen yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def use_warm_sidecars() -> None:
