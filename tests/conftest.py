@@ -10,7 +10,7 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from tests.harness.environment import OURS_OR_A_LAUNCHERS
+from tests.harness.environment import RESERVED_VARIABLES
 from tests.harness.programs import use_warm_sidecars
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
@@ -28,7 +28,7 @@ def _warm_sidecars() -> None:
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of ours or of a launcher is set, nothing is watched, and no run outlives its test."""
     for name in list(os.environ):
-        if OURS_OR_A_LAUNCHERS.fullmatch(name):
+        if RESERVED_VARIABLES.fullmatch(name):
             monkeypatch.delenv(name)
     # What the machine is busy with would be among what tests count.
     monkeypatch.setenv("STEPWELL_RUNTIME", "off")

@@ -82,7 +82,6 @@ def test_everything_planted_is_found_and_nothing_else(
         assert found.parts[part] == close(sum(p[4] for p in planted if p[0] == part))
     (restart,) = truth["restarts"]
     assert found.parts["redone"] == restart["redone_ns"]
-    print(found.parts)
     assert found.parts["gap between attempts"] == restart["gap_ns"]
     assert found.parts["restore"] == restart["restore_ns"]
     assert found.redone_steps == restart["redone_steps"]
@@ -167,7 +166,6 @@ def test_several_restarts(tmp_path: Path) -> None:
     faults = (Restart(150, 5 * SECOND), Restart(130, 7 * SECOND), Restart(250, 9 * SECOND, True))
     found, truth = of_plan(tmp_path / "run", Plan(2, 300, faults))
     assert found.attempts == 4
-    print(found.parts)
     assert found.parts["gap between attempts"] == 21 * SECOND
     assert found.parts["redone"] == sum(r["redone_ns"] for r in truth["restarts"])
     # 100 to 149 and 100 to 129 again, then 200 to 249.
@@ -188,7 +186,6 @@ def test_runs_of_one_session(tmp_path: Path) -> None:
     found = goodput(runs)
     check_sum(found)
     assert found.wall_ns == one["wall_ns"] + 60 * SECOND + two["wall_ns"]
-    print(found.parts)
     assert found.parts["gap between attempts"] == 60 * SECOND
     assert found.steps == 400
     assert found.redone_steps == 50

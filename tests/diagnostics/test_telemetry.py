@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import json
 import logging
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -446,7 +447,6 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry
-from tests.harness import environment, run_script  # noqa: E402
 from tests.diagnostics.siamese import *
 model = Siamese()
 telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1, output_dir="out"))
@@ -454,7 +454,8 @@ train(model, two_rates(model), pairs(5, 4), telemetry)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     for expected in (5, 10):
-        run_script(script, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"))
+        done = run_script(script, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"))
+        assert done.returncode == -signal.SIGKILL, done.stderr
         file = tmp_path / "out" / "telemetry.jsonl"
         assert len(records(file)) == expected
         with open(file, "a") as torn:

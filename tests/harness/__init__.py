@@ -1,4 +1,4 @@
-"""How tests start programs: scripts, commands and ranks, forked from a process that is warm already."""
+"""Start scripts, commands and ranks by forking a process that has imported torch, Polars and stepwell."""
 
 from tests.harness.environment import REPOSITORY, SOURCE, environment
 from tests.harness.programs import (

@@ -11,11 +11,11 @@ import stepwell
 SOURCE = Path(stepwell.__file__).parents[1]
 REPOSITORY = Path(__file__).parents[2]
 
-OURS_OR_A_LAUNCHERS = re.compile(
+RESERVED_VARIABLES = re.compile(
     r"(STEPWELL|OTEL|SLURM|OMPI|PMI|PMIX|MPI|TORCHELASTIC|MASTER)_?.*"
     r"|(LOCAL_|GROUP_|NODE_|ROLE_)?(RANK|WORLD_SIZE|SIZE)"
 )
-OF_A_TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -26,7 +26,7 @@ def environment(**variables: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not OURS_OR_A_LAUNCHERS.fullmatch(name) and name not in OF_A_TERMINAL
+        if not RESERVED_VARIABLES.fullmatch(name) and name not in TERMINAL_VARIABLES
     }
     return {
         **kept,

@@ -14,6 +14,7 @@ import sys
 import types
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ PRELOADED = (
     "torch.distributed",
     "torch.utils.data",
     "torch.nn.parallel",
-    # The first optimizer of a process imports it, and with it all that shards models.
+    # Creating the first optimizer imports it, and with it the sharding modules.
     "torch._dynamo",
     "zstandard",
     "msgspec",
@@ -55,7 +56,7 @@ CLI = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main
 
 
 SDKS = (
-    # W&B before MLflow: it looks through everything that is imported already, many times.
+    # First, because it scans all imported modules many times.
     "wandb",
     "wandb.sdk.launch",
     "wandb.sdk.artifacts._internal_artifact",
@@ -94,7 +95,14 @@ TRAINERS = (
 
 
 COLD_SIDECARS = {"TESTS_PID": ""}
-"""Variables of a program whose sidecars are real interpreters, with a command line and an environment."""
+"""Variables that make a program start its sidecars as new interpreters."""
+
+
+SUPPORTED = {
+    *("bufsize", "close_fds", "cwd", "encoding", "env", "errors", "start_new_session"),
+    *("stderr", "stdin", "stdout", "text", "universal_newlines"),
+}
+"""Options of ``subprocess.Popen`` that a forked program can have."""
 
 
 class ForkServer:
@@ -109,8 +117,8 @@ class ForkServer:
             cwd="/",
         )
         assert self._process.stdout is not None
-        self._process.stdout.read(5)
-        self._process.stdout.close()
+        with self._process.stdout as output:
+            assert output.read(5) == b"ready", f"the fork server {address} did not start"
         atexit.register(self.close, os.getpid())
 
     def close(self, owner: int) -> None:
@@ -125,8 +133,8 @@ _servers: dict[str, ForkServer] = {}
 def fork_server(modules: Sequence[str]) -> str:
     """Return the address of the server that has imported these modules.
 
-    The test process starts a server when it is first asked for, and the one of sidecars with it;
-    programs that they forked use them too. Nobody waits for the imports but who needs them.
+    The test process starts the server if needed, and the one for sidecars with it; forked programs only
+    connect. It does not wait for the imports.
     """
     tests = os.environ.setdefault("TESTS_PID", str(os.getpid()))
     if tests == str(os.getpid()):
@@ -142,7 +150,7 @@ def _address(tests: str, modules: Sequence[str]) -> str:
 
 
 class Program(subprocess.Popen[Any]):
-    """A Python program forked from a warm server; otherwise what ``subprocess.Popen`` is.
+    """A ``subprocess.Popen`` whose child is forked from a warm server.
 
     ``words`` is what would follow ``python`` on a command line.
     """
@@ -154,11 +162,14 @@ class Program(subprocess.Popen[Any]):
         modules: Sequence[str] = PRELOADED,
         **options: Any,
     ) -> None:
+        unsupported = options.keys() - SUPPORTED
+        if unsupported:
+            raise ValueError(f"a forked program cannot have {sorted(unsupported)}")
         self._server = fork_server(modules)
         self._session = bool(options.get("start_new_session"))
         super().__init__([os.fspath(word) for word in words], **options)
 
-    def _execute_child(self, args: Any, *options: Any) -> None:  # type: ignore[override]
+    def _execute_child(self, args: Any, *options: Any) -> None:
         cwd, environ = options[4], options[5]
         pipes = options[9:15]
         their_input, _, _, their_output, _, their_error = pipes
@@ -174,20 +185,28 @@ class Program(subprocess.Popen[Any]):
         }
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, server.MOST_BYTES)
+            self._connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, server.MAX_MESSAGE_BYTES
+            )
             self._connection.connect("\0" + self._server)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))
             self._connection.sendmsg([json.dumps(request).encode()], [rights])
-            self.pid = int(self._connection.recv(32))
+            answer = self._connection.recv(32)
+            assert answer, "the fork server ended"
+            self.pid = int(answer)
+        except BaseException:
+            self._connection.close()
+            raise
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
         self._child_created = True
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
-        # The server may be busy with another request when it ends.
-        return self._wait_for_end(None if self.returncode is None and has_ended(self.pid) else 0)
+        if self.returncode is None and has_ended(self.pid):
+            return self._wait_for_end(10)  # The server may be busy with another request.
+        return self._wait_for_end(0)
 
-    def _wait(self, timeout: float | None) -> int:  # type: ignore[override]
+    def _wait(self, timeout: float | None) -> int:
         code = self._wait_for_end(timeout)
         if code is None:
             assert timeout is not None
@@ -195,13 +214,27 @@ class Program(subprocess.Popen[Any]):
         return code
 
     def _wait_for_end(self, timeout: float | None) -> int | None:
-        with self._waitpid_lock:  # type: ignore[attr-defined]
-            if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
-                with self._connection:
-                    text = self._connection.recv(32)
-                # Nothing where the server was ended; then so was the program.
-                self.returncode = int(text or -signal.SIGKILL)
-            return self.returncode
+        if timeout is not None:
+            timeout = max(0.0, timeout)
+        try:
+            has_news = (
+                self.returncode is None and select.select([self._connection], [], [], timeout)[0]
+            )
+        except ValueError:
+            has_news = []  # Another thread has received it and closed the connection.
+        if has_news:
+            with self._waitpid_lock:  # type: ignore[attr-defined]
+                if self.returncode is None:
+                    self.returncode = self._receive_end()
+        return self.returncode
+
+    def _receive_end(self) -> int:
+        with self._connection:
+            text = self._connection.recv(32)
+        if not text:
+            os.kill(self.pid, signal.SIGKILL)
+            raise RuntimeError(f"the fork server ended before {self.args!r}, which was killed")
+        return int(text)
 
 
 def has_ended(pid: int) -> bool:
@@ -222,7 +255,8 @@ def use_warm_sidecars() -> None:
     def popen(command: Sequence[str], **options: Any) -> Program:
         return Program(command[1:], modules=SDKS, **options)
 
-    sidecar.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore[assignment]
+    warm = types.SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+    vars(sidecar)["subprocess"] = warm
 
 
 def start_script(
@@ -233,9 +267,8 @@ def start_script(
 ) -> Program:
     """Start a program, given as text or as a file; options as for ``subprocess.Popen``.
 
-    ``env`` is its whole environment, where not the one of ``environment()``. With ``modules=SDKS`` it
-    has imported what sidecars need, in place of torch and Polars, and with ``modules=TRAINERS`` also
-    Lightning and transformers.
+    ``env`` replaces ``environment()``. ``modules`` selects what the program has imported: ``SDKS`` for
+    the SDKs of the backends instead of torch and Polars, ``TRAINERS`` for Lightning and transformers.
     """
     words = ["-c", script] if isinstance(script, str) else [script]
     return Program([*words, *arguments], env=environment() if env is None else env, **options)
@@ -251,7 +284,7 @@ def run_script(
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return what it printed and how it ended."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if input is not None:
         pipes["stdin"] = subprocess.PIPE
     options.setdefault("stdin", subprocess.DEVNULL)
@@ -262,14 +295,16 @@ def run_script(
 def finish(
     program: Program, timeout: float = 120, check: bool = False, input: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Wait for a program. One that hangs is asked where (SIGABRT prints its stacks) and fails."""
-    with program:
+    """Wait for a program. On timeout, send SIGABRT, which prints its stacks, and fail."""
+    try:
+        out, err = program.communicate(input, timeout)
+    except subprocess.TimeoutExpired:
+        program.send_signal(signal.SIGABRT)
         try:
-            out, err = program.communicate(input, timeout)
-        except subprocess.TimeoutExpired:
-            program.send_signal(signal.SIGABRT)
-            out, err = program.communicate()
-            raise AssertionError(f"still running after {timeout} s:\n{out}\n{err}") from None
+            out, err = program.communicate(timeout=10)
+        except subprocess.TimeoutExpired as expired:
+            out, err = expired.output, "(a child of it holds its output)"
+        raise AssertionError(f"still running after {timeout} s:\n{out}\n{err}") from None
     done = subprocess.CompletedProcess(program.args, program.returncode, out, err)
     if check:
         assert done.returncode == 0, f"exit code {done.returncode}:\n{out}\n{err}"
@@ -326,7 +361,7 @@ def run_ranks(
     **options: Any,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run a program in ``world`` ranks at once, as torchrun would; returns how each ended."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     port = free_port()
     options.setdefault("stdin", subprocess.DEVNULL)
     ranks = [
@@ -335,4 +370,11 @@ def run_ranks(
         )
         for rank in range(world)
     ]
-    return [finish(rank, timeout, check) for rank in ranks]
+    try:
+        # In threads: a rank whose output nobody reads would hold the others up.
+        with ThreadPoolExecutor(world) as threads:
+            return list(threads.map(lambda rank: finish(rank, timeout, check), ranks))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

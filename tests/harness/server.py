@@ -6,8 +6,9 @@ are the process id and, later, the exit code. The child runs the request as ``py
 ``-c CODE``, ``-m MODULE`` or a file, with arguments. The server ends when its standard input does.
 
 What a child does not have: finalization of the interpreter (it ends with ``os._exit`` after threads and
-``atexit``), a ``/proc/PID/environ`` of its own, and modules that are not imported yet. Tests about
-these start a real interpreter.
+``atexit``), a ``/proc/PID/environ`` of its own, the limits and the umask of the test process, and modules
+that are not imported yet. Variables that Python reads when it starts have no effect, such as
+``PYTHONHASHSEED``. Tests about these start a real interpreter.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import types
 from typing import Any, NoReturn
 
-MOST_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 STREAMS = 3
 
 
@@ -38,9 +40,13 @@ def main() -> None:
         listener.bind("\0" + address)
         listener.listen(64)
         os.write(1, b"ready")
+        # Nobody reads on: what an import prints belongs with the errors.
+        os.dup2(2, 1)
         for name in modules:
-            with contextlib.suppress(ImportError):
+            try:
                 importlib.import_module(name)
+            except Exception as error:
+                print(f"the fork server cannot import {name}: {error}", file=sys.stderr)
         # Children share these objects; a collection would write to each of them.
         gc.collect()
         gc.freeze()
@@ -57,15 +63,15 @@ def serve(listener: socket.socket) -> None:
     signal.set_wakeup_fd(notify)
     children: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([0, listener, wakeup], [], [])
+        ready, _, _ = select.select([0, listener.fileno(), wakeup], [], [])
         if wakeup in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup, 1024)
             report_ended(children)
-        if listener in ready:
+        if listener.fileno() in ready:
             connection, _ = listener.accept()
             message, streams = receive(connection)
-            if not message:
+            if not message or not is_ours(connection):
                 connection.close()
                 continue
             pid = os.fork()
@@ -79,19 +85,30 @@ def serve(listener: socket.socket) -> None:
             for stream in streams:
                 os.close(stream)
             children[pid] = connection
-            connection.send(str(pid).encode())
+            with contextlib.suppress(OSError):  # Whoever asked may be gone.
+                connection.send(str(pid).encode())
         if 0 in ready:
             return
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a request and its descriptors."""
+    """Return a request and its descriptors; nothing if whoever asked is gone."""
     size = array.array("i").itemsize
-    message, ancillary, _, _ = connection.recvmsg(MOST_BYTES, socket.CMSG_SPACE(STREAMS * size))
+    space = socket.CMSG_SPACE(STREAMS * size)
+    try:
+        message, ancillary, _, _ = connection.recvmsg(MAX_MESSAGE_BYTES, space)
+    except OSError:
+        return b"", []
     streams = array.array("i")
     for _, _, data in ancillary:
         streams.frombytes(data[: len(data) - len(data) % size])
     return message, list(streams)
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the same user asks: the socket has no permissions of its own."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", peer)[1]) == os.getuid()
 
 
 def report_ended(children: dict[int, socket.socket]) -> None:
@@ -99,7 +116,7 @@ def report_ended(children: dict[int, socket.socket]) -> None:
     for pid in list(children):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            with children.pop(pid) as connection, contextlib.suppress(BrokenPipeError):
+            with children.pop(pid) as connection, contextlib.suppress(OSError):
                 connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
@@ -150,14 +167,12 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
 
 def open_standard_streams() -> None:
     """Open standard input, output and error as a new interpreter does."""
-    is_terminal = os.isatty(1)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = open(
-        1, "w", buffering=1 if is_terminal else -1, encoding="utf-8", closefd=False
-    )
-    sys.stderr = sys.__stderr__ = open(
-        2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-    )
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    buffering = 1 if os.isatty(1) else -1
+    sys.stdout = open(1, "w", buffering, encoding="utf-8", closefd=False)
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
 
 
 def run_as_python(words: list[str]) -> int:
@@ -228,7 +243,7 @@ def execute(words: list[str]) -> None:
 
 
 def end_program() -> int:
-    """Wait for threads, run what was registered for the exit, flush; 120 if that is impossible."""
+    """Join threads, run exit handlers and flush. Return 120 if flushing fails."""
     import atexit
 
     with contextlib.suppress(BaseException):

@@ -23,7 +23,6 @@ from tests.loggers.prov_checking import check, things, value
 
 pytest.importorskip("prov")
 
-FORWARD = "from stepwell.cli import main; main()"
 FILES = {"provenance.json", "provenance.dot", "provenance.mmd", "provenance.svg"}
 PROGRAM = """
 import os, signal, sys, time

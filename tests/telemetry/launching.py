@@ -32,7 +32,7 @@ for turn in range(int(os.environ.get("TEST_INITS", "1"))):
 # Stands for torchrun, mpirun or a script: starts ranks as its children, once for every line. They are
 # forked, but for those below a wrapper, which is found by what the system knows of its environment.
 AGENT = """
-import json, os, subprocess, sys
+import json, os, subprocess, sys, traceback
 code, *_ = sys.argv[1:]
 
 def start(command, environ, arguments):
@@ -47,6 +47,8 @@ def start(command, environ, arguments):
         sys.argv = ["-c", *arguments]
         try:
             exec(code, {})
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writing)

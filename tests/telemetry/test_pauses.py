@@ -160,8 +160,9 @@ def test_the_callback_may_come_at_any_moment(run: stepwell.Run) -> None:
         assert values["value"].to_list() == [float(i) for i in range(count)]
     assert recorded.events().collect().height == threads * count // 100
     noted = pauses(run)
+    # All but those of the few that began before the recorder was called, or after it.
     assert noted.height >= 10
-    assert noted.height == pytest.approx(collections[0], abs=200)
+    assert collections[0] - 200 <= noted.height <= collections[0] + 200
     # One after the other: a process never has two at once.
     ordered = noted.sort("start_ns")
     ends = (ordered["start_ns"] + ordered["duration_ns"]).to_list()

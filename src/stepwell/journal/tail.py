@@ -68,10 +68,10 @@ class Tail:
         return [place for place in places if place[1]]
 
 
-def parse_object(text: bytes) -> dict[str, Any] | None:
-    """A JSON object; None for anything else, such as a line that a full disk tore."""
+def parse_object(text: bytes | str) -> dict[str, Any] | None:
+    """Return a JSON object; None for anything else, such as a line that a full disk tore."""
     try:
-        value = _STRICT.decode(text.decode("utf-8", "replace"))
+        value = _STRICT.decode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

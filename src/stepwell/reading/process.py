@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from stepwell.journal.files import read_file
 from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.spool import live_folder
+from stepwell.journal.tail import parse_object
 from stepwell.journal.workers import WORKERS
 from stepwell.reading.documents import MAX_INT32, MAX_TIME, check_document, clean, is_count
 from stepwell.reading.segments import Segment, live_segments, sealed_segments
@@ -47,7 +47,7 @@ class Process:
     def events(self) -> Iterator[dict[str, Any]]:
         """Its events, oldest first; lines that a full disk tore are left out."""
         for line in self.event_lines:
-            event = _parse(line)
+            event = parse_object(line)
             if event is not None and is_count(event.get("time"), MAX_TIME):
                 yield _checked_event(event)
 
@@ -148,7 +148,7 @@ def _folded(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
     for path in archive_files(folder, "workers"):
         for frame in read_frames(path):
             try:
-                content = _parse(frame.payload().decode("utf-8", "replace")) or {}
+                content = parse_object(frame.payload().decode("utf-8", "replace")) or {}
             except (OSError, ValueError):
                 continue
             about = check_document(content.get(PROCESS))
@@ -164,27 +164,11 @@ def read_document(folder: Path) -> dict[str, Any] | None:
 def _names(text: str) -> dict[int, Name]:
     names = {}
     for line in text.split("\n"):
-        entry = _parse(line)
+        entry = parse_object(line)
         if entry is not None and is_count(entry.get("id"), MAX_NAMES):
             parts = [clean(str(entry.get(key))) for key in ("kind", "category", "name")]
             names[int(entry["id"])] = (parts[0], parts[1], parts[2])
     return names
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        value = _STRICT.decode(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _refuse(token: str) -> None:
-    raise ValueError(f"{token} is not JSON")
-
-
-# One for all lines: json.loads would make one for each.
-_STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _read_text(path: Path) -> str | None:

@@ -155,9 +155,9 @@ def describe_python() -> dict[str, Any]:
 def describe_code(cwd: Path, is_ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Return commit, branch, dirty flag and remote of the git repository around a folder.
 
-    Facts that git does not give within two seconds are left out, or within a tenth of a second once
-    ``is_ending()``; outside a repository that is all of them. Untracked files do not make it dirty.
-    Runs that start shortly after one another in one folder share one description.
+    Omit facts that git does not return within 2 s, or within 0.1 s once ``is_ending()``. Return {}
+    outside a repository. Untracked files do not make it dirty. Runs that start within 2 s of one
+    another in the same folder share one description.
     """
     described, facts = _described.get(cwd, (-_GIT_VALID_SECONDS, {}))
     if time.monotonic() - described < _GIT_VALID_SECONDS:
@@ -327,9 +327,9 @@ def _read_memory_bytes() -> int | None:
 def _modified(place: str) -> tuple[str, int]:
     """Return a folder of ``sys.path`` and when it last changed; installing a package changes it."""
     try:
-        return place, os.stat(place or ".").st_mtime_ns
-    except OSError:
-        return place, 0
+        return str(place), os.stat(place or ".").st_mtime_ns
+    except (OSError, TypeError, ValueError):
+        return str(place), 0  # Anything may be in ``sys.path``.
 
 
 @functools.lru_cache(maxsize=1)
@@ -355,7 +355,7 @@ def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
 def _ask_git(
     cwd: Path, questions: Mapping[str, tuple[str, ...]], is_ending: Callable[[], bool]
 ) -> dict[str, str | None]:
-    """Ask git everything at once; None where it fails, nothing where it takes too long."""
+    """Return git's answers by name: None if git failed, no entry if it took too long."""
     with forks.held_off():
         import shutil
         import subprocess
@@ -371,9 +371,9 @@ def _ask_git(
     asked: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
     try:
         for name, words in questions.items():
+            output: IO[bytes] = tempfile.TemporaryFile()
             # No pipe, and by way of posix_spawn (so no close_fds, no cwd), which needs none either: a
             # DataLoader worker forked just now would hold its other end open for as long as it lives.
-            output: IO[bytes] = tempfile.TemporaryFile()
             asked[name] = (
                 subprocess.Popen(
                     [*command, *words],
@@ -387,10 +387,10 @@ def _ask_git(
             )
         _wait_for_all([process for process, _ in asked.values()], is_ending)
         for name, (process, output) in asked.items():
-            output.seek(0)
-            if process.returncode is not None:
-                text = output.read().decode("utf-8", "replace").strip()
-                answers[name] = None if process.returncode else text
+            code = process.poll()
+            if code is not None:
+                output.seek(0)
+                answers[name] = None if code else output.read().decode("utf-8", "replace").strip()
     except (OSError, ValueError, subprocess.SubprocessError):
         pass
     finally:
@@ -409,7 +409,7 @@ def _wait_for_all(
     now = time.monotonic()
     deadline = now + _GIT_SECONDS
     pause = 0.001
-    while any(process.poll() is None for process in processes) and now < deadline:
+    while None in [process.poll() for process in processes] and now < deadline:
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
         now = time.monotonic()
