@@ -216,7 +216,9 @@ def test_the_first_rank_says_how_the_run_ended(tmp_path: Path) -> None:
         about = json.loads((process / "process.json").read_text())
         other = run.path / "rank-00001.attempt-0.pid-1"
         other.mkdir()
-        told = json.dumps({**about, "rank": 1, "process": other.name, "world_size": 2})
+        # It began first, which is when the attempt did.
+        earlier = {"rank": 1, "process": other.name, "started": about["started"] - 10**9}
+        told = json.dumps({**about, **earlier, "world_size": 2})
         (other / "process.json").write_text(told)
         second = backend(run, tmp_path / "prov", rank=1)
         second.source = Source(run.id, 0, 1, 2, other.name, "host", 1, run.name)

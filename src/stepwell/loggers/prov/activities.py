@@ -158,14 +158,18 @@ class Activities:
         self._by_span |= {phase.id: activity for phase in activity.phases}
 
     def _span_of(self, attempt: int | None) -> tuple[int, int | None]:
-        """From the first to the last that is known of an attempt, or of all of them."""
+        """Return when an attempt, or the whole run, started and ended.
+
+        Every process counts for the start, those that decide for the end.
+        """
         processes = self.facts.deciding(attempt)
+        begun = [p.start for p in self.facts.processes if attempt is None or p.attempt == attempt]
         inside = [a for a in self.phases if attempt is None or a.attempt == attempt]
         logged = [i.time for i in self.facts.items if attempt is None or i.attempt == attempt]
         for series in self.facts.series:
             if attempt is None or series.attempt == attempt:
                 logged += [series.start, series.end]
-        starts = [p.start for p in processes if p.start] + [a.start for a in inside] + logged
+        starts = [*filter(None, begun), *(a.start for a in inside), *logged]
         if not processes or any(process.end is None for process in processes):
             return min(starts, default=0), None
         ends = [p.end or 0 for p in processes] + [a.end or 0 for a in inside] + logged
