@@ -47,8 +47,14 @@ class Nursery:
         rows = [book.thread(number) for number in range(THREADS)]
         if length:
             rows += [book.worker(0, number) for number in range(WORKERS)]
-        wait_until(lambda: all(row[ITEM_IN] for row in rows))
-        return Victim(pid, book)
+        victim = Victim(pid, book)
+        try:
+            wait_until(lambda: all(row[ITEM_IN] for row in rows), seconds=120)
+        except BaseException:
+            # It would go on for ten minutes, on all cores.
+            victim.kill()
+            raise
+        return victim
 
     def close(self) -> None:
         """No more victims."""
