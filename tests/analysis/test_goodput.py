@@ -24,7 +24,7 @@ from stepwell.analysis.simulate import (
 from stepwell.analysis.simulate.plan import MS, SECOND
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import open_run
-from tests.harness import environment, run_script
+from tests.harness import recording_environment, run_script
 from tests.processes.programs import only_run, write_program
 
 
@@ -259,7 +259,7 @@ run.finish()
 def test_a_real_job_that_was_killed_and_resumed(tmp_path: Path) -> None:
     """Two real processes, one after the other; the parts sum to the wall time to the nanosecond."""
     program = write_program(tmp_path, KILLED)
-    env = environment(TEST_RUNS=str(tmp_path / "runs"), STEPWELL_STRICT="1")
+    env = recording_environment(tmp_path / "runs")
     for code in (-signal.SIGKILL, 0):
         done = run_script(program, env=env, cwd=tmp_path)
         assert done.returncode == code, done.stderr

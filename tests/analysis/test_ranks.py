@@ -22,7 +22,7 @@ from stepwell.analysis.simulate.plan import MS, SECOND, Fault, Stall
 from stepwell.analysis.time.steps import steps
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
-from tests.harness import environment, run_ranks, run_stepwell, start_rank
+from tests.harness import recording_environment, run_ranks, run_stepwell, start_rank
 from tests.harness.programs import free_port
 from tests.processes.programs import only_run, write_program
 
@@ -217,7 +217,7 @@ for step in range(5):
 
 
 def environ(folder: Path) -> dict[str, str]:
-    return environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    return recording_environment(folder / "runs")
 
 
 @pytest.mark.torch

@@ -40,7 +40,7 @@ with run.span("training_loop"):
 
 
 def kill_a_run(root: Path, script: str = KILLED, **variables: str) -> None:
-    """Record a run that kills itself inside of a span."""
+    """Record a run that kills itself inside a span."""
     done = run_script(script, env=environment(STEPWELL_DIR=str(root), **variables))
     assert done.returncode == -signal.SIGKILL, done.stderr
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from stepwell.analysis.live.recent import MOST_SPANS, RecentSpans
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.journal.records import SpanRecord
 from tests.cli.terminal import in_terminal
-from tests.harness import CLI, run_stepwell, start_script
+from tests.harness import CLI, run_stepwell, start_script, wait_until
 
 TRAIN = """
 import os, sys, time, stepwell
@@ -47,7 +46,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     end = getattr(request, "param", "finish")
     process = start_script(TRAIN, end, cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
-        wait_for(
+        wait_until(
             lambda: any(run.status == "running" for run in stepwell.list_runs(tmp_path / "runs"))
         )
         yield tmp_path
@@ -56,22 +55,14 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         process.wait(60)
 
 
-def wait_for(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_each_look_sees_what_is_new(job: Path) -> None:
     """Steps go on, the goal is that of the configuration, and the time goes where it was put."""
     run = stepwell.open_run(job / "runs" / "job")
-    wait_for(lambda: run.metrics().collect().height > 5)
+    wait_until(lambda: run.metrics().collect().height > 5)
     live = LiveRun(run, findings=False)
-    wait_for(lambda: (live.look().step or 0) >= 20)
+    wait_until(lambda: (live.look().step or 0) >= 20)
     first = live.look()
-    wait_for(lambda: (live.look().step or 0) >= (first.step or 0) + 10)
+    wait_until(lambda: (live.look().step or 0) >= (first.step or 0) + 10)
     later = live.look()
     assert (later.status, later.target, later.is_over) == ("running", 400, False)
     assert later.steps_per_second is not None
@@ -87,7 +78,7 @@ def test_each_look_sees_what_is_new(job: Path) -> None:
     assert len(metric.curve) == (metric.step or 0) + 1
     assert later.ranks[0].inside[:1] == ("training_loop",)
     (job / "stop").touch()
-    wait_for(lambda: live.look().is_over)
+    wait_until(lambda: live.look().is_over)
     over = live.look()
     assert (over.status, over.seconds_left, over.ranks[0].inside) == ("finished", None, ())
 
@@ -146,7 +137,7 @@ def test_piped_it_prints_a_line_each_time(job: Path, as_json: bool) -> None:
 
 def test_once(job: Path) -> None:
     """One look, and it is left running."""
-    wait_for(lambda: stepwell.open_run(job / "runs/job").metrics().collect().height > 3)
+    wait_until(lambda: stepwell.open_run(job / "runs/job").metrics().collect().height > 3)
     done = run_stepwell("watch", "--once", cwd=job)
     assert done.returncode == 0
     assert done.stdout.startswith("job  running for")
@@ -165,7 +156,7 @@ def test_a_killed_job_is_told_with_what_it_was_inside_of(tmp_path: Path) -> None
     """A process that is gone does not run, whatever it wrote last."""
     process = start_script(TRAIN, "finish", cwd=tmp_path)
     runs = tmp_path / "runs"
-    wait_for(lambda: any(r.metrics().collect().height > 5 for r in stepwell.list_runs(runs)))
+    wait_until(lambda: any(r.metrics().collect().height > 5 for r in stepwell.list_runs(runs)))
     os.kill(process.pid, signal.SIGKILL)
     process.wait(10)
     done = run_stepwell("watch", "--once", "--json", cwd=tmp_path)
@@ -184,7 +175,7 @@ def test_a_long_run_is_not_read_from_its_beginning(tmp_path: Path) -> None:
             with run.span("train step"), run.span("forward"):
                 pass
         (folder,) = run.path.glob("rank-*")
-        wait_for(lambda: len([*folder.glob("spans-*.live"), *folder.glob("spans-*.full")]) <= 3)
+        wait_until(lambda: len([*folder.glob("spans-*.live"), *folder.glob("spans-*.full")]) <= 3)
         recent = RecentSpans(folder, 3600, "MainThread")
         starts = [
             r.name for r in iter_all(recent) if isinstance(r, SpanRecord) and r.type == "start"

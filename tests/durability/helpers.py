@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +103,6 @@ class Child:
 def run_script(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a whole program to its end, however that comes about."""
     return harness.run_script(PRELUDE + code, cwd=cwd, env=environment(**variables))
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait for something that must come; it fails only when it does not come at all."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 # Reading

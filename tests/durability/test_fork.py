@@ -6,7 +6,8 @@ from pathlib import Path
 
 import polars as pl
 
-from tests.durability.helpers import Child, files_below, main_process, numbers, only_run, wait_until
+from tests.durability.helpers import Child, files_below, main_process, numbers, only_run
+from tests.harness import wait_until
 
 TRAIN = """
 def train(who, count):

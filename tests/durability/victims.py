@@ -9,9 +9,8 @@ import subprocess
 from pathlib import Path
 
 from tests.durability import workload
-from tests.durability.helpers import wait_until
 from tests.durability.workload import ITEM_IN, THREADS, WORKERS, Book
-from tests.harness import environment, start_script
+from tests.harness import environment, start_script, wait_until
 
 WITHOUT_END = 1_000_000_000
 """Length of a dataset whose epoch never ends."""

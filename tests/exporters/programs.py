@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.durability.helpers import Child
 from tests.exporters.otlp_receiver import Receiver
+from tests.harness import has_ended
 
 BEGIN = """
 from stepwell.exporters import OTLPExporter
@@ -86,17 +87,8 @@ def training(
 
 def end(pid: int | None) -> None:
     """End a sidecar that a test started, if it still runs."""
-    if pid is not None and is_running(pid):
+    if pid is not None and not has_ended(pid):
         os.kill(pid, 9)
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that is merely not reaped yet is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def read(path: Path) -> dict[str, Any]:

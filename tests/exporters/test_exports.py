@@ -25,7 +25,7 @@ from stepwell.exporters import (
 )
 from stepwell.journal import errors
 from stepwell.telemetry import exports, feeding
-from tests.durability.helpers import PRELUDE, wait_until
+from tests.durability.helpers import PRELUDE
 from tests.exporters.reading_back import (
     Keeps,
     exported_events,
@@ -36,7 +36,7 @@ from tests.exporters.reading_back import (
     recorded_spans,
     train,
 )
-from tests.harness import environment
+from tests.harness import environment, wait_until
 
 
 @pytest.fixture

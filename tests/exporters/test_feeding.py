@@ -82,7 +82,7 @@ class Fails:
 
 @pytest.fixture(autouse=True)
 def _fake_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a delay."""
+    """Replace every delay by none."""
     monkeypatch.setattr(feeding, "time", time)
     monkeypatch.setattr(errors, "_quiet", False)
 

@@ -14,7 +14,7 @@ import stepwell
 from stepwell import Run, StepwellError
 from stepwell.exporters import EventRecord, FileExporter, Source, SpanRecord
 from stepwell.journal import errors
-from tests.durability.helpers import Child, fill, mounted, wait_until
+from tests.durability.helpers import Child, fill, mounted
 from tests.exporters.reading_back import (
     lines_of,
     recorded_events,
@@ -22,6 +22,7 @@ from tests.exporters.reading_back import (
     spans_in_lines,
     train,
 )
+from tests.harness import wait_until
 from tests.processes.programs import WAIT, execute, only_run, write_program
 
 SOURCE = Source("r-1", 2, 0, 4, "rank-00000.attempt-2.pid-7", "node", 7, "app", {"a": 1}, 5)

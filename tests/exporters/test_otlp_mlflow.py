@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import stepwell
-from tests.durability.helpers import wait_until
-from tests.exporters.programs import TREE, is_running, training
-from tests.harness import run_stepwell
+from tests.exporters.programs import TREE, training
+from tests.harness import has_ended, run_stepwell, wait_until
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 
@@ -111,7 +110,7 @@ def test_the_whole_tree_is_in_mlflow(traces: Traces, tmp_path: Path) -> None:
             "thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n"
             "answer = run.flush(60)\nrun.finish()"
         )
-        wait_until(lambda: not is_running(sidecar))
+        wait_until(lambda: has_ended(sidecar))
     (id,) = set(traces.all()) - known
     about, spans = traces.one(id)
     expected = paths_in_journal(Path(path))
@@ -145,7 +144,7 @@ def test_mlflow_shows_a_training_that_still_runs(traces: Traces, tmp_path: Path)
         assert (about["state"], announced["name"]) == ("IN_PROGRESS", "application")
         assert attributes_of(announced)["stepwell.open"] is True
         trainer.do(TREE + "\nouter.__exit__(None, None, None)\nrun.finish()")
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         about, spans = traces.one(id)
         assert about["state"] == "OK"
         assert base64.b64decode(announced["parent_span_id"]) in map(base64.b64decode, spans)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.durability.helpers import run_script, wait_until
+from tests.durability.helpers import run_script
 from tests.exporters.otlp_receiver import Receiver
-from tests.exporters.programs import EXPECTED, TREE, end, is_running, read, training
-from tests.harness import COLD_SIDECARS, environment, run_stepwell
+from tests.exporters.programs import EXPECTED, TREE, end, read, training
+from tests.harness import COLD_SIDECARS, environment, has_ended, run_stepwell, wait_until
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_tree_arrives_as_it_was_recorded(receiver: Receiver, tmp_path: Path)
         assert trainer.do(TREE + "\nanswer = run.flush(20)") is True
         assert receiver.tree() == EXPECTED
         trainer.do("run.finish()")
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         assert trainer.do("answer = warnings") == []
         assert not list(trainer.folder.glob("export-*"))
     save = receiver.named("checkpoint_save")[0]
@@ -119,7 +119,7 @@ def test_a_receiver_that_answers_nonsense_gets_it_again(
         assert trainer.do("answer = run.flush(30)") is True
         assert receiver.tree() == EXPECTED
         trainer.do("run.finish()")
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         assert "delivered again" in log.read_text()
         assert not list(trainer.folder.glob("*.undelivered.json"))
 
@@ -132,7 +132,7 @@ def test_a_killed_training_is_delivered_all_the_same(receiver: Receiver, tmp_pat
         wait_until(lambda: receiver.requests)
         trainer.kill()
         receiver.mode = "ok"
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
     assert receiver.tree() == EXPECTED | {("doomed", "application")}
     (doomed,) = receiver.named("doomed")
     assert (doomed.status, doomed.message) == ("error", "its process ended before it did")
@@ -149,7 +149,7 @@ def test_what_nobody_took_is_noted_and_said_once(tmp_path: Path) -> None:
         wait_until(log.exists)
         trainer.do("run.finish()")
         (warning,) = trainer.do("answer = warnings")
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         note = read(trainer.folder / "export-otlp.undelivered.json")
         path = trainer.path
     assert "exporter otlp has not delivered everything" in warning
@@ -211,14 +211,14 @@ def test_a_sidecar_that_dies_is_started_again(receiver: Receiver, tmp_path: Path
     with training(tmp_path, receiver) as trainer:
         assert trainer.do(TREE + "\nanswer = run.flush(20)") is True
         end(trainer.sidecar)
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         assert trainer.do("with span('after'): pass\nanswer = run.flush(20)") is True
         assert receiver.tree() == EXPECTED | {("after", None)}
         assert len(receiver.by_id()) == 10
         second = trainer.do("answer = run.exporters[0].process_id")
         assert second != trainer.sidecar
         trainer.do("run.finish()")
-        wait_until(lambda: not is_running(second))
+        wait_until(lambda: has_ended(second))
 
 
 def test_a_sidecar_takes_nothing_from_training(receiver: Receiver, tmp_path: Path) -> None:
@@ -260,10 +260,10 @@ def test_a_pipeline_ends_with_its_training(receiver: Receiver, tmp_path: Path) -
     )
     pid = int(done.stdout.split()[0])
     try:
-        assert is_running(pid)
+        assert not has_ended(pid)
         receiver.mode = "ok"
         receiver.wait(lambda r: r.named("a"))
-        wait_until(lambda: not is_running(pid))
+        wait_until(lambda: has_ended(pid))
     finally:
         end(pid)
 
@@ -277,7 +277,7 @@ def test_a_scheduler_that_ends_the_job_lets_it_send_the_rest(
         trainer.do("with span('late'): pass\nspan('open').__enter__()")
         os.kill(trainer.sidecar, signal.SIGTERM)
         trainer.kill(signal.SIGTERM)
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
     assert {"early", "late"} <= {span.name for span in receiver.spans}
 
 

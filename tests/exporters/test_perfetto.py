@@ -16,8 +16,9 @@ import pytest
 import stepwell
 from stepwell import Run, ai, open_run
 from stepwell.exporters import ChromeExporter, export_chrome
-from tests.durability.helpers import Child, wait_until
+from tests.durability.helpers import Child
 from tests.exporters.perfetto import Perfetto, perfetto
+from tests.harness import wait_until
 
 pytestmark = [
     pytest.mark.full,

@@ -1,17 +1,19 @@
 """Start scripts, commands and ranks by forking a process that has imported torch, Polars and stepwell."""
 
-from tests.harness.environment import REPOSITORY, SOURCE, environment
+from tests.harness.environment import REPOSITORY, SOURCE, environment, recording_environment
 from tests.harness.programs import (
     CLI,
     COLD_SIDECARS,
     SDKS,
     TRAINERS,
     Program,
+    has_ended,
     run_ranks,
     run_script,
     run_stepwell,
     start_rank,
     start_script,
+    wait_until,
 )
 
 __all__ = [
@@ -23,9 +25,12 @@ __all__ = [
     "TRAINERS",
     "Program",
     "environment",
+    "has_ended",
+    "recording_environment",
     "run_ranks",
     "run_script",
     "run_stepwell",
     "start_rank",
     "start_script",
+    "wait_until",
 ]

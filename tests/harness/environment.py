@@ -18,6 +18,11 @@ RESERVED_VARIABLES = re.compile(
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
 
 
+def recording_environment(runs: str | os.PathLike[str], **variables: str) -> dict[str, str]:
+    """Return ``environment()`` for a program that records in TEST_RUNS and raises internal errors."""
+    return environment(TEST_RUNS=os.fspath(runs), **{"STEPWELL_STRICT": "1", **variables})
+
+
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment without stepwell's, a launcher's or a terminal's variables.
 

@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import types
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,17 @@ def has_ended(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Return the first true value of a condition; fail when it does not come in this time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
 def use_warm_sidecars() -> None:
     """Fork sidecars from a process that has imported the SDKs of all backends."""
     if not os.environ.get("TESTS_PID"):
@@ -320,7 +332,7 @@ def run_stepwell(
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody uses."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -371,7 +383,7 @@ def run_ranks(
         for rank in range(world)
     ]
     try:
-        # In threads: a rank whose output nobody reads would hold the others up.
+        # In threads: a rank blocks when its output is not read, and the others then wait for it.
         with ThreadPoolExecutor(world) as threads:
             return list(threads.map(lambda rank: finish(rank, timeout, check), ranks))
     finally:

@@ -40,7 +40,7 @@ def main() -> None:
         listener.bind("\0" + address)
         listener.listen(64)
         os.write(1, b"ready")
-        # Nobody reads on: what an import prints belongs with the errors.
+        # stdout is not read any more, so output of imports goes to stderr.
         os.dup2(2, 1)
         for name in modules:
             try:
@@ -85,14 +85,14 @@ def serve(listener: socket.socket) -> None:
             for stream in streams:
                 os.close(stream)
             children[pid] = connection
-            with contextlib.suppress(OSError):  # Whoever asked may be gone.
+            with contextlib.suppress(OSError):  # The client may be gone.
                 connection.send(str(pid).encode())
         if 0 in ready:
             return
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a request and its descriptors; nothing if whoever asked is gone."""
+    """Return a request and its descriptors, or nothing if the client is gone."""
     size = array.array("i").itemsize
     space = socket.CMSG_SPACE(STREAMS * size)
     try:

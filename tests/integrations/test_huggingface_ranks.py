@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import stepwell
-from tests.harness import TRAINERS, environment, run_ranks
+from tests.harness import TRAINERS, recording_environment, run_ranks
 from tests.integrations.trainers import attributes_of
 from tests.processes.programs import only_run, write_program
 
@@ -50,7 +50,7 @@ accelerator.end_training()
 
 def launch(folder: Path, text: str, *arguments: str) -> str:
     """Run this on two ranks; what they printed."""
-    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    env = recording_environment(folder / "runs")
     program = write_program(folder, text)
     ranks = run_ranks(
         program, *arguments, env=env, cwd=folder, check=True, timeout=240, modules=TRAINERS

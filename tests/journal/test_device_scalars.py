@@ -124,7 +124,7 @@ def test_a_value_is_the_one_it_had_when_it_was_logged(
 def test_finish_waits_for_what_is_on_the_device(recorded: Run) -> None:
     """Values logged just before the end are in the finished run."""
     recorded.log({"a": on_device(1.0)})
-    # Whoever finishes may wait: this thread fetches what the pump has not.
+    # finish() may wait, so this thread fetches what the pump has not.
     logging_threads.clear()
     recorded.finish()
     assert metrics_of(recorded) == {"a": [(0, 1.0)]}

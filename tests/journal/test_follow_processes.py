@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from stepwell.journal.recover import recover_process
-from tests.durability.helpers import Child, files_below, only_run, wait_until
+from tests.durability.helpers import Child, files_below, only_run
+from tests.harness import wait_until
 from tests.journal.following import Following, process_folder
 
 WORK = """

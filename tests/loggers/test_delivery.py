@@ -20,8 +20,9 @@ from stepwell.loggers.delivery.backend import NotYet
 from stepwell.loggers.delivery.forwarding import ForwardedLog, forward_log
 from stepwell.loggers.delivery.sending import LogDelivery, LogFeed, start_delivery
 from stepwell.loggers.delivery.state import Busy
-from tests.durability.helpers import Child, wait_until
-from tests.exporters.programs import end, is_running
+from tests.durability.helpers import Child
+from tests.exporters.programs import end
+from tests.harness import has_ended, wait_until
 from tests.journal.logging_rows import folder_of, log_for, write_line
 from tests.loggers.lines_backend import LinesBackend
 
@@ -115,7 +116,7 @@ def test_a_logger_that_ends_is_finished_while_the_run_goes_on(tmp_path: Path) ->
     with training(tmp_path) as trainer:
         trainer.log(0, 10)
         trainer.do("write_line('logger', 'lines', number=1, status='finished')\nanswer = None")
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         assert calls(trainer.out, "finish") == [["finished"]]
         trainer.do("delivery.close(10)\nanswer = None")
         assert trainer.drain()
@@ -163,7 +164,7 @@ def test_a_sidecar_that_is_killed_in_the_midst_of_a_batch(tmp_path: Path) -> Non
     """The same batch comes again, said to, and what follows; nothing twice, nothing lost."""
     with training(tmp_path, die_at=2) as trainer:
         trainer.log(0, 1000)
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         assert Path(f"{trainer.out}.died").exists()
         assert len(steps(trainer.out)) > 200, "it died with half of a batch written"
         before = kept(trainer.path)
@@ -200,7 +201,7 @@ def test_a_sidecar_that_is_told_to_end_is_started_again(tmp_path: Path) -> None:
         trainer.log(0, 50)
         assert trainer.drain()
         os.kill(trainer.sidecar, signal.SIGTERM)
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         trainer.log(50, 60)
         trainer.do("run.finish()\nanswer = None")
     assert steps(trainer.out) == list(range(60))
@@ -212,7 +213,7 @@ def test_a_trainer_that_is_killed(tmp_path: Path) -> None:
     with training(tmp_path) as trainer:
         trainer.log(0, 5000)
         trainer.kill()
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
     assert steps(trainer.out) == list(range(5000))
     assert calls(trainer.out, "finish") == [["killed"]]
 
@@ -221,7 +222,7 @@ def test_both_killed_and_forwarded_afterwards(tmp_path: Path) -> None:
     """The rest comes, once, however often it is forwarded."""
     with training(tmp_path, die_at=3) as trainer:
         trainer.log(0, 2000)
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
         trainer.kill()
     half = len(steps(trainer.out))
     assert 300 < half < 2000
@@ -270,7 +271,7 @@ def test_a_backend_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="another process is delivering this just now"):
             forward_log(trainer.path, BACKEND)
         hang.unlink()
-        wait_until(lambda: not is_running(trainer.sidecar))
+        wait_until(lambda: has_ended(trainer.sidecar))
     assert steps(trainer.out) == list(range(100))
     assert calls(trainer.out, "finish") == [["finished"]]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.durability.helpers import Child, fill, mounted, wait_until
+from tests.durability.helpers import Child, fill, mounted
 from tests.exporters.programs import end
-from tests.harness import CLI, SDKS, environment, run_script
+from tests.harness import CLI, SDKS, environment, run_script, wait_until
 from tests.loggers.faulty_proxy import FaultyProxy, Mode
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
@@ -55,7 +55,7 @@ class Training(Child):
         self.sidecars: list[int] = self.do(BEGIN, members=members)
 
     def log(self, begin: int, end: int) -> None:
-        """Log so many values. This waits for no backend: one in trouble is well only afterwards."""
+        """Log values without waiting for a backend, which recovers only afterwards."""
         self.do(LOG, begin=begin, end=end)
 
     def flush(self, member: str, timeout: float = 100) -> bool:
@@ -63,7 +63,7 @@ class Training(Child):
         return bool(self.do(code, member=member, timeout=timeout))
 
     def destroy(self, timeout: float) -> None:
-        """End the context, which waits for backends for so many seconds at most."""
+        """End the context, which waits for backends for ``timeout`` seconds at most."""
         self.do("logger.destroy_logger_context(timeout)\nanswer = None", timeout=timeout)
 
 

@@ -16,8 +16,7 @@ import stepwell
 from stepwell.loggers.delivery.backend import LogRecord
 from stepwell.loggers.prov.backend import ProvBackend
 from stepwell.telemetry.exporter import Source
-from tests.durability.helpers import wait_until
-from tests.harness import Program, run_stepwell, start_script
+from tests.harness import Program, run_stepwell, start_script, wait_until
 from tests.loggers.delivering import metric
 from tests.loggers.prov_checking import check, things, value
 

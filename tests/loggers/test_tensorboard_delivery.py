@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import stepwell
-from tests.durability.helpers import wait_until
-from tests.harness import Program, environment, run_stepwell, start_script
+from tests.harness import Program, environment, run_stepwell, start_script, wait_until
 from tests.loggers.tensorboard_reading import hparams, scalars, texts
 
 pytest.importorskip("tensorboard")

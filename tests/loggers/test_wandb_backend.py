@@ -21,8 +21,7 @@ import pytest
 from stepwell.loggers.backends.wandb.backend import WandBBackend
 from stepwell.loggers.backends.wandb.rows import STEP
 from stepwell.loggers.delivery.backend import LogRecord
-from tests.durability.helpers import wait_until
-from tests.harness import SDKS, run_script, start_script
+from tests.harness import SDKS, run_script, start_script, wait_until
 from tests.loggers.delivering import PNG, STARTED, Log, metric
 from tests.loggers.reading_back import wandb_records
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import stepwell
 from stepwell.reading import RecordedRun
-from tests.harness import environment, start_script
+from tests.harness import recording_environment, start_script
 
 HEAD = """
 import json, os, sys, time
@@ -46,8 +46,7 @@ def write_program(folder: Path, text: str, *heads: str, name: str = "program.py"
 
 def environ(folder: Path, **more: str) -> dict[str, str]:
     """An environment in which a problem inside stepwell is raised."""
-    own = {"HOME": str(folder), "TEST_RUNS": str(folder / "runs"), "STEPWELL_STRICT": "1"}
-    return environment(**{**own, **more})
+    return recording_environment(folder / "runs", **{"HOME": str(folder), **more})
 
 
 def execute(folder: Path, program: Path, *arguments: str, cold: bool = False, **more: str) -> str:

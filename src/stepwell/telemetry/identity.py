@@ -40,7 +40,7 @@ _GIT_SECONDS = 2.0
 _GIT_SECONDS_AT_END = 0.1
 """How long it may still take when the run has ended."""
 _GIT_VALID_SECONDS = 2.0
-"""How long further runs use a description of the code: nobody edits it and starts again sooner."""
+"""Seconds for which further runs of the process reuse the description of the code."""
 _DEEPEST = 32
 
 _DISTRIBUTIONS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.analysis.findings import Finding, findings
-from tests.harness import environment, run_ranks
+from tests.harness import recording_environment, run_ranks
 from tests.processes.programs import only_run
 
 pytestmark = pytest.mark.torch
@@ -20,7 +20,7 @@ def planted(folder: Path, case: str, ranks: int = 1, code: int = 0) -> list[Find
     """Return the findings in a training with this fault."""
     # System metrics are on, as a person would have them.
     runs = str(folder / "runs")
-    env = environment(TEST_RUNS=runs, STEPWELL_STRICT="1", STEPWELL_RUNTIME="on")
+    env = recording_environment(runs, STEPWELL_RUNTIME="on")
     for done in run_ranks(PROGRAM, case, world=ranks, env=env, cwd=folder):
         assert done.returncode == code, done.stderr
     return findings(only_run(folder))

@@ -71,7 +71,7 @@ TREE = {
 
 
 def _launch(folder: Path, strategy: str, ranks: int = 0) -> stepwell.reading.RecordedRun:
-    """Run the program: in so many ranks, or once where Lightning is to start the others."""
+    """Run the program in several ranks, or once where Lightning starts the others."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
     options: dict[str, Any] = {

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from stepwell.reading import RecordedRun
-from tests.harness import environment, run_ranks
+from tests.harness import recording_environment, run_ranks
 from tests.integrations.torch.loops import per_step
 from tests.nesting.tree import check_tree, edges
 from tests.processes.programs import only_run, write_program
@@ -35,7 +35,7 @@ dist.destroy_process_group()
 
 def launch(folder: Path, program: str) -> RecordedRun:
     """Run this in two ranks; returns what they recorded."""
-    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    env = recording_environment(folder / "runs")
     path = write_program(folder, program)
     run_ranks(path, env=env, cwd=folder, check=True)
     return only_run(folder)

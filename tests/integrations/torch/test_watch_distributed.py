@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from stepwell.reading import RecordedRun
-from tests.harness import environment, run_ranks
+from tests.harness import recording_environment, run_ranks
 from tests.integrations.torch.watched import curve, updates
 from tests.nesting.tree import check_tree
 from tests.processes.programs import only_run, write_program
@@ -65,7 +65,7 @@ dist.destroy_process_group()
 
 def launch(folder: Path, program: str) -> RecordedRun:
     """Run this in two ranks; returns what they recorded."""
-    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    env = recording_environment(folder / "runs")
     path = write_program(folder, HEAD + program + TAIL)
     run_ranks(path, env=env, cwd=folder, check=True)
     return only_run(folder)

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from stepwell.reading import RecordedRun
-from tests.harness import environment, run_script
+from tests.harness import recording_environment, run_script
 from tests.processes.programs import only_run, write_program
 
 pytestmark = pytest.mark.torch
@@ -33,7 +33,7 @@ class Numbers(Dataset):
         return torch.ones(4) * index
 
 def wait_for(count):
-    # Until so many items have been loaded.
+    # Until this number of items has been loaded.
     end = time.monotonic() + 100
     while not Path("loaded").exists() or len(Path("loaded").read_text().split()) < count:
         assert time.monotonic() < end
@@ -42,7 +42,7 @@ def wait_for(count):
 
 
 def execute(folder: Path, program: str, *arguments: str) -> None:
-    env = environment(TEST_RUNS=str(folder / "runs"), STEPWELL_STRICT="1")
+    env = recording_environment(folder / "runs")
     path = write_program(folder, program, DATASET)
     run_script(path, *arguments, cwd=folder, env=env, check=True)
 
