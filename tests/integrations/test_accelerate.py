@@ -23,6 +23,13 @@ from tests.integrations.trainers import attributes_of, counts, curve, errors_of,
 pytestmark = pytest.mark.torch
 
 SAMPLES = 26
+SETTINGS = {
+    "mixed_precision": "no",
+    "num_processes": 1,
+    "distributed_type": "NO",
+    "gradient_accumulation_steps": 1,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +87,7 @@ def test_it_is_a_tracker_of_accelerate(tmp_path: Path) -> None:
     assert stepwell.active_run() is None
     recorded = stepwell.open_run(run.path)
     assert (recorded.name, recorded.status) == ("tiny", "finished")
-    assert recorded.about["config"] == {"lr": 0.1, "api_token": "***"}
+    assert recorded.about["config"] == {"lr": 0.1, "api_token": "***", "accelerate": SETTINGS}
     assert curve(recorded, "loss") == [(3, 0.5), (4, 0.25)]
     assert curve(recorded, "deep/accuracy") == [(3, 1.0)]
 
@@ -107,7 +114,7 @@ def test_a_run_that_was_active_is_left_active(recorded: Run) -> None:
     assert stepwell.active_run() is recorded
     run, _ = finished(recorded.path)
     assert curve(run, "loss") == [(0, 1.0)]
-    assert run.about["config"] == {"own": 1, "lr": 0.1}
+    assert run.about["config"] == {"own": 1, "lr": 0.1, "accelerate": SETTINGS}
 
 
 def test_pictures_are_kept(recorded: Run) -> None:
@@ -138,6 +145,7 @@ def test_a_loop_with_accumulation(recorded: Run) -> None:
     assert found["forward", "training_single_iteration"] == 14
     assert found["backward", "training_single_iteration"] == 14
     assert found["step", "training_single_iteration"] == 4
+    assert run.config["accelerate"] == {**SETTINGS, "gradient_accumulation_steps": 4}
     (update,) = told(run, "training_metrics_update")
     assert (update["num_iterations"], update["num_train_samples"]) == (4, 2 * SAMPLES)
     assert [step for step, _ in curve(run, "loss")] == [0, 1, 2, 3]

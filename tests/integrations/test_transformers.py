@@ -81,6 +81,9 @@ def test_a_training_with_accumulation_evaluation_and_prediction(
             "train_iterations_start": 0,
             "train_iterations_target": 4,
             "train_samples_target": 52,
+            # A layer of GPT-2 has 12 tensors; two embeddings and the last norm have 4.
+            "trainable_parameters": 16,
+            "optimized_parameters": 16,
         }
     ]
     assert [step for step, _ in curve(run, "loss")] == [0, 1, 2, 3]
@@ -126,6 +129,9 @@ def test_the_arguments_and_the_model_are_in_run_json(recorded: Run, tmp_path: Pa
     run, _ = finished(recorded.path)
     config = run.about["config"]
     assert config["own"] == 1
+    assert config["optimizer"]["class"] == "AdamW"
+    # What the scheduler starts from.
+    assert config["optimizer"]["lr"] == config["training_arguments"]["learning_rate"] == 0.01
     assert config["training_arguments"]["per_device_train_batch_size"] == 4
     assert config["model_config"]["n_embd"] == 8
     assert config["model_parameters"] == sum(p.numel() for p in make_model().parameters())

@@ -87,6 +87,8 @@ def test_resuming_goes_on_counting(recorded: Run, tmp_path: Path, is_same_proces
         "train_samples_start": 34,
         "train_iterations_target": 14,
         "train_samples_target": 52,
+        "trainable_parameters": 16,
+        "optimized_parameters": 16,
     }
     update = told(run, "training_metrics_update")[-1]
     assert (update["num_iterations"], update["current_iteration"]) == (5, 13)

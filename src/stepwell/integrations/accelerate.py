@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
 
+from stepwell.integrations.configuration import record_config
 from stepwell.integrations.torch.watching import Watch, watch
 from stepwell.journal import metrics
 from stepwell.journal.errors import report
@@ -78,6 +80,7 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
             run = init(self.run_name or script_name(), dir=self.dir)
             self._off = run if run.disabled else None
         self._run = run
+        _record_settings()
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -150,9 +153,28 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
         if tracker.tracker is None:
             return prepared
     made = _watch(several, {"replicas": accelerator.num_processes, **options})
+    _record_settings()
     if tracker is not None:
         tracker._watch = made
     return prepared
+
+
+def _record_settings() -> None:
+    """Record how Accelerate was set up, unless there is no Accelerator yet."""
+    try:
+        if not AcceleratorState._shared_state:
+            return
+        state, gradients = AcceleratorState(), GradientState()
+        settings = {
+            "mixed_precision": state.mixed_precision,
+            "num_processes": state.num_processes,
+            "distributed_type": state.distributed_type.value,
+            "gradient_accumulation_steps": gradients.num_steps,
+            "device": state.device.type,
+        }
+        record_config({"accelerate": settings})
+    except Exception as error:
+        report(WHERE, error)
 
 
 def _tracker_of(accelerator: Any) -> StepwellTracker | None:

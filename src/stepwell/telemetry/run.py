@@ -112,6 +112,7 @@ class Run:
         self._recorder = recorder
         self._document = document
         self._before_finish: list[Callable[[str], None]] = []
+        self._derived_config: set[str] = set()
 
     # Recording
 
@@ -170,10 +171,11 @@ class Run:
         recorder.pump.run_soon(self._document.write)
 
     @quietly
-    def add_config(self, config: Any) -> None:
+    def add_config(self, config: Any, *, replace: bool = True) -> None:
         """Add to what the training was configured with, in run.json. Secrets are masked.
 
-        What has a value already takes the new one.
+        What has a value already takes the new one. With ``replace=False`` it does so only where the value
+        was added in this way, too: keys that the author of the training gave stay.
         """
         from stepwell.journal.careful import plain_mapping
         from stepwell.telemetry.identity import config_to_dict, mask
@@ -182,6 +184,12 @@ class Run:
         if recorder is None or recorder.pid != os.getpid() or document is None:
             return
         added = mask(plain_mapping(config_to_dict(config)))
+        if replace:
+            self._derived_config.difference_update(added)
+        else:
+            given = document.about["config"].keys() - self._derived_config
+            added = {key: value for key, value in added.items() if key not in given}
+            self._derived_config.update(added)
         # Another dict, for the one before may be being written.
         document.attempt["config"] = document.about["config"] = {
             **document.about["config"],

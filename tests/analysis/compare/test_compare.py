@@ -134,7 +134,7 @@ def test_equal_even_and_broken_runs_are_told_apart(tmp_path: Path) -> None:
     assert summary == [
         "loss: identical at every common step.",
         "No lasting difference in acc.",
-        "Their configuration is the same.",
+        "No configuration was recorded: give one with stepwell.init(config={…}).",
     ]
     c = record(tmp_path, "c", {"loss": lambda s: math.nan if s > 4 else 1.0})
     broken = compare.compare([a, c]).summary
@@ -352,7 +352,7 @@ def test_a_run_that_is_nothing_but_nan_is_not_as_good(tmp_path: Path) -> None:
     broken = record(tmp_path, "broken", {"loss": lambda s: math.nan})
     assert compare.compare([fine, broken]).summary == [
         "broken has NaN or infinite values, first in loss at step 0.",
-        "Their configuration is the same.",
+        "No configuration was recorded: give one with stepwell.init(config={…}).",
     ]
 
 

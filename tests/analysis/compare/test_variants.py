@@ -157,6 +157,37 @@ def test_runs_without_a_configuration_are_no_repeats(tmp_path: Path) -> None:
     assert [v.runs for v in compare(runs).variants] == [(0,), (1,)]
 
 
+def test_settings_of_the_recording_are_no_configuration(tmp_path: Path) -> None:
+    """Runs of which nothing else is known may have been trained in any way."""
+    config = {"application_name": "x", "strict": False, "global_batch_size": 8}
+    runs = [record(tmp_path, name, {"loss": float}, 3, config=config) for name in ("a", "b")]
+    found = compare(runs)
+    assert [v.runs for v in found.variants] == [(0,), (1,)]
+    assert found.summary[-1].startswith("No configuration was recorded: give one")
+    known = record(tmp_path, "c", {"loss": float}, 3, config={**config, "lr": 1})
+    summary = compare([known, runs[1]]).summary
+    assert any(text.startswith("No configuration was recorded for b:") for text in summary)
+
+
+def test_settings_that_were_only_derived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the command line counts, but for a seed, and nothing is said about what was not recorded."""
+    runs = []
+    for name, arguments in (
+        ("a", ["--lr", "0.1", "--seed", "1"]),
+        ("b", ["--lr", "0.1", "--seed=2"]),
+        ("c", ["--lr", "0.2", "--seed=2"]),
+    ):
+        monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+        config = {"optimizer": {"lr": 0.1}, "batch_size": 8}
+        runs.append(record(tmp_path, name, {"loss": lambda s: 1 / (s + 1)}, 3, config=config))
+    assert [v.runs for v in compare(runs).variants] == [(0, 1), (2,)]
+    noisy = [
+        record(tmp_path, f"n{i}", {"loss": lambda s, i=i: i + 0.5**s}, 3, config=config)
+        for i in (1, 2)
+    ]
+    assert compare(noisy).summary[0].startswith("No recorded setting differs: loss is 1.75 ± ")
+
+
 @pytest.mark.parametrize("count", [2, 5, 10])
 def test_two_to_ten_runs_fit_80_columns(tmp_path: Path, count: int) -> None:
     ends = {round(0.1 * i, 1): [0.3 + 0.01 * i] for i in range(1, count + 1)}

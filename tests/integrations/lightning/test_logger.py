@@ -274,6 +274,8 @@ def test_hyperparameters_in_all_shapes(pl: Any) -> None:
     run = finished_run(logger)
     found = {one.name: one.value for one in items(run, "param")}
     assert found == {"lr": 0.1, "optimizer.name": "sgd", "seed": 1, "depth": 2}
+    given = {"lr": 0.1, "optimizer": {"name": "sgd"}, "seed": 1, "depth": 2}
+    assert stepwell.open_run(run.path).config["hyperparameters"] == given
     assert [(one.name, one.step, one.value) for one in metrics(run)] == [
         ("hp/loss", 0, 2.0),
         ("hp_metric", 0, 3.0),

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepwell.analysis.compare.axis import check_axis
-from stepwell.analysis.compare.facts import Difference, code_differences, config_differences
+from stepwell.analysis.compare.facts import (
+    Difference,
+    code_differences,
+    config_differences,
+    has_config,
+    has_given_config,
+)
 from stepwell.analysis.compare.judging import ONE_EACH, pace_sentences, variant_sentences
 from stepwell.analysis.compare.metrics import MetricComparison, compare_metrics
 from stepwell.analysis.compare.pace import Pace, PaceComparison, compare_paces
@@ -103,8 +109,9 @@ def compare(
     config = config_differences(chosen)
     others = [compare_weights(chosen[0], run) for run in chosen[1:]] if weights else []
     repeated = has_repeats(variants)
+    unknown = [label for label, run in zip(labels, chosen, strict=True) if not has_config(run)]
     answer = (
-        variant_sentences(variants, repeats, found, by)
+        variant_sentences(variants, repeats, found, by, all(map(has_given_config, chosen)))
         if repeated
         else better_sentences(labels, found, config, by)
     )
@@ -112,7 +119,7 @@ def compare(
         *answer,
         *metric_notes(labels, found, by, repeated),
         *pace_sentences(_named(groups, variants, labels), paces, pace),
-        config_sentence(config),
+        config_sentence(config, unknown, len(chosen)),
         *([ONE_EACH] if answer and not repeated else []),
     ]
     return Comparison(

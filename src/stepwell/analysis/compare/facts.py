@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,18 @@ from stepwell.reading import RecordedRun
 
 DEEPEST = 8
 IGNORED = ("host.boot_id", "python.executable", "started", "attempt")
+TELEMETRY = re.compile(
+    r"(telemetry_config\.)?(application_name|session_tag|perf_tag|world_size|strict|loss_metric"
+    r"|is_(baseline_run|log_throughput_enabled|(train|validation|test)_iterations_enabled)"
+    r"|is_save_checkpoint_enabled|enable_for_current_rank|summary_data_schema_version|log_every_n_train_iterations"
+    r"|save_checkpoint_strategy|global_batch_size|micro_batch_size|seq_length|flops_per_sample"
+    r"|train_(iterations|samples)_target)"
+)
+"""Settings of the recording and sizes that it was told; they do not say how a model is trained."""
+DERIVED = re.compile(
+    r"(trainer|model|optimizer|accelerate)\..*|model_(trainable_)?parameters|batch_size"
+)
+"""Keys that integrations add to what the author of a training gave."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +37,17 @@ class Difference:
 
 
 def config_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
-    """Keys of the configuration, joined by dots, whose values differ."""
-    return _differences([config_facts(run) for run in runs])
+    """Keys of the configuration, joined by dots, whose values differ.
+
+    A derived key that only repeats what a given one says is left out: ``optimizer.lr`` beside ``lr``.
+    """
+    differences = _differences([config_facts(run) for run in runs])
+    given = {_values(d) for d in differences if not DERIVED.fullmatch(d.key)}
+    return [d for d in differences if not DERIVED.fullmatch(d.key) or _values(d) not in given]
+
+
+def _values(difference: Difference) -> tuple[str, ...]:
+    return tuple(text_of(value) for value in difference.values)
 
 
 def code_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
@@ -36,6 +58,24 @@ def code_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
 def config_facts(run: RecordedRun) -> dict[str, Any]:
     """The configuration of a run, its keys joined by dots."""
     return _flat(run.config)
+
+
+def has_config(run: RecordedRun) -> bool:
+    """Whether the configuration says how the model was trained."""
+    return any(not TELEMETRY.fullmatch(key) for key in config_facts(run))
+
+
+def has_given_config(run: RecordedRun) -> bool:
+    """Whether the author of the training gave a configuration, or hyperparameters."""
+    return any(
+        not TELEMETRY.fullmatch(key) and not DERIVED.fullmatch(key) for key in config_facts(run)
+    )
+
+
+def arguments_of(run: RecordedRun) -> list[str]:
+    """Return the command line of the latest attempt, without the program."""
+    argv = _latest(run).get("argv")
+    return [str(item) for item in argv[1:]] if isinstance(argv, list) else []
 
 
 def code_facts(run: RecordedRun) -> dict[str, Any]:
@@ -54,10 +94,8 @@ def code_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
 
 
 def _produced(run: RecordedRun) -> dict[str, Any]:
-    """What run.json tells of the latest attempt; it may be of any shape."""
-    attempts = run.about.get("attempts")
-    items = [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
-    latest: dict[str, Any] = items[-1] if items else {}
+    """What run.json tells of the latest attempt."""
+    latest = _latest(run)
     about = {key: latest.get(key) for key in ("code", "host", "world_size")}
     python, argv = latest.get("python"), latest.get("argv")
     if isinstance(python, dict):
@@ -66,6 +104,13 @@ def _produced(run: RecordedRun) -> dict[str, Any]:
     if isinstance(argv, list):
         about["argv"] = " ".join(map(str, argv))
     return about
+
+
+def _latest(run: RecordedRun) -> dict[str, Any]:
+    """The latest attempt in run.json, which may be of any shape."""
+    attempts = run.about.get("attempts")
+    items = [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
+    return items[-1] if items else {}
 
 
 def _differences(sides: list[dict[str, Any]]) -> list[Difference]:

@@ -26,8 +26,12 @@ def variant_sentences(
     found: Sequence[VariantComparison],
     metrics: Sequence[MetricComparison],
     by: str,
+    is_given: bool = True,
 ) -> list[str]:
-    """Which variant was better, and whether that is more than noise."""
+    """Which variant was better, and whether that is more than noise.
+
+    ``is_given`` says whether the runs have a configuration that their author gave.
+    """
     by_name = {item.metric: item for item in found}
     told = []
     for metric in judged_metrics(metrics)[:MOST_JUDGED]:
@@ -36,17 +40,18 @@ def variant_sentences(
             continue
         where = place(by, metric.common_at)
         if len(variants) == 1:
-            return [_alike(item, where)]
+            return [_alike(item, where, is_given)]
         if item.best is None:
             continue
         told.append(_apart(item, variants, where))
     return told
 
 
-def _alike(item: VariantComparison, where: str) -> str:
+def _alike(item: VariantComparison, where: str, is_given: bool) -> str:
     spread = item.variants[0]
+    what = "Repeats of one configuration" if is_given else "No recorded setting differs"
     return (
-        f"Repeats of one configuration: {item.metric} is {_spread(spread)} {where}, "
+        f"{what}: {item.metric} is {_spread(spread)} {where}, "
         f"from {number(spread.low)} to {number(spread.high)}."
     )
 

@@ -15,6 +15,7 @@ MOST_NAMED = 4
 MOST_JUDGED = 6
 MOST_VALUES = 3
 LONGEST_VALUE = 24
+GIVE_CONFIG = "give one with stepwell.init(config={…})"
 HELD_OUT = re.compile(r"(^|[/_.\-])(val|valid|validation|eval|test|holdout|dev)([/_.\-]|$)", re.I)
 
 
@@ -69,8 +70,12 @@ def metric_notes(
     return sentences
 
 
-def config_sentence(config: Sequence[Difference]) -> str:
-    """The keys that differ."""
+def config_sentence(config: Sequence[Difference], unknown: Sequence[str], count: int) -> str:
+    """The settings that differ. ``unknown`` are those of ``count`` runs that recorded none."""
+    if len(unknown) == count:
+        return f"No configuration was recorded: {GIVE_CONFIG}."
+    if unknown:
+        return f"No configuration was recorded for {named(unknown)}: {GIVE_CONFIG}."
     if not config:
         return "Their configuration is the same."
     return f"Configured differently: {named([difference.key for difference in config])}."

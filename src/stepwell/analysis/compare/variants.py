@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.analysis.compare.facts import code_facts, config_facts, text_of
+from stepwell.analysis.compare.facts import (
+    arguments_of,
+    code_facts,
+    config_facts,
+    has_config,
+    has_given_config,
+    text_of,
+)
 from stepwell.analysis.compare.metrics import MetricComparison
 from stepwell.analysis.compare.significance import SIGNIFICANT, Test, holm, mean, variance, welch
 from stepwell.journal.errors import StepwellError
@@ -18,7 +25,7 @@ from stepwell.reading import RecordedRun
 NAME = "name"
 CHANCE = re.compile(
     r"(^|[._])(rng_?)?seeds?$|(^|[._])(run|job|experiment)_?(name|id)$|(^|[._])application_name$"
-    r"|(^|[._])name$|(^|[._])(session_tag|output_dir|log_?dir|save_dir|run_dir)$",
+    r"|(^|[._])name$|(^|[._])(session_tag|output_dir|log(ging)?_?dir|save_dir|run_dir)$",
     re.IGNORECASE,
 )
 """Keys of a configuration in which repeats may differ."""
@@ -113,9 +120,33 @@ def has_repeats(variants: Sequence[Variant]) -> bool:
 
 
 def _own(run: RecordedRun) -> dict[str, Any]:
-    config = {k: v for k, v in config_facts(run).items() if not CHANCE.search(k)}
+    """What makes a run a variant; empty where nobody recorded how it was configured."""
+    if not has_config(run):
+        return {}
+    facts = {k: v for k, v in config_facts(run).items() if not CHANCE.search(k)}
     commit = code_facts(run).get("code.commit")
-    return {**config, "code.commit": commit} if config and commit else config
+    if commit:
+        facts["code.commit"] = commit
+    if not has_given_config(run) and (arguments := _lasting(arguments_of(run))):
+        facts["arguments"] = " ".join(arguments)
+    return facts
+
+
+def _lasting(arguments: list[str]) -> list[str]:
+    """Return a command line without the options in which repeats may differ."""
+    kept: list[str] = []
+    is_chance = False
+    for argument in arguments:
+        if is_chance and not argument.startswith("-"):
+            is_chance = False
+            continue
+        name, equals, _ = argument.partition("=")
+        is_option = bool(equals) or argument.startswith("-")
+        is_chance = is_option and bool(CHANCE.search(name.lstrip("-").replace("-", "_")))
+        if not is_chance:
+            kept.append(argument)
+        is_chance = is_chance and not equals
+    return kept
 
 
 def _asked(run: RecordedRun, key: str) -> dict[str, Any]:
@@ -147,7 +178,9 @@ def _label(
         return labels[member[0]]
     if group == NAME and values:
         return str(values[NAME])
-    text = ", ".join(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in values.items())
+    # The learning rate is often in the hyperparameters and in the optimizer.
+    settings = dict.fromkeys(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in values.items())
+    text = ", ".join(settings)
     return text if 0 < len(text) <= LONGEST else f"{labels[member[0]]} and its repeats"
 
 

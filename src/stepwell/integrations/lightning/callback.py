@@ -6,6 +6,7 @@ import weakref
 from multiprocessing import parent_process
 from typing import Any
 
+from stepwell.integrations.lightning.configuration import record_arguments
 from stepwell.integrations.lightning.explicit import Told
 from stepwell.integrations.lightning.packages import MODULES, loaded_packages, module_of
 from stepwell.integrations.lightning.parts import WHERE
@@ -221,6 +222,8 @@ class TelemetryCallback:
         recording = self.begin(trainer)
         if recording is not None:
             recording.wrap_save()
+        if self._mine(trainer) is not None:
+            record_arguments(trainer, pl_module)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         recording = _recording_of(trainer)

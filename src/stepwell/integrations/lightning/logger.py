@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
+from stepwell.integrations.configuration import record_config
 from stepwell.integrations.lightning.logged_checkpoints import LoggedCheckpoints
 from stepwell.integrations.lightning.packages import MODULES, loaded_packages, module_of
 from stepwell.journal.errors import StepwellError, misuse, report
@@ -16,6 +17,7 @@ from stepwell.journal.metrics import context, set_context
 from stepwell.journal.state import state
 from stepwell.journal.values import shown
 from stepwell.loggers import Logger, LoggersCollection
+from stepwell.telemetry.identity import config_to_dict
 from stepwell.telemetry.live import is_failure
 from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import active_run
@@ -118,6 +120,7 @@ class StepwellLogger:
         self._trainer: Callable[[], Any] = _nobody
         self._drawn: weakref.WeakSet[Any] = weakref.WeakSet()
         self._batches: dict[str, Batches] = {}
+        self._hyperparameters: dict[str, Any] = {}
 
     # What it is called, and where it is
 
@@ -182,11 +185,12 @@ class StepwellLogger:
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
         """Log hyperparameters: a dict or a Namespace; keywords are some too."""
         self._begin()
-        if params is not None:
-            self.logger.save_hyperparameters(params)
         metrics = kwargs.pop("metrics", args[0] if args else None)
-        if kwargs:
-            self.logger.save_hyperparameters(kwargs)
+        for given in (params, kwargs):
+            if given:
+                self.logger.save_hyperparameters(given)
+                self._hyperparameters.update(config_to_dict(given))
+        record_config({"hyperparameters": self._hyperparameters})
         if metrics is not None:
             found = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
             self.log_metrics(found, step=0)

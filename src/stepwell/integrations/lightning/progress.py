@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-DEPTH = 3
-"""So deep the first tensor of a batch is looked for."""
+from stepwell.integrations.configuration import batch_size
 
 
 def is_automatic(trainer: Any) -> bool:
@@ -36,13 +35,17 @@ def iterations_target(trainer: Any) -> int | None:
     return min(limits, default=None)
 
 
+def training_loaders(trainer: Any) -> list[Any]:
+    """Return the loaders whose batches are trained on."""
+    return list(getattr(trainer.fit_loop._combined_loader, "flattened", None) or ())
+
+
 def samples_per_iteration(trainer: Any) -> int | None:
     """Samples of all ranks in an optimizer step, as the loader is made; None when that is not known."""
-    loader = trainer.fit_loop._combined_loader
-    loaders = getattr(loader, "flattened", None) or []
-    size = getattr(loaders[0], "batch_size", None) if len(loaders) == 1 else None
-    if size is None and len(loaders) == 1:
-        size = getattr(getattr(loaders[0], "batch_sampler", None), "batch_size", None)
-    if not isinstance(size, int) or size < 1:
-        return None
-    return size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)
+    loaders = training_loaders(trainer)
+    size = batch_size(loaders[0]) if len(loaders) == 1 else None
+    return (
+        None
+        if size is None
+        else size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)
+    )

@@ -9,6 +9,7 @@ import torch
 
 from stepwell.integrations.batches import samples_in
 from stepwell.integrations.lightning import progress
+from stepwell.integrations.lightning.configuration import loop_attributes, record_parts
 from stepwell.integrations.lightning.parts import WHERE
 from stepwell.integrations.timing import LOSS, TrainingThread
 from stepwell.journal.errors import report
@@ -56,7 +57,9 @@ class Training:
             samples_target = target * size
         is_known = job.last is not None and job.last.overall == start
         samples = None if size is None or is_known or not start else start * size
-        calls.start_training(start, samples, target, samples_target)
+        span = calls.start_training(start, samples, target, samples_target)
+        span.add_attributes(loop_attributes(trainer))
+        record_parts(trainer)
         self._begin(job, size)
 
     def _begin(self, job: TrainingJob, size: int | None) -> None:

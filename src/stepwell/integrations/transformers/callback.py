@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from stepwell.integrations.configuration import record_config
 from stepwell.integrations.transformers.describing import config_of, labels_of, name_of
 from stepwell.integrations.transformers.recording import RECORDING, Recording
 from stepwell.integrations.transformers.training import WHERE
@@ -90,7 +91,7 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         if run is None or self._described == (run.id, id(model)):
             return
         self._described = (run.id, id(model))
-        run.add_config(config_of(args, model))
+        record_config(config_of(args, model))
         run.label(**labels_of(trainer, model))
 
     @contextmanager
@@ -141,7 +142,7 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
             # It is known already, unless the callback was added later.
             recording = self._recording = self._attach()
             if recording is not None:
-                recording.start_training(args, state, kwargs.get("model"))
+                recording.start_training(args, state, kwargs.get("model"), kwargs.get("optimizer"))
         except Exception as error:
             report(WHERE, error)
 

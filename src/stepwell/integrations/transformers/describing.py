@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from stepwell.integrations.configuration import model_size
 from stepwell.training.config import script_name
 
 
@@ -23,9 +24,9 @@ def config_of(args: Any, model: Any) -> dict[str, Any]:
     if hasattr(config, "to_dict"):
         found["model_config"] = config.to_dict()
     if hasattr(model, "parameters"):
-        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-        found["model_parameters"] = sum(size for size, _ in sizes)
-        found["model_trainable_parameters"] = sum(size for size, trained in sizes if trained)
+        size = model_size(model)
+        found["model_parameters"] = size["parameters"]
+        found["model_trainable_parameters"] = size["trainable_parameters"]
     return found
 
 

@@ -157,7 +157,7 @@ class Recording:
 
     # Training
 
-    def start_training(self, args: Any, state: Any, model: Any) -> None:
+    def start_training(self, args: Any, state: Any, model: Any, optimizer: Any) -> None:
         """The training loop starts."""
         job = self.callback.start(args, self.trainer, model)
         if job is None:
@@ -165,7 +165,7 @@ class Recording:
         # Here at the latest: the accelerator may be another one than when the trainer was made.
         accelerator = getattr(self.trainer, "accelerator", None)
         self._wrap_timed(accelerator, "backward", BACKWARD, BACKWARD_TIME)
-        self.training.start(job, args, state)
+        self.training.start(job, args, state, model, optimizer)
 
     def _around_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         try:

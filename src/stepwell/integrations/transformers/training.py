@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.integrations.batches import samples_in, tokens_in
+from stepwell.integrations.configuration import (
+    optimizer_settings,
+    parameter_counts,
+    record_config,
+)
 from stepwell.integrations.timing import Batches, TrainingThread
 from stepwell.integrations.transformers.describing import Schedule
 from stepwell.integrations.wrapping import UPDATE
@@ -38,7 +43,7 @@ class Training:
         self._loss: Any = None
         self._is_updating = False
 
-    def start(self, job: TrainingJob, args: Any, state: Any) -> None:
+    def start(self, job: TrainingJob, args: Any, state: Any, model: Any, optimizer: Any) -> None:
         """The training loop starts."""
         if self.loop is not None and self.loop is job.loop:
             # Of an earlier attempt that failed unseen.
@@ -58,6 +63,9 @@ class Training:
         span = calls.start_training(start, samples, target, samples_target)
         if getattr(state, "trial_params", None):
             span.add_attributes({"trial_params": dict(state.trial_params)})
+        if model is not None and optimizer is not None:
+            span.add_attributes(parameter_counts(model, [optimizer]))
+            record_config({"optimizer": optimizer_settings(optimizer)})
         self._begin(job, state)
 
     def _begin(self, job: TrainingJob, state: Any) -> None:

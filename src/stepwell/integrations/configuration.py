@@ -1,0 +1,102 @@
+"""Facts about a training that the objects in it know: model, optimizers, batch size.
+
+They are cheap to find out once, and are recorded in the configuration of the run, so that runs can be
+compared whose author gave no configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from stepwell.journal.errors import report
+from stepwell.telemetry.run import active_run
+
+LEARNING_RATES = ("lr", "initial_lr")
+
+
+def record_config(facts: Mapping[str, Any]) -> None:
+    """Add facts to the configuration of the active run; keys that its author gave stay as they are."""
+    run = active_run()
+    if run is not None:
+        run.add_config(facts, replace=False)
+
+
+def record_training(model: Any, optimizers: Iterable[Any] = (), loader: Any = None) -> None:
+    """Record the size of a model, the settings of its optimizers and the size of a batch."""
+    try:
+        record_config(training_facts(model, list(optimizers), loader))
+    except Exception as error:
+        report("configuration", error)
+
+
+def training_facts(model: Any, optimizers: list[Any], loader: Any = None) -> dict[str, Any]:
+    """Return ``model``, ``optimizer`` and ``batch_size``, without those that are unknown."""
+    settings = [optimizer_settings(optimizer) for optimizer in optimizers]
+    facts = {
+        "model": model_size(model) if isinstance(model, torch.nn.Module) else None,
+        "optimizer": settings[0] if len(settings) == 1 else dict(enumerate(settings)),
+        "batch_size": batch_size(loader),
+    }
+    return {key: fact for key, fact in facts.items() if fact}
+
+
+def model_size(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the class of a model and how many parameters it has."""
+    sizes = [
+        (parameter.numel(), parameter.requires_grad)
+        for parameter in model.parameters()
+        if not torch.nn.parameter.is_lazy(parameter)
+    ]
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(size for size, _ in sizes),
+        "trainable_parameters": sum(size for size, is_trained in sizes if is_trained),
+    }
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """Return the class of an optimizer and its settings; a list where its groups differ."""
+    # Wrappers of Lightning and Accelerate keep it in an attribute.
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    groups = list(getattr(optimizer, "param_groups", ()))
+    settings: dict[str, Any] = {"class": type(optimizer).__name__}
+    for key in groups[0] if groups else ():
+        if key in ("params", "param_names", *LEARNING_RATES):
+            continue
+        settings[key] = _of_all([group.get(key) for group in groups])
+    if groups:
+        # A scheduler may have changed it already.
+        settings["lr"] = _of_all([group.get("initial_lr", group.get("lr")) for group in groups])
+    return settings
+
+
+def _of_all(values: list[Any]) -> Any:
+    values = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+def batch_size(loader: Any) -> int | None:
+    """Return how many samples a loader puts into a batch, None where it does not say."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(owner, "batch_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def parameter_counts(model: Any, optimizers: Iterable[Any]) -> dict[str, int]:
+    """Return how many tensors of a model need gradients, and how many of them have an optimizer."""
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    optimized = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in getattr(optimizer, "param_groups", ())
+        for parameter in group["params"]
+    }
+    return {
+        "trainable_parameters": len(trained),
+        "optimized_parameters": len(trained & optimized),
+    }
