@@ -190,7 +190,7 @@ def _last_row(lane: Lane, mark: bytes) -> int:
 
 def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, owner: int) -> None:
     """Write a row on behalf of the lane with number ``owner``."""
-    if lane.row_next >= lane.row_limit and not _roll(lane):
+    if lane.row_next >= lane.row_limit and not make_room(lane):
         return
     row = lane.row_next
     lane.row_next = row + ROW_BYTES
@@ -291,12 +291,13 @@ def _bounded(value: Any, limit: int, what: str) -> int | None:
 
 def _lane_with_rows() -> Lane | None:
     lane = current_lane()
-    if lane is None or (lane.row_next >= lane.row_limit and not _roll(lane)):
+    if lane is None or (lane.row_next >= lane.row_limit and not make_room(lane)):
         return None
     return lane
 
 
-def _roll(lane: Lane) -> bool:
+def make_room(lane: Lane) -> bool:
+    """Take a new segment for the rows of a lane; whether there is one. If not, a value is dropped."""
     if lane.roll_metrics():
         return True
     lane.journal.count_drop("metrics")

@@ -27,7 +27,7 @@ EVERY = 0.2
 LAST_WAIT = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pending:
     """One logged scalar, not yet fetched."""
 
@@ -37,6 +37,10 @@ class Pending:
     ready: Any
     step_word: int
     word: int
+
+    def withdraw(self) -> None:
+        """Write no row for it, if there is none yet."""
+        self.word = 0
 
 
 @dataclass
@@ -128,6 +132,8 @@ class DeviceScalars:
         if self._lane is None:
             self._lane = self.journal.open_lane()
         for item, value in zip(items, values, strict=True):
+            if not item.word:
+                continue
             write_row(self._lane, item.clock, value, item.step_word, item.word, item.lane.number)
 
     def finish(self) -> None:

@@ -105,7 +105,7 @@ def test_interrupted_where_a_pass_begins(monkeypatch: pytest.MonkeyPatch) -> Non
             def interrupt(self: Any, outputs: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr(watching_loop.Loss, "add", interrupt)
+            patch.setattr(watching_loop.Loss, "backward_begins", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 train(model, optimizer, loader)
         train(model, optimizer, loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
-from tests.integrations.torch.loops import BATCHES, train  # noqa: E402
+from tests.integrations.torch.loops import BATCHES, make_loader, make_model, train  # noqa: E402
 from tests.integrations.torch.watched import curve, parts, read, updates  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("watching")]
@@ -125,3 +126,76 @@ def test_after_a_step_that_fails(dropped: bool) -> None:
     found, _ = read(watch.run)
     first, failed, third, fourth = losses
     assert curve(found) == [(0, first), (1, third if dropped else failed + third), (2, fourth)]
+
+
+def test_a_loss_is_there_as_soon_as_its_step_has_ended() -> None:
+    """Also while nothing follows, as in a hang, and when it is NaN."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        run = watch.run
+        assert run is not None
+        for i, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            if i == 2:
+                loss = loss * float("nan")
+            loss.backward()
+            optimizer.step()
+            found = curve(stepwell.open_run(run.path))
+            assert [step for step, _ in found] == list(range(i + 1))
+            if i < 2:
+                assert found[-1] == (i, loss.item())
+                optimizer.zero_grad()
+            else:
+                assert math.isnan(found[-1][1])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_user_logs_a_loss_now_and_then(when: str) -> None:
+    """From then on it is theirs; no step has two."""
+    model, optimizer, loader = parts()
+    losses = []
+    with stepwell.watch(model, optimizer, loader) as watch:
+        for i, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if i == 2 and when == "before":
+                stepwell.log({"loss": 100.0})
+            optimizer.step()
+            if i == 2 and when == "after":
+                stepwell.log({"loss": 100.0})
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert curve(read(watch.run)[0]) == [(0, losses[0]), (1, losses[1]), (2, 100.0)]
+
+
+def test_the_user_logs_the_last_loss() -> None:
+    """There is no step after it that could notice."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        *_, last = train(model, optimizer, loader)
+        stepwell.log({"loss": 100.0})
+    found = curve(read(watch.run)[0])
+    assert found[-1] == (BATCHES - 1, 100.0)
+    assert len(found) == BATCHES
+    assert last != 100.0
+
+
+def test_a_closure_without_a_loader() -> None:
+    """Its samples count once, however often it is called."""
+    model = make_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    values = []
+    with stepwell.watch(model, optimizer) as watch:
+        for x, y in make_loader():
+
+            def closure(x: Any = x, y: Any = y) -> Any:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                return loss
+
+            values.append(optimizer.step(closure).item())
+    found, _ = read(watch.run)
+    (last,) = updates(found)
+    assert (last["num_iterations"], last["num_train_samples"]) == (BATCHES, 16)
+    assert curve(found) == list(enumerate(values))

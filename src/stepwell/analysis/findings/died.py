@@ -88,8 +88,8 @@ def _killed(facts: Facts, ranks: list[int]) -> Finding:
         & ~pl.col("process").str.contains(".worker-", literal=True)
     ).sort("rank", "depth")
     names = list(dict.fromkeys(spans.filter(pl.col("rank") == ranks[0])["name"].to_list()))
-    known = spans.filter(pl.col("rank") == ranks[0])["step"].drop_nulls()
-    step = int(known[-1]) if len(known) else _last_step(facts, ranks[0])
+    # Not the step of an open span: a loop began long before.
+    step = _last_step(facts, ranks[0])
     inside = f" inside {' › '.join(names[-3:])}" if names else ""
     others = spans.filter(pl.col("rank") != ranks[0]).group_by("rank").agg(pl.col("name").last())
     if names and (others["name"] != names[-1]).any():

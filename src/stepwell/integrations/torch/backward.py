@@ -41,9 +41,10 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
             or not quick.begin(BACKWARD_KIND, node)
         ):
             return _run_slowly(original, outputs, args, kwargs)
+        looked = None
         try:
             if follower is not None and kwargs.get("accumulate_grad"):
-                follower.backward_begins(outputs)
+                looked = follower.backward_begins(outputs)
             result = original(outputs, *args, **kwargs)
         except BaseException as error:
             quick.drop(BACKWARD_KIND)
@@ -52,6 +53,8 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
         if not quick.end(BACKWARD_KIND):
             quick.drop(BACKWARD_KIND)
             leave(node)
+        if looked is not None and follower is not None:
+            follower.backward_ends(looked)
         return result
 
     return run_backward
@@ -72,11 +75,15 @@ def _run_slowly(
         if here.calls or quick.entry:
             drop_interrupted()
         follower = following.follower
-        counting = nullcontext()
+        looked = counting = None
         if follower is not None and kwargs.get("accumulate_grad"):
-            counting = follower.backward_begins(outputs) or counting
-        with counting:
-            return record(ai.compute.backward, None, _timed(original), (outputs, *args), kwargs)
+            looked = follower.backward_begins(outputs)
+            counting = follower.count_backward()
+        with counting or nullcontext():
+            result = record(ai.compute.backward, None, _timed(original), (outputs, *args), kwargs)
+        if looked is not None and follower is not None:
+            follower.backward_ends(looked)
+        return result
     finally:
         inside.discard(BACKWARD_KIND)
         # In a process that was forked meanwhile it is not.

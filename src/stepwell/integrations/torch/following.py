@@ -46,7 +46,13 @@ class Follower(Protocol):
         """The gradients of a model or an optimizer are set to zero."""
 
     def backward_begins(self, outputs: Any) -> Any:
-        """A backward pass begins; what is returned is entered around it, unless it is None."""
+        """A backward pass begins; the result is for ``backward_ends``, which is not called with None."""
+
+    def backward_ends(self, looked: Any) -> None:
+        """That backward pass has ended."""
+
+    def count_backward(self) -> Any:
+        """A context that counts the operations of a backward pass; None: they are not counted."""
 
     def step_begins(self, optimizer: Any) -> None:
         """An annotated optimizer is about to make a step."""

@@ -23,6 +23,17 @@ _is_traced = torch.compiler.is_dynamo_compiling
 MODELS = Marks()
 
 
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The module inside of what ``torch.compile``, ``DistributedDataParallel`` and the like returned."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__module__.startswith("torch.nn.parallel"):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
+
+
 def annotate_model(model: torch.nn.Module) -> Callable[[], None]:
     """Record the forward of this model; what is returned ends that."""
     return MODELS.add(model, _hook)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.integrations.torch.annotating import Annotations, _each, annotate
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
+from stepwell.integrations.torch.models import unwrapped
 from stepwell.integrations.torch.watching_batches import Feed
 from stepwell.integrations.torch.watching_loop import Options
 from stepwell.integrations.torch.watching_loss import GRADIENTS
@@ -97,7 +98,10 @@ class Watch:
 
 
 def watch(
-    model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
+    model: torch.nn.Module
+    | Iterable[torch.nn.Module]
+    | Mapping[str, torch.nn.Module]
+    | None = None,
     optimizer: Any = None,
     loader: Any = None,
     *,
@@ -119,9 +123,10 @@ def watch(
     """Record the training of a model from now on: spans, iterations, throughput, loss, diagnostics.
 
     Args:
-        model: the model, also compiled or wrapped for distribution; or a list, of which the first is
-            diagnosed.
-        optimizer: its optimizer. Each of its steps is an iteration. Of a list the first one counts.
+        model: the model, also compiled or wrapped for distribution; or a list or a dict of models, of
+            which the first is diagnosed.
+        optimizer: its optimizer. Each of its steps is an iteration. Of a list or a dict, the steps of the
+            first one are the iterations, and each has a metric ``loss/<name>`` of its own.
         loader: what gives the batches. The length of a batch's first tensor is its samples.
         name: what a run is called that is started here.
         config: what such a run was configured with.
@@ -142,8 +147,9 @@ def watch(
     A run is started unless one is active, and finished with ``close()``, or when the program ends. A wrong
     argument raises ``StepwellError``; nothing that happens later is raised into training.
     """
-    models = _each(model, torch.nn.Module, "model")
-    optimizers = _each(optimizer, torch.optim.Optimizer, "optimizer")
+    models = _each(_values(model), torch.nn.Module, "model")
+    optimizers = _each(_values(optimizer), torch.optim.Optimizer, "optimizer")
+    named = dict(zip(_names(model, models, optimizer, optimizers), optimizers, strict=True))
     loaders, given = _loaders(loader)
     chosen = _chosen(ranks)
     settings = _diagnostics(diagnostics)
@@ -166,7 +172,7 @@ def watch(
         # As a run that begins ends the one before.
         _last[-1].close()
     try:
-        _start(made, WatchedTraining(options, models, optimizers, loaders), name, config)
+        _start(made, WatchedTraining(options, models, named, loaders), name, config)
         if made.is_on and transfers is None:
             transfers = torch.accelerator.is_available()
         if made.is_on:
@@ -199,6 +205,33 @@ def _start(made: Watch, training: WatchedTraining, name: str | None, config: Any
         made._job = job
     following.follower = training
     made._remove_patches = GRADIENTS.install()
+
+
+def _values(given: Any) -> Any:
+    """The objects in a dict; anything else as it is."""
+    return list(given.values()) if isinstance(given, Mapping) else given
+
+
+def _names(
+    model: Any, models: list[torch.nn.Module], optimizer: Any, optimizers: list[Any]
+) -> list[str]:
+    """A name for each optimizer: its key, else that of the model with its parameters, else its number."""
+    if isinstance(optimizer, Mapping):
+        return [str(name) for name in optimizer]
+    classes = [type(unwrapped(each)).__name__.lower() for each in models]
+    owners = {
+        id(parameter): str(key)
+        for key, each in zip(model if isinstance(model, Mapping) else classes, models, strict=True)
+        for parameter in each.parameters()
+    }
+    names = []
+    for each in optimizers:
+        held = {owners.get(id(p)) for group in each.param_groups for p in group["params"]}
+        names.append(held.pop() if len(held) == 1 else None)
+    return [
+        name if name is not None and names.count(name) == 1 else f"optimizer_{i}"
+        for i, name in enumerate(names)
+    ]
 
 
 def _is_stuck(model: torch.nn.Module, ranks: Ranks) -> bool:

@@ -12,7 +12,7 @@ import torch
 from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.integrations.torch.watching_epochs import Epochs, nothing
 from stepwell.integrations.torch.watching_flops import Operations, reconfigure
-from stepwell.integrations.torch.watching_loss import Loss
+from stepwell.integrations.torch.watching_loss import Loss, Losses
 from stepwell.integrations.torch.watching_times import Times
 from stepwell.journal.metrics import context
 from stepwell.training import calls
@@ -42,7 +42,7 @@ class InLoop:
     def __init__(self, options: Options, models: list[torch.nn.Module]) -> None:
         self._options = options
         self._model: Callable[[], Any] = weakref.ref(models[0]) if models else nothing
-        self._loss = Loss(options.loss)
+        self._loss: Loss | Losses = Loss(options.loss)
         self._operations = Operations(options.flops, options.peak, self._model)
         self._epochs = Epochs(options.epoch)
         self._times = Times()
@@ -79,8 +79,7 @@ class InLoop:
         return self._loop
 
     def _before_update(self, loop: TrainingLoop, step: int) -> None:
-        """An update tells of the latest loss, and of the times of all steps before this one."""
-        self._loss.write()
+        """An update tells the times of all steps before this one."""
         self._times.tell(loop, step)
 
     def _look(self, loop: TrainingLoop) -> None:

@@ -1,14 +1,14 @@
-"""The loss of an optimizer step: the sum of the scalars that ``backward()`` was called on before it.
+"""The loss of an optimizer step: the sum of the scalars whose gradients the step uses.
 
-That is the number whose gradient the step uses, also with accumulated gradients; those that were thrown
-away, as where a gradient scaler left the step out, are left out too. A value on the host is
-read at once; one on an accelerator is fetched in the background, as any logged scalar.
+It is written when the step ends, so that no crash, hang or kill loses it. A value on the host is read at
+once; a value on an accelerator is fetched in the background, as any logged scalar. Losses whose gradients
+were dropped before a step, as after a step that a gradient scaler skipped, are left out.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter_ns as _now
 from typing import Any
 
@@ -17,57 +17,106 @@ import torch
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.journal import clock, metrics
-from stepwell.journal.format import HEADER_BYTES, ROW_BYTES, STEP_BIAS
+from stepwell.journal.format import HEADER_BYTES, OWNER_SHIFT, ROW_BYTES, STEP_BIAS, WHOLE_ROW
+from stepwell.journal.lane import Lane
+from stepwell.journal.scalars import Pending
 from stepwell.journal.state import current_lane
 
 LOSS = "loss"
+WORD_BYTES = 8
+NO_NAME = bytes(WORD_BYTES)
+PROBES = 3
+"""Parameters of an optimizer that show whether a backward pass reached it."""
+_pack = WHOLE_ROW.pack_into
 _is_traced = torch.compiler.is_dynamo_compiling
-PATIENCE = 200_000_000
-"""Nanoseconds for which values are held back, to be written many at once."""
-MAX_HELD = 1000
 
 
-class Loss:
-    """The losses of the steps, written some at a time.
+class _Scalars:
+    """Which scalar a backward pass begins with: with a gradient scaler, the one before scaling."""
 
-    As soon as anybody else logs a metric ``loss`` it is theirs for the rest of the run.
-    """
+    __slots__ = ("_scaled",)
 
-    __slots__ = ("_due", "_held", "_lane", "_row", "_scaled", "_value", "_version", "is_on")
-
-    def __init__(self, is_on: bool) -> None:
-        self.is_on = is_on
-        self._value: Any = None
-        self._version = 0
+    def __init__(self) -> None:
         self._scaled: tuple[Any, torch.Tensor] | None = None
-        self._held: list[tuple[int, int, float]] = []
-        self._due = 0
-        # Where rows of this thread are looked at for those of others.
-        self._lane: Any = None
-        self._row = 0
-
-    def begin(self, is_on: bool) -> None:
-        """A run begins; from here on somebody may log."""
-        self.is_on = is_on
-        self._held.clear()
-        self._lane = current_lane()
-        self._row = 0 if self._lane is None else self._lane.row_next
 
     def note_scaled(self, scaled: Any, plain: Any) -> None:
-        """A gradient scaler has made one tensor out of another."""
+        """Note that a gradient scaler has made one tensor out of another."""
         if isinstance(scaled, torch.Tensor) and isinstance(plain, torch.Tensor):
             self._scaled = weakref.ref(scaled), plain.detach()
 
-    def add(self, outputs: Any) -> None:
-        """A backward pass begins from these."""
+    def _scalar(self, outputs: Any) -> torch.Tensor | None:
+        """The scalar of a backward pass from these outputs; None if it is no scalar."""
         tensor = outputs[0]
         if len(outputs) != 1 or type(tensor) is not torch.Tensor or tensor.numel() != 1:
-            return
+            return None
         scaled = self._scaled
         if scaled is not None:
             self._scaled = None
             if scaled[0]() is tensor:
-                tensor = scaled[1]
+                return scaled[1]
+        return tensor
+
+
+class Loss(_Scalars):
+    """The losses of the steps of one optimizer, each written as its step ends.
+
+    As soon as the user logs a metric of this name, it is theirs for the rest of the run, and the loss of
+    the last step is withdrawn.
+    """
+
+    __slots__ = (
+        "_lane",
+        "_last",
+        "_mark",
+        "_name",
+        "_own",
+        "_row",
+        "_since",
+        "_value",
+        "_version",
+        "_word",
+        "is_on",
+    )
+
+    def __init__(self, is_on: bool, name: str = LOSS) -> None:
+        super().__init__()
+        self.is_on = is_on
+        self._name = name
+        self._value: Any = None
+        self._version = 0
+        # Where rows of the user are looked for from, and where the last row of ours is, 0 for none.
+        self._lane: Lane | None = None
+        self._row = self._own = self._word = 0
+        self._mark = b""
+        # The last value that was still on an accelerator, and when it was logged.
+        self._last: Any = None
+        self._since = 0
+
+    def begin(self, is_on: bool) -> None:
+        """Start a run: from here on the user may log."""
+        self.is_on = is_on
+        self._value = self._last = None
+        self._own = 0
+        self._lane = current_lane()
+        self._row = 0 if self._lane is None else self._lane.row_next
+        self._since = _now()
+        self._word = metrics.word_of(self._name)
+        self._mark = self._word.to_bytes(WORD_BYTES, "little")
+
+    def backward_begins(self, outputs: Any) -> None:
+        """Add the scalar that ``backward()`` is called on."""
+        tensor = outputs[0] if self._scaled is None and len(outputs) == 1 else None
+        if type(tensor) is not torch.Tensor or tensor.numel() != 1:
+            tensor = self._scalar(outputs)
+            if tensor is None:
+                return
+        if self._value is None and tensor.is_cpu:
+            self._value = tensor.item()
+        else:
+            self.add(tensor)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Add this scalar to the loss of the next step."""
         value = self._value
         if tensor.is_cpu:
             self._value = tensor.item() if value is None else value + tensor.item()
@@ -75,64 +124,204 @@ class Loss:
             self._value = tensor.detach() if value is None else value + tensor.detach()
             self._version = self._value._version
 
-    def keep(self, step: int) -> None:
-        """An iteration is over that made this step: its loss is to be recorded."""
+    def write(self, step: int, lane: Lane | None, optimizer: Any = None) -> None:
+        """Write the loss of the step that has ended. ``lane`` is that of this thread, if it is known."""
         value, self._value = self._value, None
+        if value is None:
+            return
+        if lane is None:
+            lane = current_lane()
+        if lane is None or (lane.rows is None and not metrics.make_room(lane)):
+            return
+        if (
+            lane is not self._lane
+            or lane.row_next < self._row
+            or lane.rows.find(self._mark, self._row, lane.row_next) >= 0
+            or lane.journal.scalars.pending
+            or self._name in metrics._heard
+        ) and self._is_logged_by_user(lane):
+            return
         if type(value) is float:
-            now = _now()
-            self._held.append((now, step, value))
-            if now >= self._due or len(self._held) >= MAX_HELD:
-                self.write(now)
-        elif isinstance(value, torch.Tensor) and not self._is_logged_by_others():
-            # If it was changed in place meanwhile, it is the loss no more.
-            if value._version == self._version:
-                metrics.log({LOSS: value}, step)
-            self._row = 0 if self._lane is None else self._lane.row_next
+            if lane.row_next >= lane.row_limit and not metrics.make_room(lane):
+                return
+            # No call between these two lines: a signal handler may log in between.
+            row = lane.row_next
+            lane.row_next = self._row = row + ROW_BYTES
+            word = self._word | lane.number + 1 << OWNER_SHIFT
+            _pack(lane.rows, row, _now(), step + STEP_BIAS, value, word)
+            self._own = row
+        elif value._version == self._version:
+            # A value that was changed in place meanwhile is not the loss any more.
+            metrics.log({self._name: value}, step)
+            self._row = lane.row_next
+            last = tuple(lane.journal.scalars.pending)[-1:]
+            self._last = next((item for item in last if isinstance(item, Pending)), None)
+            self._since = _now()
 
-    def write(self, now: int = 0) -> None:
-        """Write what was held back."""
-        self._due = (now or clock.now()) + PATIENCE
-        held = self._held
-        if not held:
-            return
-        self._held = []
-        lane = self._lane = current_lane()
-        if lane is None or self._is_logged_by_others():
-            return
-        word = metrics.word_of(LOSS)
-        for time, step, value in held:
-            metrics.write_row(lane, time, value, step + STEP_BIAS, word, lane.number)
-        self._row = lane.row_next
+    def finish(self) -> None:
+        """End a run: withdraw the last loss if the user logged one as well."""
+        lane = self._lane
+        if self.is_on and lane is not None and lane.rows is not None and lane is current_lane():
+            self._is_logged_by_user(lane)
 
     def forget(self) -> None:
-        """Nothing came of it."""
+        """Drop the loss: its gradients are not used."""
         self._value = self._scaled = None
 
-    def _is_logged_by_others(self) -> bool:
-        """Whether anybody else wrote such a row in this thread since the last look."""
-        lane = self._lane
-        if lane is None or lane.row_next < self._row:
-            # A new segment, or another thread: what is in it is looked at next time.
-            self._row = 0 if lane is None else lane.row_next
+    def _is_logged_by_user(self, lane: Lane) -> bool:
+        """Whether the user logged this metric here since the last look; if so, withdraw ours."""
+        begin, self._row = self._row, lane.row_next
+        if lane is not self._lane:
+            # Another thread trains now: rows of the user are looked for from here on.
+            self._lane, self._own = lane, 0
             return False
-        words = [metrics.word_of(LOSS), *metrics._heard.get(LOSS, ())]
-        found = any(_is_in_rows(lane, word, self._row) for word in words)
-        self._row = lane.row_next
-        if found:
-            self.is_on = False
-        return found
+        if self._row < begin:
+            # A new segment.
+            begin, self._own = HEADER_BYTES, 0
+        name, pending = self._name, lane.journal.scalars.pending
+        words = [self._word, *metrics._heard.get(name, ())]
+        row = max(_find_row(lane, each, begin) for each in words)
+        # Another thread may fetch what is pending just now.
+        since = [item for item in tuple(pending) if item.clock > self._since]
+        is_pending = any(item.word in words for item in since)
+        if not row and not is_pending:
+            return False
+        self.is_on = False
+        if row and self._own and _step_of(lane, row) == _step_of(lane, self._own):
+            # A row without a name is none.
+            end = self._own + ROW_BYTES
+            lane.rows[end - WORD_BYTES : end] = NO_NAME
+        if is_pending and self._last is not None:
+            self._last.withdraw()
+        return True
 
 
-def _is_in_rows(lane: Any, word: int, begin: int) -> bool:
-    """Whether a metric with this word for its name is among the rows from here on."""
-    mark = word.to_bytes(8, "little")
+class Losses(_Scalars):
+    """The losses of several optimizers, each with a metric of its own, ``loss/<name>``.
+
+    A loss belongs to each optimizer whose parameters its gradients reach. That shows at the gradients of a
+    few of these parameters. If it shows nowhere, as with sharded parameters, the loss belongs to the
+    optimizer that makes the next step.
+    """
+
+    def __init__(self, is_on: bool, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        super().__init__()
+        self._parts = [
+            _Part(Loss(is_on, f"{LOSS}/{name}"), each) for name, each in optimizers.items()
+        ]
+        self._unclaimed: list[torch.Tensor] = []
+        # Whether the first optimizer makes the first step of all; None before any.
+        self.is_first_first: bool | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any of them is recorded."""
+        return any(part.loss.is_on for part in self._parts)
+
+    def begin(self, is_on: bool) -> None:
+        """Start a run."""
+        for part in self._parts:
+            part.loss.begin(is_on)
+
+    def finish(self) -> None:
+        """End a run."""
+        for part in self._parts:
+            part.loss.finish()
+
+    def forget(self) -> None:
+        """Drop all losses."""
+        self._unclaimed.clear()
+        for part in self._parts:
+            part.loss.forget()
+
+    def drop(self, owner: Any) -> None:
+        """Drop the losses of this optimizer, or of those with parameters of this model."""
+        for part in self._parts:
+            if part.belongs_to(owner):
+                part.loss.forget()
+
+    def backward_begins(self, outputs: Any) -> Any:
+        """Look at the gradients before a backward pass; the result is for ``backward_ends``."""
+        tensor = self._scalar(outputs)
+        return None if tensor is None else (tensor, [part.look() for part in self._parts])
+
+    def backward_ends(self, looked: Any) -> None:
+        """Add the loss of a backward pass to the optimizers that it reached."""
+        tensor, before = looked
+        is_reached = False
+        for part, marks in zip(self._parts, before, strict=True):
+            if part.marks() != marks:
+                is_reached = True
+                part.loss.add(tensor)
+        if not is_reached:
+            self._unclaimed.append(tensor.detach())
+
+    def write(self, step: int, lane: Lane | None, optimizer: Any = None) -> None:
+        """Write the loss of the step that this optimizer has made."""
+        for i, part in enumerate(self._parts):
+            if part.optimizer() is optimizer:
+                if self.is_first_first is None:
+                    self.is_first_first = i == 0
+                unclaimed, self._unclaimed = self._unclaimed, []
+                for tensor in unclaimed:
+                    part.loss.add(tensor)
+                if part.loss.is_on:
+                    part.loss.write(step, lane)
+
+
+class _Part:
+    """One of several optimizers: its loss, and parameters that show whether a pass reached it."""
+
+    __slots__ = ("_probes", "loss", "optimizer")
+
+    def __init__(self, loss: Loss, optimizer: torch.optim.Optimizer) -> None:
+        self.loss = loss
+        self.optimizer = weakref.ref(optimizer)
+        groups = optimizer.param_groups
+        trained = [p for group in groups for p in group["params"] if p.requires_grad]
+        chosen = {i * (len(trained) - 1) // (PROBES - 1) for i in range(PROBES) if trained}
+        self._probes = [weakref.ref(trained[i]) for i in sorted(chosen)]
+
+    def belongs_to(self, owner: Any) -> bool:
+        """Whether this is the optimizer, or a model with its parameters."""
+        if not isinstance(owner, torch.nn.Module):
+            return self.optimizer() is owner
+        probes = [ref() for ref in self._probes]
+        return any(parameter is probe for parameter in owner.parameters() for probe in probes)
+
+    def look(self) -> list[tuple[int, int]]:
+        """The marks before a backward pass. Without any gradient, losses before it are dropped."""
+        marks = self.marks()
+        if not any(mark[0] for mark in marks):
+            self.loss.forget()
+        return marks
+
+    def marks(self) -> list[tuple[int, int]]:
+        """Identity and version of the gradients."""
+        marks = []
+        for ref in self._probes:
+            probe = ref()
+            gradient = None if probe is None else probe.grad
+            marks.append((0, 0) if gradient is None else (id(gradient), gradient._version))
+        return marks
+
+
+def _find_row(lane: Lane, word: int, begin: int) -> int:
+    """The first row from here on of the metric with this word for its name; 0: there is none."""
+    mark = word.to_bytes(WORD_BYTES, "little")
     at = lane.rows.find(mark, begin, lane.row_next)
     while at >= 0:
+        row = at + WORD_BYTES - ROW_BYTES
         # The name is the last word of a row; elsewhere it is some other number.
-        if (at + len(mark) - HEADER_BYTES) % ROW_BYTES == 0:
-            return True
+        if (row - HEADER_BYTES) % ROW_BYTES == 0:
+            return int(row)
         at = lane.rows.find(mark, at + 1, lane.row_next)
-    return False
+    return 0
+
+
+def _step_of(lane: Lane, row: int) -> bytes:
+    """The step word of a row, which follows the clock."""
+    return bytes(lane.rows[row + WORD_BYTES : row + 2 * WORD_BYTES])
 
 
 def _scale(original: Callable[..., Any]) -> Callable[..., Any]:

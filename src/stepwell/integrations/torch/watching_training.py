@@ -8,7 +8,7 @@ begins with the forward pass and ends with the optimizer's step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -23,6 +23,7 @@ from stepwell.integrations.torch.watching_diagnostics import Diagnostics
 from stepwell.integrations.torch.watching_epochs import nothing
 from stepwell.integrations.torch.watching_flops import COUNTED_STEP
 from stepwell.integrations.torch.watching_loop import InLoop, Options
+from stepwell.integrations.torch.watching_loss import Losses
 from stepwell.integrations.torch.watching_tasks import go_on_inside
 from stepwell.integrations.torch.watching_validation import Validation
 from stepwell.journal.errors import report
@@ -41,11 +42,14 @@ class WatchedTraining(InLoop):
         self,
         options: Options,
         models: list[torch.nn.Module],
-        optimizers: list[torch.optim.Optimizer],
+        optimizers: Mapping[str, torch.optim.Optimizer],
         loaders: list[Any],
     ) -> None:
         super().__init__(options, models)
-        self._optimizer: Callable[[], Any] = weakref.ref(optimizers[0]) if optimizers else nothing
+        first = next(iter(optimizers.values()), None)
+        self._optimizer: Callable[[], Any] = nothing if first is None else weakref.ref(first)
+        if len(optimizers) > 1:
+            self._loss = Losses(options.loss, optimizers)
         self._loaders = {id(loader) for loader in loaders}
         self._diagnostics = Diagnostics(options.diagnostics)
         self._keeps_batch = self._diagnostics.keeps_batch
@@ -61,8 +65,6 @@ class WatchedTraining(InLoop):
         self.minds_forward = True
         self.is_counting = False
         self._stepped = False
-        # Whether the loss of the iteration under way is kept, because a pass for the next step has begun.
-        self._is_kept = False
         self._in_step = False
         self._backwards = 0
         self._samples: int | None = None
@@ -178,7 +180,8 @@ class WatchedTraining(InLoop):
             self._begin()
             self._by_batch = False
             self._samples = samples_in(args)
-        elif not self._by_batch:
+        elif not self._by_batch and not (self._backwards and self._is_in_step()):
+            # Of a closure that is called several times, the first call counts.
             size = samples_in(args)
             if size is not None:
                 self._samples = size + (self._samples or 0)
@@ -205,24 +208,38 @@ class WatchedTraining(InLoop):
             report(WHERE, error)
 
     def gradients_are_dropped(self, owner: Any) -> None:
-        """What was computed since the last step comes to nothing, unless there was one."""
-        if self._stepped or not self._backwards or self._is_in_step():
-            return
-        if owner is self._optimizer() or owner is self._model():
-            self._loss.forget()
+        """Drop the losses since the last step: their gradients are not used."""
+        loss = self._loss
+        if isinstance(loss, Losses):
+            if not self._is_in_step():
+                loss.drop(owner)
+        elif (
+            self._backwards
+            and (owner is self._optimizer() or owner is self._model())
+            and not self._is_in_step()
+        ):
+            loss.forget()
 
     def backward_begins(self, outputs: Any) -> Any:
         """A backward pass begins that adds to the gradients."""
         self._backwards += 1
         try:
             if self._loss.is_on and not (self._backwards > 1 and self._is_in_step()):
-                if self._stepped and self._open is not None and not self._is_kept:
-                    # For another step with the same batch: that of the one before is complete.
-                    self._loss.keep(self._open._step)
-                    self._is_kept = True
-                self._loss.add(outputs)
+                return self._loss.backward_begins(outputs)
         except Exception as error:
             report(WHERE, error)
+        return None
+
+    def backward_ends(self, looked: Any) -> None:
+        """That backward pass has ended."""
+        try:
+            if isinstance(self._loss, Losses):
+                self._loss.backward_ends(looked)
+        except Exception as error:
+            report(WHERE, error)
+
+    def count_backward(self) -> Any:
+        """A context that counts the operations of a backward pass; None: they are not counted."""
         count = self._operations.count
         return None if count is None else count.counter
 
@@ -249,9 +266,17 @@ class WatchedTraining(InLoop):
     def step_ends(self, optimizer: Any) -> None:
         """It has made it."""
         if optimizer is not self._optimizer():
+            if isinstance(self._loss, Losses):
+                self._write_other_loss(self._loss, optimizer)
             return
         self._in_step = False
         self._stepped = self.minds_forward = True
+        loop = self._open
+        if loop is not None:
+            self._backwards = 0
+            if self._loss.is_on:
+                lane = quick.lane if quick.thread == self._thread else None
+                self._loss.write(loop._step, lane, optimizer)
         if self.step >= self._next_look:
             self._diagnose(optimizer)
         if self._is_theirs:
@@ -261,6 +286,18 @@ class WatchedTraining(InLoop):
             self._loss.forget()
         elif not self._by_batch:
             self._end()
+
+    def _write_other_loss(self, losses: Losses, optimizer: Any) -> None:
+        """Write the loss of an optimizer whose steps are not the iterations."""
+        loop = self._loop
+        if loop is None or self._is_theirs or current.job is None or current.job.loop is not loop:
+            losses.forget()
+            return
+        step = loop._step
+        if not self._by_batch and losses.is_first_first:
+            # The iteration ended with the first optimizer's step, before this one.
+            step = max(loop.progress.start, step - 1)
+        losses.write(step, None, optimizer)
 
     def _is_in_step(self) -> bool:
         """Whether the optimizer makes a step just now; one that has failed passes no hook."""
@@ -294,7 +331,6 @@ class WatchedTraining(InLoop):
         """End the pass that is under way; it is an iteration if the optimizer made a step in it."""
         try:
             loop, self._open = self._open, None
-            is_kept, self._is_kept = self._is_kept, False
             self.minds_forward = True
             job = current.job
             if loop is None or job is None or job.loop is not loop:
@@ -303,16 +339,14 @@ class WatchedTraining(InLoop):
                 return
             samples = self._samples
             if self._operations.count is not None:
-                self._operations.finish(job, loop, samples if self._backwards else None)
+                is_trained = self._stepped or self._backwards
+                self._operations.finish(job, loop, samples if is_trained else None)
                 self.is_counting = False
             if samples is not None:
                 samples *= self._replicas
             if error is not None:
                 loop.end(samples, None, False, error)
             elif self._stepped:
-                self._backwards = 0
-                if self._loss.is_on and not is_kept:
-                    self._loss.keep(loop._step)
                 if loop._step + 1 >= loop._look:
                     self._before_update(loop, loop._step + 1)
                 loop.end_sized(samples, lane)
@@ -335,7 +369,7 @@ class WatchedTraining(InLoop):
             self._validation.end()
         if self._open is not None and status == "finished":
             self._end()
-        self._loss.write()
+        self._loss.finish()
         job, loop = current.job, self._loop
         if job is not None and loop is not None and job.loop is loop:
             self._times.tell(loop, loop._step)
@@ -351,7 +385,7 @@ class WatchedTraining(InLoop):
             self._validation.end()
         if self._open is not None:
             self._end(error)
-        self._loss.write()
+        self._loss.finish()
         job, loop = self._job, self._loop
         self._loop = None
         if job is not None and loop is not None and job is current.job and job.loop is loop:
