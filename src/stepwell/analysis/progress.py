@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from stepwell.analysis.undone import Undone, completed
+from stepwell.vocabulary import StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
@@ -23,6 +23,7 @@ STEPS = (
     "train_iterations_target",
     "steps",
 )
+TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
 LATEST = 200
 """So many steps tell how fast it goes now."""
@@ -80,15 +81,9 @@ def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
 
 def _from_loop(facts: Facts) -> int | None:
     """What the latest training loop was said to go on to."""
-    loops = [process.loop for process in facts.summary.habits if process.loop is not None]
-    if not loops:
-        return None
-    attributes = json.loads(max(loops)[1])
-    return (
-        whole_number(attributes, ("train_iterations_target",))
-        if isinstance(attributes, dict)
-        else None
-    )
+    loops = facts.loop_attributes(TRAINING_LOOP)
+    targets = (whole_number(loop, ("train_iterations_target",)) for loop in reversed(loops))
+    return next((target for target in targets if target is not None), None)
 
 
 def whole_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -10,7 +10,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell.analysis.engine import Engine, choose_engine
-from stepwell.analysis.findings import SEVERITIES, Facts, Finding, findings
+from stepwell.analysis.findings import (
+    SEVERITIES,
+    Facts,
+    Finding,
+    Unchecked,
+    findings,
+    unchecked,
+)
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.progress import TimeLeft, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
@@ -98,6 +105,7 @@ class Report:
     cost: RecordingCost
     goodput: float | None
     hints: list[Hint] = field(default_factory=list)
+    unchecked: list[Unchecked] = field(default_factory=list)
 
 
 def report(
@@ -137,6 +145,7 @@ def report(
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         hints=_hints(facts),
+        unchecked=unchecked(facts),
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepwell.analysis.findings import SEVERITIES, Finding
+from stepwell.analysis.findings import SEVERITIES, Finding, Unchecked
 from stepwell.analysis.findings.wording import duration, percent
 from stepwell.analysis.report import Hint, PhaseLine, Report, ValueLine, report
 from stepwell.cli.drawing import console, number, plain, size, wrapped
@@ -50,7 +50,9 @@ def _print(made: Report) -> None:
         for finding in made.findings:
             print_finding(out, finding)
     elif made.steps is not None:
-        out.print("Nothing conspicuous was found.", style="green")
+        out.print("No problems found.", style="green")
+        if made.unchecked:
+            out.print(Text(wrapped(_unchecked(made.unchecked), out.width)))
     if made.time:
         out.print()
         _print_time(out, made)
@@ -62,6 +64,11 @@ def _print(made: Report) -> None:
         _print_hints(out, made.hints)
     out.print()
     out.print(Text(wrapped(_cost(made), out.width)))
+
+
+def _unchecked(subjects: list[Unchecked]) -> str:
+    listed = ", ".join(f"{one.subject} ({one.reason})" for one in subjects)
+    return f"Not checked: {listed}."
 
 
 def _print_hints(out: Console, hints: list[Hint]) -> None:

@@ -78,11 +78,27 @@ def test_exit_codes(tmp_path: Path) -> None:
     fine = train(tmp_path / "runs")
     done = run_stepwell("report", str(fine.path), "--fail-on", "note", cwd=tmp_path)
     assert done.returncode == 0
-    assert "Nothing conspicuous was found." in done.stdout
+    assert "No problems found." in done.stdout
     assert run_stepwell("report", path, "--fail-on", "x", cwd=tmp_path).returncode == 2
     missing = run_stepwell("report", "nowhere", cwd=tmp_path)
     assert missing.returncode == 2
     assert "Traceback" not in missing.stderr
+
+
+def test_it_says_what_could_not_be_checked(tmp_path: Path) -> None:
+    """Under the line that says that nothing was found."""
+    run = train(tmp_path / "runs", values=lambda step: {"train/loss": 1 / (1 + step)})
+    out = run_stepwell("report", str(run.path), cwd=tmp_path, COLUMNS="200").stdout
+    assert (
+        "No problems found.\n"
+        "Not checked: gradients (none recorded), learning rate (none recorded),\n"
+        "validation (no validation metric), memory (no system metrics).\n"
+    ) in out
+    few = report(train(tmp_path / "runs", steps=12, values=lambda step: {"val/loss": 1.0}))
+    assert {(one.subject, one.reason) for one in few.unchecked} >= {
+        ("loss", "none recorded"),
+        ("step times", "only 12 steps"),
+    }
 
 
 def test_without_steps_it_says_what_to_add(tmp_path: Path) -> None:
@@ -91,7 +107,7 @@ def test_without_steps_it_says_what_to_add(tmp_path: Path) -> None:
         pass
     out = run_stepwell("report", str(run.path), cwd=tmp_path, COLUMNS="200").stdout
     assert "    import stepwell\n    stepwell.watch(model, optimizer, loader)\n" in out
-    assert "Nothing conspicuous" not in out
+    assert "No problems found" not in out
 
 
 def test_without_validation_it_says_so(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -325,6 +326,60 @@ def test_learning_rate_schedule(tmp_path: Path) -> None:
     found = only(train(tmp_path, values=all_stay, config=config), "learning-rate")
     assert "scheduler.step() is not called" in found.sentence
     nothing(train(tmp_path, values=all_stay))
+
+
+def test_loss(tmp_path: Path) -> None:
+    """One that explodes; all its kinds are in test_learning."""
+    run = train(tmp_path, values=lambda step: {"loss": 1.4 * 1.3**step})
+    found = only(run, "diverged")
+    assert found.severity == "critical"
+    # 1.4 * 1.3 ** 119.
+    assert found.evidence["last"] == pytest.approx(5.05e13, rel=0.01)
+
+
+def in_loops(folder: Path, training: dict[str, Any], *validations: dict[str, Any]) -> RecordedRun:
+    """A training whose loops have these attributes."""
+    with (
+        FakeClock() as clock,
+        stepwell.init("loops", dir=folder) as run,
+        run.span("training_loop", **training),
+    ):
+        for step in range(60):
+            run.set_step(step)
+            with run.span("forward"):
+                clock.advance(0.01)
+            run.log({"loss": math.log(4) + 0.01 * noise(step)})
+            if validations and step % 20 == 19:
+                with run.span("validation_loop", **validations[step // 20]):
+                    clock.advance(0.001)
+    return stepwell.open_run(run.path)
+
+
+def test_optimizer(tmp_path: Path) -> None:
+    """It has none of the model's parameters, which explains the flat loss; or not all of them."""
+    run = in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 0})
+    found = only(run, "optimizer-parameters")
+    assert found.severity == "critical"
+    assert found.sentence.startswith(
+        "The optimizer updates none of the model's 12 trainable parameter tensors"
+    )
+    run = in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 2})
+    found = findings(run)[-1]
+    assert (found.rule, found.severity) == ("optimizer-parameters", "note")
+    assert "updates 2 of the model's 12 trainable parameter tensors; 10 are never" in found.sentence
+    only(in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 12}), "at-chance")
+
+
+def test_validation_mode(tmp_path: Path) -> None:
+    """How many validations ran in training mode, and when."""
+    full = {"trainable_parameters": 2, "optimized_parameters": 2}
+    run = in_loops(tmp_path, full, {}, {"model_mode": "train"}, {"model_mode": "train"})
+    (found,) = (f for f in findings(run) if f.rule == "validation-mode")
+    assert found.steps == (39, 59)
+    assert found.sentence.startswith(
+        "2 of 3 validation loops run with the model in training mode (after steps 39 and 59): dropout"
+    )
+    only(in_loops(tmp_path, full, {}, {}, {}), "at-chance")
 
 
 def test_batches_out_of_balance(tmp_path: Path) -> None:

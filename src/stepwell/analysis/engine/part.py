@@ -54,6 +54,8 @@ class Part:
     rows: list[GridRow] = field(default_factory=list)
     metrics: list[pl.DataFrame] = field(default_factory=list)
     open_spans: list[pl.DataFrame] = field(default_factory=list)
+    loops: list[pl.DataFrame] = field(default_factory=list)
+    """Training and validation loops with their attributes."""
     habits: list[Habits] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
 
@@ -111,6 +113,7 @@ def _add_unfinished(task: Task, part: Part, tables: ProcessTables) -> None:
 def _add_times(part: Part, group: list[ProcessTables], alive: Liveness) -> None:
     threads, helpers = Threads(group[0]), group[1:]
     is_worker = group[0].process.about["role"] == "worker"
+    part.loops += threads.loops
     with ThreadPoolExecutor(1) as other:
         # Both take about as long, and neither needs the other.
         is_large = len(threads.main.starts) >= LARGE

@@ -5,8 +5,18 @@ share once. A healthy run yields none. Imports the other analyses and reading.
 """
 
 from stepwell.analysis.findings.alerts import Alerts
+from stepwell.analysis.findings.coverage import Unchecked, unchecked
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import SEVERITIES, Finding
 from stepwell.analysis.findings.rules import RULES, findings
 
-__all__ = ["RULES", "SEVERITIES", "Alerts", "Facts", "Finding", "findings"]
+__all__ = [
+    "RULES",
+    "SEVERITIES",
+    "Alerts",
+    "Facts",
+    "Finding",
+    "Unchecked",
+    "findings",
+    "unchecked",
+]

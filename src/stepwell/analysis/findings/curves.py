@@ -130,6 +130,10 @@ class Curves:
         found = self.matching(r"(^|[/_.-])loss([/_.-]|$)")
         return [curve for curve in found if split_of(curve.name) != "validation"]
 
+    def is_whole_loss(self, name: str) -> bool:
+        """Whether this is the loss of the training as a whole, not a part of it or one of several."""
+        return [word for word in _subject(name) if word != "total"] == ["loss"]
+
     @cached_property
     def pairs(self) -> list[Pair]:
         """What was logged both for training and for validation, and has a better and a worse."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from stepwell.analysis.time import (
 from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import joint_status
+from stepwell.reading.tables import SPANS
 
 if TYPE_CHECKING:
     from stepwell.analysis.goodput import Goodput
@@ -35,6 +37,14 @@ LARGE = 4_000_000
 """Ranks times steps from which on memory is thought of."""
 FEWEST = 20
 """Steps that there must be to say anything about their times."""
+
+LOOPS = pl.DataFrame(
+    schema={
+        name: SPANS[name]
+        for name in ("id", "name", "rank", "attempt", "step", "start_ns", "attributes")
+    }
+)
+"""No loops."""
 
 
 class Facts:
@@ -227,6 +237,24 @@ class Facts:
         return goodput(self.run, known=self.summary.evidence)
 
     # The rest
+
+    @cached_property
+    def loops(self) -> pl.DataFrame:
+        """The training and validation loops, earliest first: name, rank, attempt, step, attributes (JSON)."""
+        known = pl.concat([LOOPS, *(frame.select(LOOPS.columns) for frame in self.summary.loops)])
+        # A span that went on in another segment is there several times, with more attributes each time.
+        return known.unique("id", keep="last", maintain_order=True).sort("start_ns")
+
+    def loop_attributes(self, name: str) -> list[dict[str, Any]]:
+        """The attributes of the loops of this name in the latest attempt, with ``step`` where it is known."""
+        last = max((d["attempt"] for d in self.documents), default=0)
+        loops = self.loops.filter((pl.col("name") == name) & (pl.col("attempt") == last))
+        found = []
+        for step, text in loops.select("step", "attributes").iter_rows():
+            attributes = json.loads(text) if text else {}
+            if isinstance(attributes, dict):
+                found.append({"step": step, **attributes})
+        return found
 
     @cached_property
     def machine(self) -> pl.DataFrame:

@@ -32,12 +32,22 @@ TINY = 1e-5
 def rule(facts: Facts) -> Iterator[Finding]:
     """Exploding or vanishing over time, and layers that get next to nothing."""
     curves = [c for c in facts.curves.matching(GRADIENT) if len(c) >= FEWEST]
-    whole = [c for c in curves if "/" not in c.name or re.search(r"/(overall|total)\b", c.name)]
-    layers = [c for c in curves if c not in whole]
-    before = [c for c in whole if "before" in c.name]
-    for main in (before or whole)[:1]:
+    layers = [c for c in curves if not _is_overall(c.name)]
+    main = overall_norm(facts)
+    if main is not None and len(main) >= FEWEST:
         yield from _over_time(facts, main, layers)
     yield from _across_layers(facts, layers)
+
+
+def overall_norm(facts: Facts) -> Curve | None:
+    """The norm of all gradients, before clipping where that is known."""
+    whole = [c for c in facts.curves.matching(GRADIENT) if _is_overall(c.name)]
+    before = [c for c in whole if "before" in c.name]
+    return next(iter(before or whole), None)
+
+
+def _is_overall(name: str) -> bool:
+    return "/" not in name or re.search(r"/(overall|total)\b", name) is not None
 
 
 def _over_time(facts: Facts, main: Curve, layers: list[Curve]) -> Iterator[Finding]:

@@ -23,6 +23,12 @@ NUMBERED = re.compile(r"(?<=[/_.-])(pg|group|param_group)[/_.-]?\d+$")
 """The end of the names that others give to groups: ``lr-Adam/pg1``."""
 WRONG = 0.05
 FEWEST = 5
+FEWEST_ZERO = 10
+"""Steps for which a learning rate must be 0."""
+ZERO_AT_END = 0.1
+"""Of all steps."""
+SCHEDULER_STEPS = "scheduler_steps"
+"""How often the attached schedulers made a step; recorded where that is never."""
 ALWAYS_CHANGING = ("cosine", "linear", "onecycle", "one_cycle", "polynomial", "exponential")
 KEYS = ("learning_rate", "learning_rates", "lr", "lrs", "base_lr")
 RATIOS = ("lr_ratio", "lr_ratios", "learning_rate_ratio", "learning_rate_ratios")
@@ -30,16 +36,55 @@ SCHEDULERS = ("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule")
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding: ratio, value, then schedule."""
-    rates = {c.name.removeprefix(PREFIX): c for c in facts.curves.matching(RATE) if len(c) >= 2}
+    """At most one finding: zero, ratio, value, then schedule."""
+    rates = _rates(facts)
     if not rates:
         return
     config = facts.run.config
-    for look in (_ratio, _value, _left_behind, _schedule):
+    for look in (_zero, _ratio, _value, _left_behind, _schedule):
         found = look(facts, config, rates)
         if found is not None:
             yield found
             return
+
+
+def _rates(facts: Facts) -> dict[str, Curve]:
+    return {c.name.removeprefix(PREFIX): c for c in facts.curves.matching(RATE) if len(c) >= 2}
+
+
+def is_warming_up(facts: Facts) -> bool:
+    """Whether the learning rate has only risen so far."""
+    for curve in _rates(facts).values():
+        values = curve.values
+        if values[-1] > 1.5 * values[0] and values[-1] >= 0.999 * values.max():
+            return True
+    return False
+
+
+def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
+    """All groups at 0: for the whole run, or for a good part of it at the end."""
+    curve = max(rates.values(), key=len)
+    first, last = int(curve.steps[0]), int(curve.steps[-1])
+    moving = [
+        int(c.steps[np.flatnonzero(c.values)[-1]]) for c in rates.values() if np.any(c.values)
+    ]
+    since = first if not moving else max(moving) + 1
+    is_whole = not moving and last - first >= FEWEST_ZERO
+    is_end = bool(moving) and last - since >= max(FEWEST_ZERO, ZERO_AT_END * (last - first))
+    if not is_whole and not is_end:
+        return None
+    when = f"in all steps from {first} to {last}" if is_whole else f"from step {since} to {last}"
+    return Finding(
+        "zero-learning-rate",
+        "critical" if is_whole else "warning",
+        f"The learning rate is 0 {when}: the weights do not change.",
+        {"metric": curve.name, "since": since},
+        (since, last),
+        advice="Set the learning rate of the optimizer above 0; look for a scheduler that sets it to 0."
+        if is_whole
+        else "The schedule is shorter than the run: give the scheduler the number of steps that are made.",
+        link=facts.command("plot", curve.name),
+    )
 
 
 def _ratio(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
@@ -118,13 +163,17 @@ def _schedule(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) 
     """A schedule that was asked for, and rates that never change."""
     name = str(_first(config, SCHEDULERS) or "").lower()
     curve = max(rates.values(), key=len)
-    if not any(word in name for word in ALWAYS_CHANGING) or len(curve) < FEWEST:
+    steps = facts.curves.matching(f"^{SCHEDULER_STEPS}$")
+    is_idle = bool(steps) and not np.any(steps[0].values)
+    is_meant = any(word in name for word in ALWAYS_CHANGING) and len(curve) >= FEWEST
+    if not is_idle and not is_meant:
         return None
     if any(float(np.ptp(c.values)) > 1e-9 * c.values.max() for c in rates.values()):
         return None
+    why = "a scheduler is attached to the optimizer" if is_idle else f"the schedule is {name}"
     text = (
         f"The learning rate stays at {number(float(curve.values[0]))} from step {curve.steps[0]} to "
-        f"{curve.steps[-1]}, although the schedule is {name}: scheduler.step() is not called."
+        f"{curve.steps[-1]}, although {why}: scheduler.step() is not called."
     )
     return _finding(
         facts, text, {"metric": curve.name, "scheduler": name}, int(curve.steps[0]), curve

@@ -18,8 +18,10 @@ from stepwell.analysis.findings import (
     gradients,
     hanging,
     learning_rate,
+    loss,
     memory,
     nonfinite,
+    optimizer,
     overfitting,
     pauses,
     rank_divergence,
@@ -29,6 +31,7 @@ from stepwell.analysis.findings import (
     straggling,
     stuck,
     throughput,
+    validation_mode,
 )
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding, by_weight
@@ -42,6 +45,9 @@ RULES: dict[str, Rule] = {
         died,
         hanging,
         nonfinite,
+        optimizer,
+        loss,
+        validation_mode,
         overfitting,
         stuck,
         gradients,
@@ -70,6 +76,44 @@ LEAST_COST_NS = 300_000_000
 """What cost less time than this in all is not worth a sentence, whatever share of a tiny run it is."""
 
 
+NOT_LEARNING = {
+    "flat-loss",
+    "at-chance",
+    "frozen-layers",
+    "vanishing-gradients",
+    "learning-rate",
+    "not-generalising",
+}
+CONSEQUENCES: dict[str, set[str]] = {
+    "optimizer-parameters": {*NOT_LEARNING, "zero-learning-rate"},
+    "zero-learning-rate": NOT_LEARNING,
+    "not-finite": {
+        "diverged",
+        "rising-loss",
+        "loss-jump",
+        "loss-spikes",
+        "exploding-gradients",
+        "overfitting",
+    },
+    "diverged": {
+        "exploding-gradients",
+        "loss-jump",
+        "loss-spikes",
+        "overfitting",
+        "not-generalising",
+    },
+    "exploding-gradients": {"rising-loss", "loss-jump", "loss-spikes"},
+    "loss-jump": {"rising-loss", "loss-spikes"},
+    "rising-loss": {"loss-spikes"},
+    "vanishing-gradients": {"flat-loss", "at-chance"},
+    "frozen-layers": {"flat-loss", "at-chance"},
+}
+"""What is not reported beside the rule that it follows from: one cause, one finding."""
+
+LASTING = ("loss-jump", "rising-loss")
+"""Rules that explain others although they are only warnings."""
+
+
 def findings(run: RecordedRun | Facts) -> list[Finding]:
     """All that is wrong with a run, what matters most first; nothing for a healthy one.
 
@@ -85,5 +129,12 @@ def findings(run: RecordedRun | Facts) -> list[Finding]:
                 raise
             text = f"The rule {name} could not be applied: {type(error).__name__}: {error}"
             found.append(Finding("rule-failed", "note", text, {"metric": name}))
-    told = [f for f in found if not f.cost_ns or f.cost_ns >= LEAST_COST_NS]
-    return sorted(told, key=by_weight)
+    found = [f for f in found if not f.cost_ns or f.cost_ns >= LEAST_COST_NS]
+    return sorted(_without_consequences(found), key=by_weight)
+
+
+def _without_consequences(found: list[Finding]) -> list[Finding]:
+    """The findings without those that others explain; notes explain nothing, nor do passing troubles."""
+    causes = {f.rule for f in found if f.severity == "critical" or f.rule in LASTING}
+    explained = set().union(*(CONSEQUENCES.get(rule, set()) for rule in causes))
+    return [f for f in found if f.rule not in explained]

@@ -1,8 +1,9 @@
-"""A loss that jumps up and comes down again."""
+"""A loss that jumps up: it comes down again, or stays there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,46 +19,54 @@ TIMES = 2.0
 """A spike is at least so many times what the loss was just before …"""
 NOISES = 10.0
 """… and so many times farther away than values commonly are …"""
+LOG_NOISES = 6.0
+"""… the same of their logarithms …"""
 OF_RANGE = 0.2
 """… and that far up again of the way that the loss has come down."""
 LATE = 10
 """Values at the beginning, when a loss may do anything."""
 RARE = 0.05
 """Of the values: more of them are how this loss is."""
+FEWEST_AFTER = 10
+"""Values after a rise that tell whether it lasts."""
 APART = 2.0
 """Spikes are so many times as high as what is no spike: small batches have losses of all heights."""
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
-    """One finding for the training loss that was logged most often."""
+    """At most a jump and the spikes of the training loss that was logged most often."""
     losses = [curve for curve in facts.curves.losses if len(curve) >= FEWEST]
     if not losses:
         return
     curve = max(losses, key=len)
-    at, usual = _spikes(curve)
-    if not len(at):
-        return
-    steps = curve.steps[at].tolist()
-    worst = int(at[(curve.values[at] - usual[at]).argmax()])
-    yield Finding(
-        "loss-spikes",
-        "warning",
-        f"{curve.name} spikes at {listed(steps)}: it jumps from {number(float(usual[worst]))} to "
-        f"{number(float(curve.values[worst]))} at step {int(curve.steps[worst])}.",
-        {
-            "metric": curve.name,
-            "count": len(steps),
-            "highest": float(curve.values[worst]),
-            "usual": float(usual[worst]),
-        },
-        tuple(steps[:1000]),
-        advice="Look at the batches of these steps; clip gradients, lower or warm up the learning rate.",
-        link=facts.command("plot", curve.name),
-    )
+    high = _high(curve)
+    jump = next((at for at in high.starts.tolist() if _stays(curve, high, at)), None)
+    if jump is not None:
+        yield _jump(facts, curve, high, jump)
+    else:
+        at = _spikes(curve, high)
+        if len(at):
+            yield _spiking(facts, curve, high, at)
 
 
-def _spikes(curve: Curve) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Where spikes begin, and what was usual before each value."""
+@dataclass(frozen=True)
+class High:
+    """Where a loss is far above what it was just before.
+
+    Attributes:
+        starts: where it begins to be so.
+        is_high: whether each value is.
+        usual: the level before each value.
+        rise: how far each value is above that.
+    """
+
+    starts: NDArray[np.intp]
+    is_high: NDArray[np.bool_]
+    usual: NDArray[np.float64]
+    rise: NDArray[np.float64]
+
+
+def _high(curve: Curve) -> High:
     values = curve.values
     padded = np.concatenate([np.full(WINDOW, values[0]), values[:-1]])
     before = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
@@ -70,16 +79,71 @@ def _spikes(curve: Curve) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         & (values > TIMES * np.maximum(usual, 0))
         & (rise > OF_RANGE * abs(came_down))
     )
+    if values.min() > 0:
+        # Noise in proportion to the loss has values of all heights, which a logarithm makes even.
+        logs, usual_logs = np.log(values), np.log(usual)
+        log_spread = np.median(np.abs(np.log(before) - usual_logs[:, None]), axis=1) * 1.4826
+        log_noise = float(np.median(np.abs(np.diff(logs)))) / 0.954
+        is_high &= logs - usual_logs > LOG_NOISES * np.maximum(log_spread, log_noise)
     is_high[:LATE] = False
+    starts = np.flatnonzero(is_high & ~np.concatenate([[False], is_high[:-1]]))
+    return High(starts, is_high, usual, rise)
+
+
+def _stays(curve: Curve, high: High, at: int) -> bool:
+    """Whether the loss does not come down to half of a rise again, until the end."""
+    after = curve.values[at:]
+    if len(after) < FEWEST_AFTER:
+        return False
+    limit = high.usual[at] + 0.5 * high.rise[at]
+    parts = np.array_split(after, min(5, len(after) // 4))
+    return all(float(np.median(part)) > limit for part in parts)
+
+
+def _jump(facts: Facts, curve: Curve, high: High, at: int) -> Finding:
+    step, before = int(curve.steps[at]), float(high.usual[at])
+    after = float(np.median(curve.values[at:]))
+    return Finding(
+        "loss-jump",
+        "critical",
+        f"{curve.name} jumped from {number(before)} to {number(after)} at step {step} and stayed there "
+        f"until step {int(curve.steps[-1])}.",
+        {"metric": curve.name, "before": before, "after": after, "since": step},
+        (step, int(curve.steps[-1])),
+        advice=f"Go back to a checkpoint before step {step}; look at the batch, the learning rate and the "
+        "data from there on.",
+        link=facts.command("plot", curve.name),
+    )
+
+
+def _spiking(facts: Facts, curve: Curve, high: High, at: NDArray[np.intp]) -> Finding:
+    steps = curve.steps[at].tolist()
+    worst = int(at[high.rise[at].argmax()])
+    usual, value = float(high.usual[worst]), float(curve.values[worst])
+    return Finding(
+        "loss-spikes",
+        "warning",
+        f"{curve.name} spikes at {listed(steps)}: it jumps from {number(usual)} to "
+        f"{number(value)} at step {int(curve.steps[worst])}.",
+        {"metric": curve.name, "count": len(steps), "highest": value, "usual": usual},
+        tuple(steps[:1000]),
+        advice="Look at the batches of these steps; clip gradients, lower or warm up the learning rate.",
+        link=facts.command("plot", curve.name),
+    )
+
+
+def _spikes(curve: Curve, high: High) -> NDArray[np.intp]:
+    """Where spikes begin."""
+    values, is_high, rise = curve.values, high.is_high, high.rise
     # A loss that goes up and stays there is no spike.
     if is_high[-1] and is_high.sum() > len(values) // 10:
-        return np.empty(0, np.intp), usual
-    starts = np.flatnonzero(is_high & ~np.concatenate([[False], is_high[:-1]]))
+        return np.empty(0, np.intp)
+    starts = high.starts
     if not len(starts):
-        return starts, usual
+        return starts
     peaks = np.maximum.reduceat(np.where(is_high, rise, 0.0), starts)
     starts = starts[peaks >= _least_peak(peaks, rise[LATE:][~is_high[LATE:]])]
-    return starts[:0] if len(starts) > RARE * len(values) else starts, usual
+    return starts[:0] if len(starts) > RARE * len(values) else starts
 
 
 def _least_peak(peaks: NDArray[np.float64], others: NDArray[np.float64]) -> float:

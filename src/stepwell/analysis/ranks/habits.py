@@ -14,9 +14,7 @@ from stepwell.analysis.time.words import ITERATION, LIKE_ITERATION, table_of
 from stepwell.reading.segments import Segment
 from stepwell.reading.spans import FAILED, OK, UNFINISHED, SpanReader, SpanRows
 from stepwell.reading.tables import LOST, ProcessTables
-from stepwell.vocabulary import StandardTrainingJobSpanName
 
-LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 AROUND_NS = 1_000_000_000
 """One exception leaves all of the spans around it within this time."""
 FAILURE = {"name", "start_ns", "duration_ns"}
@@ -28,7 +26,6 @@ class Habits:
 
     Attributes:
         done: by name and category how many spans began, how many ended, and the longest of these.
-        loop: start and attributes of the latest training loop that has any.
         failures: name, start and end of the spans that the last exception went through.
         left_ns: when the last training iteration began that did not end by itself, or has not yet.
     """
@@ -38,7 +35,6 @@ class Habits:
     attempt: int
     role: str
     done: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
-    loop: tuple[int, str] | None = None
     failures: list[tuple[str, int, int]] = field(default_factory=list)
     left_ns: int | None = None
 
@@ -62,10 +58,8 @@ class _Looking:
     def __init__(self, tables: ProcessTables, found: Habits) -> None:
         self._tables = tables
         self._found = found
-        self._texts = {s.seq: s for s in tables.process.of_kind("attributes")}
         names = tables.process.names
         self._codes = table_of(names)
-        self._loops = [number for number, (_, _, name) in names.items() if name == LOOP]
         # One more for names that were lost.
         size = max(names, default=0) + 2
         self._begun, self._ended, self._longest = np.zeros((3, size), np.int64)
@@ -79,7 +73,6 @@ class _Looking:
         self._begun += np.bincount(names, minlength=size)
         self._ended += np.bincount(names[ended], minlength=size)
         np.maximum.at(self._longest, names[ended], lasted[ended])
-        self._add_loop(segment, rows)
         is_iteration = self._codes[names] & (ITERATION | LIKE_ITERATION) != 0
         left = rows.start[is_iteration & (rows.status != OK)]
         if len(left):
@@ -88,15 +81,6 @@ class _Looking:
         odd = ((rows.status == FAILED) | (rows.status == UNFINISHED)) & (rows.end != 0)
         if odd.any():
             self._add_failures(segment, rows.where(odd))
-
-    def _add_loop(self, segment: Segment, rows: SpanRows) -> None:
-        is_loop = np.isin(rows.name, self._loops)
-        if is_loop.any():
-            texts = self._texts.get(segment.seq)
-            wanted = {"start_ns", "attributes"}
-            frame = self._tables.span_frame(segment, rows.where(is_loop), texts, wanted)
-            known = [self._found.loop, *frame.drop_nulls().sort("start_ns").tail(1).rows()]
-            self._found.loop = max((one for one in known if one is not None), default=None)
 
     def _add_failures(self, segment: Segment, rows: SpanRows) -> None:
         frame = self._tables.span_frame(segment, rows, None, FAILURE)

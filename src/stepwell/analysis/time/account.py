@@ -163,6 +163,7 @@ class Threads:
         self.tables = tables
         self.lanes = reader.read()
         self.pauses = reader.pauses
+        self.loops = reader.loops
         self.main = max(self.lanes, key=lambda lane: lane.rank_as_trainer, default=NO_SPANS)
         """The thread that trains."""
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+import polars as pl
 
 from stepwell.analysis.time.intervals import Ints
 from stepwell.analysis.time.words import (
@@ -24,10 +25,16 @@ from stepwell.journal.format import SLOT_BITS, SPAN_SLOTS
 from stepwell.reading.segments import Segment
 from stepwell.reading.spans import FAILED, OK, OPEN, SpanReader, SpanRows, as_slice
 from stepwell.reading.tables import ProcessTables
+from stepwell.vocabulary import StandardTrainingJobSpanName
 
 FOREVER = (1 << 62) - 1
 """The end of a span that is open."""
 MAIN_THREAD = "MainThread"
+LOOPS = (
+    StandardTrainingJobSpanName.TRAINING_LOOP.value,
+    StandardTrainingJobSpanName.VALIDATION_LOOP.value,
+)
+LOOP_COLUMNS = {"id", "name", "rank", "attempt", "step", "start_ns", "attributes"}
 BLOCK = 1 << 16
 """Spans that are looked through at once, so that memory does not grow with their number."""
 
@@ -123,6 +130,9 @@ class LaneReader:
         self._lost: dict[int, int] = {}
         self.pauses: list[tuple[Ints, Ints]] = []
         """Garbage collections, which belong to no thread."""
+        self._loop_names = [n for n, (_, _, name) in self._process.names.items() if name in LOOPS]
+        self.loops: list[pl.DataFrame] = []
+        """The training and validation loops, with their attributes."""
 
     def read(self) -> list[Lane]:
         """All lanes of the process."""
@@ -158,6 +168,7 @@ class LaneReader:
         self._follow(lane, segment, rows, ends, kept, numbers)
         self._note_failed(lane, rows, codes, kept, numbers)
         self._note(lane, segment, rows, codes, kept, numbers)
+        self._note_loops(segment, rows)
         own_rows = as_slice(kept)
         lane.add(starts[own_rows], ends[own_rows], codes[own_rows])
 
@@ -262,3 +273,12 @@ class LaneReader:
             steps = frame["step"].fill_null(-1).to_numpy()[known]
             epochs = frame["epoch"].fill_null(-1).to_numpy()[known]
             lane.told.append(np.stack((numbers[tells][known], steps, epochs)))
+
+    def _note_loops(self, segment: Segment, rows: SpanRows) -> None:
+        """Keep the training and validation loops of a segment."""
+        for name in self._loop_names:
+            is_loop = rows.name == name
+            if is_loop.any():
+                texts = self._texts.get(segment.seq)
+                kept = rows.where(is_loop)
+                self.loops.append(self._tables.span_frame(segment, kept, texts, LOOP_COLUMNS))

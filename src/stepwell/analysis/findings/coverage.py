@@ -1,0 +1,53 @@
+"""What the rules could not look at, and why: nothing found is only said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stepwell.analysis.findings.curves import split_of
+from stepwell.analysis.findings.facts import FEWEST, Facts
+from stepwell.analysis.findings.gradients import GRADIENT
+from stepwell.analysis.findings.learning_rate import RATE
+from stepwell.analysis.findings.loss import FEWEST as FEWEST_LOSSES
+from stepwell.analysis.findings.memory import PATTERN as MEMORY
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A subject that no rule could look at.
+
+    Attributes:
+        subject: such as ``gradients``.
+        reason: such as ``none recorded``.
+    """
+
+    subject: str
+    reason: str
+
+
+def unchecked(facts: Facts) -> list[Unchecked]:
+    """Return what the rules could not look at in this run, in the order of how much it matters."""
+    return list(_unchecked(facts))
+
+
+def _unchecked(facts: Facts) -> Iterator[Unchecked]:
+    curves = facts.curves
+    most = max((len(curve) for curve in curves.losses), default=0)
+    if not most:
+        yield Unchecked("loss", "none recorded")
+    elif most < FEWEST_LOSSES:
+        yield Unchecked("loss", f"only {most} value{'s' if most > 1 else ''}")
+    if not curves.matching(GRADIENT):
+        yield Unchecked("gradients", "none recorded")
+    if not curves.matching(RATE):
+        yield Unchecked("learning rate", "none recorded")
+    if not any(split_of(name) == "validation" for name in curves.names):
+        yield Unchecked("validation", "no validation metric")
+    if facts.steady.height < FEWEST:
+        count = facts.steps.height
+        yield Unchecked("step times", f"only {count} step{'s' if count != 1 else ''}")
+    if not facts.machine["name"].str.contains(MEMORY).any():
+        yield Unchecked("memory", "no system metrics")
+    if facts.ranks > 1 and not curves.matching(r"^(gradient_norm|weight_checksum)/overall$"):
+        yield Unchecked("agreement of ranks", "no gradient norms")
