@@ -130,7 +130,7 @@ def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster, tmp_
     there = run_stepwell(*command, *more, cwd=tmp_path, check=True)
     # At the end is what recording cost, which is timed anew.
     assert there.stdout.partition("recording:")[0] == local.stdout.partition("recording:")[0]
-    assert "Rank 5" in local.stdout
+    assert "Rank 3" in local.stdout
 
 
 def test_killed_worker_changes_nothing(

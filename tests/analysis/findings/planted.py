@@ -16,7 +16,7 @@ import torch
 
 import stepwell
 from tests.analysis.clocks import RankClock
-from tests.analysis.findings.training import noise
+from tests.analysis.findings.training import collect_garbage, noise
 
 CASE = sys.argv[1]
 STEPS = {"overfit": 300, "tenth": 300, "crash": 300}.get(CASE, 120)
@@ -102,8 +102,34 @@ def main() -> None:
                 raise ValueError("the batch of step 150 is broken")
             if CASE == "pauses" and step % 10 == 9:
                 CLOCK.advance(0.2)
+            hold_up(step)
     if WORLD > 1:
         torch.distributed.destroy_process_group()
+
+
+def hold_up(step: int) -> None:
+    """What a rank does alone after a step, while the others go on until they need it."""
+    if RANK == 0 and CASE.startswith("save") and step % 40 == 39:
+        with stepwell.span("checkpoint"):
+            CLOCK.advance(0.5)
+    if CASE == "save-barrier" and step % 40 == 39:
+        with stepwell.span("barrier"):
+            CLOCK.meet()
+    if RANK == 0 and CASE == "validate" and step % 40 == 39:
+        with stepwell.span("validation"):
+            CLOCK.advance(0.5)
+    if RANK == 1 and CASE == "sleep" and step == 80:
+        CLOCK.advance(20.0)
+    if RANK == 1 and CASE == "sleeps" and step % 20 == 19:
+        CLOCK.advance(0.2)
+    if RANK == 1 and CASE == "upload" and step % 20 == 19:
+        with stepwell.span("upload metrics"):
+            CLOCK.advance(0.2)
+    if RANK == 1 and CASE == "gc" and step % 20 == 19:
+        collect_garbage(CLOCK, 0.2)
+    if CASE == "everybody-saves" and step % 40 == 39:
+        with stepwell.span("checkpoint"):
+            CLOCK.advance(0.5)
 
 
 def log_overfit(run: stepwell.Run, step: int) -> None:

@@ -24,7 +24,7 @@ from stepwell.analysis.simulate import (
 from stepwell.analysis.simulate.plan import MS, SECOND
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
-from tests.analysis.findings.training import healthy_values, noise, train
+from tests.analysis.findings.training import collect_garbage, healthy_values, noise, train
 
 
 @pytest.fixture(autouse=True)
@@ -567,7 +567,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     run = train(tmp_path, times=lambda step: {"save checkpoint": 0.5} if step % 20 == 19 else {})
     found = only(run, "checkpoint-stall")
     assert found.steps == (19, 39, 59, 79, 99, 119)
-    assert "6 of them, 50" in found.sentence
+    assert "ms every 20 steps (6 times)" in found.sentence
     nothing(train(tmp_path, times=lambda step: {"save checkpoint": 0.1} if step % 50 == 49 else {}))
 
 
@@ -579,20 +579,9 @@ def test_garbage(tmp_path: Path) -> None:
             with run.span("train step"), run.span("forward"):
                 clock.advance(0.05)
                 if step % 5 == 0:
-                    _collect(clock)
+                    collect_garbage(clock, 0.1)
     found = only(stepwell.open_run(run.path), "gc-pauses")
     assert found.evidence["share"] == pytest.approx(0.1 / 0.35, abs=0.03)
-
-
-def _collect(clock: FakeClock) -> None:
-    from stepwell.journal.clock import now
-    from stepwell.journal.state import state
-    from stepwell.journal.track import Track
-
-    began = now()
-    clock.advance(0.1)
-    assert state.journal is not None
-    Track(state.journal, "gc").write("gc", "runtime", began, now(), b"{}")
 
 
 def test_memory(tmp_path: Path) -> None:

@@ -25,6 +25,18 @@ def noise(step: int) -> float:
     return 2 * (value - math.floor(value)) - 1
 
 
+def collect_garbage(clock: FakeClock, seconds: float) -> None:
+    """Record a collection as the callback of the garbage collector does, for so long."""
+    from stepwell.journal.clock import now
+    from stepwell.journal.state import state
+    from stepwell.journal.track import Track
+
+    began = now()
+    clock.advance(seconds)
+    assert state.journal is not None
+    Track(state.journal, "gc").write("gc", "runtime", began, now(), b"{}")
+
+
 def healthy_values(step: int) -> dict[str, float]:
     """A model that learns, and generalises."""
     return {

@@ -9,31 +9,43 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import duration, listed, percent
+from stepwell.analysis.findings.wording import capital, duration, listed, percent, ranks_listed
+from stepwell.analysis.time.rhythm import rhythm
 
-WARN = 0.15
+WARN = 0.1
 CRITICAL = 0.3
 LEAST_NS = 500_000_000
 LONG = 5.0
-"""So many times as long as usual is one that stalled."""
+"""A checkpoint that takes this many times as long as usual has stalled."""
 LONG_NS = 5_000_000_000
+ADVICE = "Save asynchronously or less often."
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
-    """Saving takes a large part of the time, or one of them took very long."""
+    """Saving takes a large part of the wall time, or one checkpoint took very long.
+
+    While a rank saves, the others wait for it where they meet next. So a checkpoint costs as much as it takes
+    on the rank on which it takes longest.
+    """
     rows = facts.steps.filter(pl.col("checkpoint") > 0)
     if rows.is_empty():
         return
-    ns, share = facts.share("checkpoint")
-    slowest = rows.filter(pl.col("rank") == rows.sort("checkpoint")["rank"][-1])
-    times, numbers = slowest["checkpoint"].to_numpy(), slowest["step"].to_list()
-    usual = float(np.median(times))
-    if share >= WARN and ns >= LEAST_NS:
+    saves = (
+        rows.sort("checkpoint")
+        .group_by("attempt", "step")
+        .agg(pl.col("checkpoint", "rank").last())
+        .sort("attempt", "step")
+    )
+    times, numbers = saves["checkpoint"].to_numpy(), saves["step"].to_list()
+    usual, ns = float(np.median(times)), int(times.sum())
+    share = ns / max(1, facts.wall_ns)
+    if share >= WARN and ns >= LEAST_NS and len(times) > 1:
+        ranks = sorted(set(rows["rank"].to_list()))
         yield Finding(
             "checkpoint-stall",
             "critical" if share >= CRITICAL else "warning",
-            f"Training stands still {percent(share)} of the time while checkpoints are saved: "
-            f"{len(times)} of them, {duration(usual)} each (after {listed(numbers)}).",
+            f"{_who(facts, ranks, f'for {duration(usual)} {_often(numbers)}')}: "
+            f"{percent(share)} of the wall time.",
             {
                 "phase": "checkpoint",
                 "share": share,
@@ -42,15 +54,15 @@ def rule(facts: Facts) -> Iterator[Finding]:
                 "usual_ns": usual,
             },
             tuple(numbers),
-            advice="Save less often, or in the background (asynchronous checkpoints).",
-            link=facts.command("show"),
-            cost_ns=ns,
+            tuple(ranks) if len(ranks) < facts.ranks else (),
+            ADVICE,
+            facts.command("show"),
+            ns,
         )
         return
     place = int(times.argmax())
     longest = int(times[place])
     if len(times) >= 3 and longest > max(LONG * usual, usual + LONG_NS):
-        rank = int(slowest["rank"][0])
         yield Finding(
             "checkpoint-stall",
             "warning",
@@ -58,8 +70,24 @@ def rule(facts: Facts) -> Iterator[Finding]:
             f"the others {duration(usual)}.",
             {"phase": "checkpoint", "ns": longest, "usual_ns": usual},
             (numbers[place],),
-            (rank,) if facts.ranks > 1 else (),
+            (int(saves["rank"][place]),) if facts.ranks > 1 else (),
             "The file system was slow or full then.",
             facts.command("show"),
             longest,
         )
+
+
+def _who(facts: Facts, ranks: list[int], often: str) -> str:
+    others = facts.ranks - len(ranks)
+    if not others:
+        return f"Training stands still {often} while checkpoints are saved"
+    saves = "saves" if len(ranks) == 1 else "save"
+    wait = "rank waits" if others == 1 else "ranks wait"
+    return f"{capital(ranks_listed(ranks))} {saves} checkpoints {often} while the other {wait}"
+
+
+def _often(steps: list[int]) -> str:
+    regular = rhythm(np.unique(steps)) if len(set(steps)) > 2 else None
+    if regular is None:
+        return f"{len(steps)} times (after {listed(steps)})"
+    return f"every {regular[0]} steps ({len(steps)} times)"

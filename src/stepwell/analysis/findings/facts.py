@@ -6,6 +6,7 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from stepwell.analysis.engine import Engine, Summary, summarise
@@ -28,7 +29,7 @@ from stepwell.reading.tables import SPANS
 
 if TYPE_CHECKING:
     from stepwell.analysis.goodput import Goodput
-    from stepwell.analysis.ranks import Straggler
+    from stepwell.analysis.ranks import Straggler, Waits
 
 WARM_UP = 3
 """Steps at the beginning of an attempt that are slow as a rule."""
@@ -53,6 +54,7 @@ class Facts:
     def __init__(self, run: RecordedRun, engine: Engine | None = None) -> None:
         self.run = run
         self._engine = engine
+        self._waits: list[Waits] = []
 
     @cached_property
     def summary(self) -> Summary:
@@ -218,16 +220,32 @@ class Facts:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Ranks that others waited for."""
-        from stepwell.analysis.ranks import stragglers
+        from stepwell.analysis.ranks import stragglers, waits_by_step
 
         if self.ranks < 2:
             return []
-        found = stragglers(self.run, self.summary.evidence.grids)
+        grids = self.summary.evidence.grids
+        found = stragglers(self.run, grids)
+        self._waits = [waits for grid in grids for waits in waits_by_step(grid)]
         if self.summary.evidence_size >= LARGE:
             # The two who look at it have then done so, and it takes as much memory as all the rest.
             _ = self.goodput
             self.summary.drop_evidence()
         return found
+
+    def waited_ns(self, rank: int, phase: str) -> dict[tuple[int, int], int]:
+        """For how long a rank waited for others inside of a phase, by attempt and step."""
+        _ = self.stragglers
+        total: dict[tuple[int, int], int] = {}
+        for waits in self._waits:
+            if waits.phase == phase:
+                chosen = np.flatnonzero((waits.last != rank) & (waits.ns > 0))
+                for step, ns in zip(
+                    waits.steps[chosen].tolist(), waits.ns[chosen].tolist(), strict=True
+                ):
+                    key = waits.attempt, step
+                    total[key] = total.get(key, 0) + ns
+        return total
 
     @cached_property
     def goodput(self) -> Goodput:

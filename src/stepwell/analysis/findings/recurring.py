@@ -37,6 +37,18 @@ def sharpened(facts: Facts, burst: Burst) -> Burst:
     return burst if found is None else found
 
 
+def without_waits(facts: Facts, burst: Burst) -> Burst | None:
+    """The same without the time in which the rank waited for others; None if nothing recurs then."""
+    waits = facts.waited_ns(burst.rank, burst.phase)
+    if not waits:
+        return sharpened(facts, burst)
+    table = facts.steady.filter(pl.col("rank") == burst.rank)
+    keys = zip(table["attempt"].to_list(), table["step"].to_list(), strict=True)
+    waited = np.array([waits.get(key, 0) for key in keys], np.int64)
+    values = np.maximum(table[burst.phase].to_numpy() - waited, 0)
+    return recurring(table["step"].to_numpy(), values, burst.phase, burst.rank)
+
+
 def recurring(numbers: Ints, values: Ints, phase: str, rank: int) -> Burst | None:
     """The few of these values that account for most of the time beyond the usual; None if there are none."""
     usual = float(np.median(values))

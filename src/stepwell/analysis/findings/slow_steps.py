@@ -13,32 +13,33 @@ from stepwell.analysis.findings.recurring import (
     frequency,
     is_everywhere,
     is_one_time,
-    sharpened,
+    without_waits,
 )
 from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
 from stepwell.analysis.time import Burst
-from stepwell.analysis.time.patterns import EXPECTED
 
 ELSEWHERE = ("data", "garbage collection")
 """Phases whose bursts other rules tell of; so are those outside of all parts of a step."""
 NOW_AND_THEN = ("optimizer", "communication", "transfer")
 """Phases that some steps do without where gradients are accumulated: that some have them is no fault."""
 LEAST = 0.05
-"""Of the time, for a burst to be told of."""
+"""Share of the wall time for a finding."""
 CRITICAL = 0.3
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for each phase that is slow now and then, on the rank where that costs most."""
     told: set[str] = set()
-    blamed = {step for s in facts.stragglers for step in s.steps}
+    blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
+    whole = max(1, facts.wall_ns)
     elsewhere = {*ELSEWHERE, *facts.outside}
     for raw in facts.bursts:
-        whole = facts.loop_ns.get(raw.rank, 0)
         if raw.phase in elsewhere or raw.phase in told or again_ns(raw) < LEAST * whole:
             continue
-        burst = sharpened(facts, raw)
-        cost = again_ns(burst)
+        burst = without_waits(facts, raw)
+        cost = 0 if burst is None else again_ns(burst)
+        if burst is None or cost < LEAST * whole:
+            continue
         if burst.phase in NOW_AND_THEN and burst.typical_ns == 0:
             continue
         if sum(step in blamed for step in burst.steps) > len(burst.steps) / 2:
@@ -46,24 +47,10 @@ def rule(facts: Facts) -> Iterator[Finding]:
             continue
         if burst.period is None and is_everywhere(facts, burst.rank, [burst.phase]):
             continue
-        if is_one_time(burst) or _waits_for_what_is_meant(facts, burst):
+        if is_one_time(burst):
             continue
         told.add(burst.phase)
         yield _finding(facts, burst, cost, cost / whole)
-
-
-def _waits_for_what_is_meant(facts: Facts, burst: Burst) -> bool:
-    """Whether another rank validated or saved a checkpoint alone right before most of these steps."""
-    if facts.ranks < 2:
-        return False
-    meant = pl.sum_horizontal(EXPECTED)
-    least = (burst.slow_ns - burst.typical_ns) / 2
-    # Few of very many rows, of which no copy is to be made.
-    meant_in = facts.steps.lazy().filter((meant >= least) & (pl.col("rank") != burst.rank))
-    numbers = facts.steps["step"].unique().sort()
-    following = numbers.search_sorted(meant_in.select("step").collect()["step"], side="right")
-    after = set(numbers.gather(following.filter(following < len(numbers))))
-    return sum(step in after for step in burst.steps) > len(burst.steps) / 2
 
 
 def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
@@ -75,7 +62,7 @@ def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
         "warning" if share < CRITICAL else "critical",
         f"{capital(frequency(burst, 'step'))} takes {duration(slow)}, the others {duration(typical)} "
         f"({listed(burst.steps)}): {phase_word(burst.phase)} takes {duration(burst.slow_ns)} there "
-        f"instead of {duration(burst.typical_ns)}, which costs {percent(share)} of the time.",
+        f"instead of {duration(burst.typical_ns)}, which costs {percent(share)} of the wall time.",
         {
             "phase": burst.phase,
             "period": burst.period,

@@ -20,12 +20,13 @@ MOST = 3
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for each of the longest few; where a rank is to blame, it is a straggler's."""
-    blamed = {step for s in facts.stragglers for step in s.steps}
+    blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
+    whole = max(1, facts.wall_ns)
     told: set[int] = set()
     under_way = _under_way(facts)
     for one in [*_among_slow(facts), *facts.outliers]:
-        lost = one.ns - one.typical_ns
-        whole = facts.loop_ns.get(one.rank, 0)
+        waited = facts.waited_ns(one.rank, one.phase).get((one.attempt, one.step), 0)
+        lost = one.ns - one.typical_ns - waited
         is_long = lost >= max(LEAST_NS, LEAST_SHARE * whole, TIMES * one.typical_ns)
         if (
             one.phase == "ending"
@@ -42,7 +43,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
             "warning",
             f"Step {one.step} took {duration(one.ns)}, others {duration(one.typical_ns)}: "
             f"{duration(one.phase_ns)} of it in {phase_word(one.phase)} "
-            f"({percent(lost / whole)} of the time).",
+            f"({percent(lost / whole)} of the wall time).",
             {"phase": one.phase, "ns": one.ns, "typical_ns": one.typical_ns},
             (one.step,),
             (one.rank,) if facts.ranks > 1 else (),
@@ -74,11 +75,11 @@ def _among_slow(facts: Facts) -> Iterator[Outlier]:
 
 
 def _under_way(facts: Facts) -> set[tuple[int, int, int]]:
-    """Rank, attempt and step of the last steps of a run that has not ended, or was killed in them.
+    """Rank, attempt and step of the last steps of a run that has not finished.
 
-    What takes long there may go on: that is a hang, or nothing.
+    What takes long there may go on: that is a hang, or nothing. Or it waited for a rank that had died.
     """
-    if facts.status not in ("running", "killed") or facts.steps.is_empty():
+    if facts.status == "finished" or facts.steps.is_empty():
         return set()
     latest = facts.steps.filter(pl.col("attempt") == pl.col("attempt").max())
     last = latest.group_by("rank", "attempt").agg(pl.col("step").last())

@@ -1,91 +1,159 @@
-"""Ranks that the others wait for."""
+"""Ranks that the others wait for, and what they do meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+import polars as pl
+
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import duration, listed, percent, phase_word
+from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
+from stepwell.analysis.time.words import NAMED, code_of
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks import Straggler
 
-CHRONIC = 0.02
+LEAST = 0.02
+LEAST_MEANT = 0.05
+"""Share of the wall time for a finding; the second for validation, which is meant to take time."""
 CRITICAL = 0.2
-ONCE = 0.02
-"""Of the time, for one to be told of."""
 MOST = 5
+MOST_STEPS = 50
+"""Steps in which the spans of a rank are looked up."""
+GARBAGE = "garbage collection"
+MEANT = ("validation", "testing", "restore")
+UNCOVERED = ("idle", "training")
+"""Code in no span that has a phase, between steps and in them."""
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
-    """One finding for each rank and phase, the costliest first."""
-    whole = max(facts.loop_ns.values(), default=0)
-    if not whole or facts.steady.height < 2 * 10:
+    """One finding for each rank and reason, the costliest first. Checkpoints have a rule of their own."""
+    if not facts.wall_ns or facts.steady.height < 2 * 10:
         return
     told = 0
     for one in facts.stragglers:
-        share = one.ns / whole
-        if share < (CHRONIC if one.kind == "chronic" else ONCE) or told == MOST:
+        share = min(1.0, one.ns / facts.wall_ns)
+        least = LEAST_MEANT if one.phase in MEANT else LEAST
+        if one.phase == "checkpoint" or share < least or told == MOST:
             continue
         told += 1
-        yield _chronic(facts, one, share) if one.kind == "chronic" else _once(facts, one, share)
+        yield _finding(facts, one, share)
 
 
-def _chronic(facts: Facts, one: Straggler, share: float) -> Finding:
-    slow = one.typical_ns + one.ns // max(1, len(one.steps))
-    often = "in nearly all steps" if one.share > 0.9 else f"in {percent(one.share)} of the steps"
-    if one.share <= 0.9 and one.steps[-1] - one.steps[0] < 1.2 * len(one.steps):
-        often = f"from step {one.steps[0]} to {one.steps[-1]}"
+def _finding(facts: Facts, one: Straggler, share: float) -> Finding:
+    span = _own_span(facts, one) if one.phase in UNCOVERED else None
+    phase = GARBAGE if span is None and _is_garbage(facts, one) else one.phase
+    each = one.ns // max(1, len(one.steps))
+    wait = "waits" if facts.ranks == 2 else "wait"
+    others = "the other rank" if facts.ranks == 2 else "the other ranks"
     return Finding(
         "straggler",
-        "critical" if share >= CRITICAL else "warning",
-        f"Rank {one.rank} is slower than the others in {_phase(one)}, {often}: "
-        f"{duration(slow)} against {duration(one.typical_ns)}. The others wait for it, "
-        f"which costs {percent(share)} of the time.",
-        _evidence(one, share),
+        "critical" if share >= CRITICAL and one.kind == "chronic" else "warning",
+        f"{_symptom(one, phase, span, each)} {capital(others)} {wait} for it: "
+        f"{percent(share)} of the wall time.",
+        {
+            "phase": phase,
+            "span": span,
+            "kind": one.kind,
+            "ns": one.ns,
+            "typical_ns": one.typical_ns,
+            "share": share,
+            "period": one.period,
+            "waited_steps": list(one.waited),
+        },
         one.steps,
         (one.rank,),
-        _advice(one),
+        _advice(one, phase, span),
         facts.command("plot", "--by-rank"),
         one.ns,
     )
 
 
-def _once(facts: Facts, one: Straggler, share: float) -> Finding:
-    return Finding(
-        "straggler",
-        "warning",
-        f"Rank {one.rank} held the others up at {listed(one.steps)}: "
-        f"{phase_word(one.phase)} took {duration(one.ns)} longer there than on the others "
-        f"({percent(share)} of the time).",
-        _evidence(one, share),
-        one.steps,
-        (one.rank,),
-        _advice(one),
-        facts.command("plot", "--by-rank"),
-        one.ns,
+def _symptom(one: Straggler, phase: str, span: str | None, each: int) -> str:
+    who, often = f"Rank {one.rank}", _often(one)
+    after = "after" if phase in (*MEANT, "idle") else "in"
+    if span is not None:
+        return f"{who} spends {duration(each)} in the span {span!r}, {after} {often}."
+    if phase in MEANT:
+        return f"{who} does {phase_word(phase)} alone for {duration(each)}, {after} {often}."
+    if phase in UNCOVERED:
+        return f"{who} spends {duration(each)} in code that no span covers, {after} {often}."
+    if phase == GARBAGE:
+        return f"{who} collects garbage for {duration(each)}, {after} {often}."
+    what = "in getting its data" if phase == "data" else f"in {phase_word(phase)}"
+    took = f"{duration(one.typical_ns + each)} against {duration(one.typical_ns)}"
+    return f"{who} is slower than the others {what}, {after} {often}: {took}."
+
+
+def _often(one: Straggler) -> str:
+    if one.kind == "one-off":
+        return listed(one.steps)
+    if one.share > 0.9:
+        return "nearly all steps"
+    if one.period is not None:
+        return f"every {one.period} steps ({listed(one.steps)})"
+    if one.steps[-1] - one.steps[0] < 1.2 * len(one.steps):
+        return f"steps {one.steps[0]} to {one.steps[-1]}"
+    return f"{percent(one.share)} of the steps ({listed(one.steps)})"
+
+
+def _advice(one: Straggler, phase: str, span: str | None) -> str:
+    rank = one.rank
+    if span is not None:
+        return f"Do it on a background thread, less often, or look at why it takes so long on rank {rank}."
+    if phase in MEANT:
+        return "Do it on all ranks, each with its share of the data, or less often."
+    if phase == "data":
+        return f"Look at the data of rank {rank}: its shard, its disk, the load of its host."
+    if phase in UNCOVERED:
+        return (
+            f"Look at what rank {rank} does there that the others do not, such as logging or saving; "
+            'with stepwell.span("name") around it the report names it.'
+        )
+    if phase == GARBAGE:
+        return f"Call gc.freeze() after setting up on rank {rank}, and keep fewer Python objects."
+    return f"Look at the host and device of rank {rank}: clocks, other jobs, larger batches."
+
+
+def _windows(facts: Facts, one: Straggler) -> list[tuple[int, int]]:
+    """When the rank did the steps in which it was slow, each until the next one began; some of many."""
+    rows = facts.steps.filter(pl.col("rank") == one.rank).select("step", "start_ns", "duration_ns")
+    wanted = rows["step"].is_in(list(one.steps[:MOST_STEPS])).to_numpy()
+    starts = rows["start_ns"].to_numpy()
+    ends = np.append(starts[1:], starts[-1:] + rows["duration_ns"].to_numpy()[-1:] + one.ns)
+    return [(int(starts[at]), int(ends[at])) for at in np.flatnonzero(wanted)]
+
+
+def _own_span(facts: Facts, one: Straggler) -> str | None:
+    """The span without a phase in which the rank spent at least half of the time; None if there is none."""
+    windows = _windows(facts, one)
+    totals: dict[str, int] = {}
+    columns = {"name", "category", "start_ns", "duration_ns", "thread"}
+    for tables in facts.run.by_process(one.rank):
+        if tables.process.about["role"] == "worker":
+            continue
+        for frame in tables.spans(columns):
+            starts = pl.col("start_ns")
+            is_there = pl.any_horizontal(
+                [(starts >= low) & (starts < high) for low, high in windows]
+            )
+            rows = frame.filter((pl.col("thread") == "MainThread") & is_there)
+            for name, category, ns in rows.select("name", "category", "duration_ns").iter_rows():
+                if code_of(name, category or "") == NAMED and ns:
+                    totals[name] = totals.get(name, 0) + int(ns)
+    name = max(totals, key=totals.__getitem__, default=None)
+    if name is None or totals[name] * len(one.steps) < one.ns * len(windows) / 2:
+        return None
+    return name
+
+
+def _is_garbage(facts: Facts, one: Straggler) -> bool:
+    """Whether garbage collections account for at least half of the time."""
+    rows = facts.steps.filter(pl.col(GARBAGE) > 0)
+    mine = rows.filter(
+        (pl.col("rank") == one.rank) & pl.col("step").is_in([*one.steps, *one.waited])
     )
-
-
-def _phase(one: Straggler) -> str:
-    return "getting its data" if one.phase == "data" else phase_word(one.phase)
-
-
-def _evidence(one: Straggler, share: float) -> dict[str, object]:
-    return {
-        "phase": one.phase,
-        "kind": one.kind,
-        "ns": one.ns,
-        "typical_ns": one.typical_ns,
-        "share": share,
-    }
-
-
-def _advice(one: Straggler) -> str:
-    if one.phase == "data":
-        return f"Look at the data of rank {one.rank}: its shard, its disk, the load of its host."
-    if one.phase == "idle":
-        return f"Look at what rank {one.rank} does between steps: logging, saving, evaluating."
-    return f"Look at the host and device of rank {one.rank}: clocks, other jobs, longer sequences."
+    return 2 * int(mine[GARBAGE].sum()) >= one.ns

@@ -7,16 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.grid import Grid
-from stepwell.analysis.ranks.stragglers import (
-    FEW,
-    LONG_NS,
-    LONG_STEPS,
-    Excess,
-    excesses,
-    is_meeting,
-    step_ns,
-)
+from stepwell.analysis.ranks.arrivals import meeting_layers, step_ns
+from stepwell.analysis.ranks.grid import BETWEEN, Grid
+from stepwell.analysis.ranks.stragglers import FEW, LONG_NS, LONG_STEPS, Group, straggler_groups
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -53,6 +46,8 @@ class StepLosses:
     warm_up: Ints
     in_data: Ints
     """Of the stalls and the warming up, what all ranks waited for data."""
+    alone: dict[str, Ints]
+    """What the others waited for a rank that saved a checkpoint, validated or restored, by phase."""
     found: list[Loss]
 
 
@@ -76,39 +71,35 @@ def middle(values: Ints) -> Ints:
 
 def step_losses(grid: Grid, run: str) -> StepLosses:
     """Find what cost time in which steps."""
-    nothing = np.zeros(len(grid.steps), np.int64)
-    losses = StepLosses(nothing, nothing.copy(), nothing.copy(), nothing.copy(), [])
-    # How late each rank was in all. The others wait for the latest, not for one after the other.
-    known = excesses(grid)
-    places = sorted({place for excess in known for place in excess.places})
-    late, once = np.zeros((2, len(places), len(grid.steps)), np.int64)
-    for excess in known:
-        rows = np.searchsorted(places, excess.places)
-        late[rows] += np.where(excess.slow, excess.ns, 0)
-        once[rows] += np.where(excess.long, excess.ns, 0)
-        losses.found += _losses_of_ranks(grid, excess, run)
-    latest = late.max(axis=0, initial=0)
-    losses.stall += once.max(axis=0, initial=0)
-    losses.straggler += latest - np.minimum(losses.stall, latest)
+    count = len(grid.steps)
+    straggler, stall, warm_up, in_data = np.zeros((4, count), np.int64)
+    losses = StepLosses(straggler, stall, warm_up, in_data, {}, [])
+    for group in straggler_groups(grid):
+        total = losses.straggler if group.kind == "chronic" else losses.stall
+        if group.phase in BETWEEN:
+            total = losses.alone.setdefault(group.phase, np.zeros(count, np.int64))
+        else:
+            losses.found += _losses_of_rank(grid, group, run)
+        np.add.at(total, group.delays.waited, group.delays.ns)
+    waited = sum(losses.alone.values(), losses.straggler + losses.stall)
     for phase in grid.phases:
-        _add_common(losses, grid, phase, latest, run)
+        _add_common(losses, grid, phase, waited, run)
     return losses
 
 
-def _losses_of_ranks(grid: Grid, excess: Excess, run: str) -> list[Loss]:
-    found = []
-    for kind, chosen in (
-        ("straggler wait", excess.slow & ~excess.long),
-        ("stall", excess.slow & excess.long),
-    ):
-        for row in np.flatnonzero(chosen.any(axis=1)).tolist():
-            columns = np.flatnonzero(chosen[row])
-            groups = [columns] if kind == "straggler wait" else np.split(columns, len(columns))
-            for group in groups:
-                ns = int(excess.ns[row, group].sum())
-                place = excess.places[row]
-                found.append(_loss(kind, ns, grid, group, excess.phase, run, place))
-    return found
+def _losses_of_rank(grid: Grid, group: Group, run: str) -> list[Loss]:
+    place = group.place
+    if group.kind == "chronic":
+        columns = np.unique(group.delays.column)
+        return [
+            _loss(
+                "straggler wait", int(group.delays.ns.sum()), grid, columns, group.phase, run, place
+            )
+        ]
+    return [
+        _loss("stall", int(ns), grid, np.array([column]), group.phase, run, place)
+        for column, ns in zip(group.delays.column, group.delays.ns, strict=True)
+    ]
 
 
 def _loss(
@@ -122,7 +113,7 @@ def _loss(
 def _add_common(losses: StepLosses, grid: Grid, phase: str, late: Ints, run: str) -> None:
     """Steps in which a phase took very long on all ranks."""
     lasted = middle(grid.total(phase))
-    if any(layer.phase == phase and is_meeting(layer) for layer in grid.layers):
+    if any(layer.phase == phase for layer in meeting_layers(grid)):
         # There they waited for whoever was slow, which has been counted.
         lasted = np.maximum(lasted - late, 0)
     done = grid.complete

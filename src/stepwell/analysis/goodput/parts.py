@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from stepwell.analysis.goodput.attempts import JobAttempt
 from stepwell.analysis.goodput.losses import Loss, data_bound, middle, step_losses
+from stepwell.analysis.ranks.arrivals import step_ns
 from stepwell.analysis.ranks.grid import IDLE, Grid
-from stepwell.analysis.ranks.stragglers import LONG_NS, LONG_STEPS, step_ns
+from stepwell.analysis.ranks.stragglers import LONG_NS, LONG_STEPS
 
 Ints = NDArray[np.int64]
 
@@ -124,6 +125,8 @@ def _split_steps(split: Split, attempt: JobAttempt, grid: Grid, begins: Ints) ->
     left = np.diff(begins)
     left = _take(split, "stall", losses.stall[:count], left)
     left = _take(split, "straggler wait", losses.straggler[:count], left)
+    for phase, ns in losses.alone.items():
+        left = _take(split, NAMES[phase], ns[:count], left)
     left = _take(split, "initialisation", losses.warm_up[:count], left)
     for phase, ns in grid.between.items():
         # What follows the last step is in what is left after it.

@@ -4,6 +4,7 @@ Nothing here needs a collective, neither when recording nor now: the ranks of a 
 Imports reading and the vocabulary.
 """
 
+from stepwell.analysis.ranks.arrivals import Waits, waits_by_step
 from stepwell.analysis.ranks.grid import Grid, read_grids
 from stepwell.analysis.ranks.hang import Hang, hang
 from stepwell.analysis.ranks.skew import skew, waits
@@ -16,10 +17,12 @@ __all__ = [
     "Hang",
     "Stack",
     "Straggler",
+    "Waits",
     "hang",
     "read_grids",
     "skew",
     "stacks",
     "stragglers",
     "waits",
+    "waits_by_step",
 ]

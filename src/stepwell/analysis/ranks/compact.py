@@ -42,3 +42,12 @@ class Compact:
         if len(self._at):
             found.ravel()[self._at] = self._exact
         return found
+
+    def cells(self, rows: Ints, columns: Ints) -> Ints:
+        """Some rows and columns of a table."""
+        found = self._small[np.ix_(rows, columns)].astype(np.int64)
+        if len(self._at):
+            row, column = np.nonzero(found == ELSEWHERE)
+            flat = rows[row] * self._small.shape[1] + columns[column]
+            found[row, column] = self._exact[np.searchsorted(self._at, flat)]
+        return found

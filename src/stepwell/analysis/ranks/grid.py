@@ -25,6 +25,7 @@ IDLE = "idle"
 IN_STEP = ("data", "transfer", "forward", "backward", "optimizer", "communication", "training")
 BETWEEN = ("checkpoint", "validation", "testing", "restore")
 _IS_IN_STEP = np.isin(np.arange(len(NAMES) + 2), [CODES[phase] for phase in IN_STEP])
+_IS_BETWEEN = np.isin(np.arange(len(NAMES) + 2), [CODES[phase] for phase in BETWEEN])
 MOST_NUMBERS = 6
 """So many stretches of one phase are kept apart in a step; more are taken together with the last."""
 NEVER = np.iinfo(np.int64).max
@@ -59,19 +60,37 @@ class Layer:
         """When it began."""
         return np.where(self._ns.full >= 0, self._begin + self._since.full, -1)
 
+    def cells(self, ranks: Ints, columns: Ints) -> tuple[Ints, Ints]:
+        """Start and own time of some ranks in some steps."""
+        ns = self._ns.cells(ranks, columns)
+        start = self._begin[np.ix_(ranks, columns)] + self._since.cells(ranks, columns)
+        return np.where(ns >= 0, start, -1), ns
+
     @property
-    def is_complete(self) -> Bools:
-        """In which steps all ranks that do this at all have done it."""
-        return complete_steps(self.ns)
+    def taking_part(self) -> tuple[Ints, Ints] | None:
+        """The ranks that do this, and the steps in which they all do; None for fewer than two ranks.
+
+        A rank that does it in less than half as many steps as another one does not count.
+        """
+        has = self._ns.full >= 0
+        often = np.count_nonzero(has, axis=1)
+        ranks = np.flatnonzero(2 * often >= max(1, int(often.max(initial=0))))
+        columns = np.flatnonzero(has[ranks].all(axis=0))
+        return (ranks, columns) if len(ranks) >= 2 and len(columns) else None
 
 
-def complete_steps(ns: Ints) -> Bools:
-    """In which steps all ranks that do something at all have done it; -1 is for not."""
-    takes_part = (ns >= 0).mean(axis=1) >= 0.5
-    if not takes_part.any():
-        return np.zeros(ns.shape[1], bool)
-    complete: Bools = (ns[takes_part] >= 0).all(axis=0)
-    return complete
+@dataclass(frozen=True)
+class Events:
+    """Checkpoints, validations and the like of one process, in the order in which they began."""
+
+    starts: Ints
+    ns: Ints
+    codes: NDArray[np.uint8]
+
+    def of(self, code: int) -> tuple[Ints, Ints]:
+        """Starts and own times of those of one phase."""
+        chosen = self.codes == code
+        return self.starts[chosen], self.ns[chosen]
 
 
 @dataclass
@@ -89,6 +108,8 @@ class Grid:
     layers: list[Layer] = field(default_factory=list)
     between: dict[str, Ints] = field(default_factory=dict)
     """Checkpoints and the like by rank and step after which they were; what came before is in ``before``."""
+    events: list[Events] = field(default_factory=list)
+    """The same by rank, each with its start."""
     before: dict[str, Ints] = field(default_factory=dict)
     """Nanoseconds by rank of what came before the first step: startup, restore, …"""
     last_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -130,6 +151,7 @@ class GridRow:
     layers: dict[tuple[int, int], tuple[Compact, Compact]]
     """By phase and number: from the beginning of the step to its start, and own time."""
     between: dict[str, Compact]
+    events: Events
     before: dict[str, int]
     last_ns: int
     failed: Ints
@@ -164,6 +186,7 @@ def make_grid(attempt: int, rows: Iterable[GridRow]) -> Grid:
         np.empty((0, 0), np.int64),
         np.empty((0, 0), bool),
         last_ns=np.array([row.last_ns for row in rows], np.int64),
+        events=[row.events for row in rows],
         failed=[(row.rank, step) for row in rows for step in row.failed.tolist()],
     )
     columns = [_columns(grid.steps, row.steps) for row in rows]
@@ -248,6 +271,7 @@ def make_row(found: Stretches) -> GridRow | None:
         is_done,
         layers={},
         between={},
+        events=_events(found),
         before={},
         last_ns=found.last_ns,
         failed=found.failed,
@@ -335,6 +359,11 @@ def _numbers(column: Ints) -> Ints:
     numbers = np.empty(len(column), np.int64)
     numbers[order] = np.arange(len(ordered)) - begins
     return numbers
+
+
+def _events(found: Stretches) -> Events:
+    chosen = np.flatnonzero(_IS_BETWEEN[found.phase] & ~found.is_open)
+    return Events(found.start(chosen), found.ns[chosen], found.phase[chosen])
 
 
 def _add_between(row: GridRow, found: Stretches, own: Ints | slice, column: Ints) -> None:

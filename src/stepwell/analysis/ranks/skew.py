@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from stepwell.analysis.ranks.arrivals import meeting_layers
 from stepwell.analysis.ranks.grid import Grid, read_grids
-from stepwell.analysis.ranks.stragglers import is_meeting
 from stepwell.reading import RecordedRun
 
 
@@ -44,9 +44,7 @@ def waits(run: RecordedRun, grids: list[Grid] | None = None) -> pl.DataFrame:
     steps = np.zeros_like(ns)
     for grid in grids:
         places = np.searchsorted(ranks, grid.ranks)
-        for layer in grid.layers:
-            if len(grid.ranks) < 2 or not is_meeting(layer):
-                continue
+        for layer in meeting_layers(grid):
             complete = (layer.ns >= 0).all(axis=0)
             start, lasted = layer.start[:, complete], layer.ns[:, complete]
             last = start.argmax(axis=0)
