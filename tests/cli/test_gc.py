@@ -193,7 +193,10 @@ def test_what_could_not_be_removed_gives_1(
         (("--yes",), "say which runs"),
         (("--older-than", "soon"), "--older-than soon: write a time such as 30d"),
         (("--larger-than", "big"), "--larger-than big: write a size such as 500M"),
-        (("--status", "dead"), "the status 'dead': write one of finished, failed, killed"),
+        (
+            ("--status", "dead"),
+            "the status 'dead': write one of finished, failed, interrupted, killed",
+        ),
         (("--status", "running"), "a run that is running never goes"),
         (("--keep", "1", "--only", "metrics"), "only 'metrics': write one of artifacts, spans"),
         (("--keep", "-1"), "keep -1"),

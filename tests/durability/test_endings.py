@@ -11,7 +11,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from tests import harness
 from tests.durability.helpers import (
+    PRELUDE,
     Child,
     files_below,
     main_process,
@@ -20,6 +22,7 @@ from tests.durability.helpers import (
     run_script,
     values,
 )
+from tests.harness import environment
 
 TRAIN = """
 def train(count=20_000):
@@ -110,6 +113,85 @@ def test_sys_exit_inside_with(tmp_path: Path, argument: str, code: int, status: 
     assert run.status == status
 
 
+DEEP = "def deep():\n    {}\nrun = init()\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "call", "status", "exit_code", "message"),
+    [
+        ("sys.exit(3)", "deep()", "failed", 3, "3"),
+        ("sys.exit()", "deep()", "finished", None, None),
+        ("exit(2)", "deep()", "failed", 2, "2"),
+        ("return 0", "sys.exit(deep())", "finished", None, None),
+        ("return 4", "sys.exit(deep())", "failed", 4, "4"),
+        ("return 0", "raise SystemExit(deep())", "finished", None, None),
+        ("pass", "raise SystemExit('no data')", "failed", 1, "no data"),
+        ("with span('x'): raise SystemExit('no data')", "deep()", "failed", 1, "no data"),
+        ("raise SystemExit('no data')", "deep()", "failed", None, "exit code not recorded"),
+        ("with span('x'): sys.exit(0)", "deep()", "finished", None, None),
+        ("threading.Thread(target=sys.exit, args=(5,)).run", "deep()", "finished", None, None),
+    ],
+)
+def test_exit(
+    tmp_path: Path,
+    statement: str,
+    call: str,
+    status: str,
+    exit_code: int | None,
+    message: str | None,
+) -> None:
+    """An exit code other than 0 makes the run failed, wherever it is raised."""
+    harness_run(DEEP.format(statement) + call, tmp_path)
+    about = document(tmp_path)
+    assert (about["status"], about["exit_code"]) == (status, exit_code)
+    assert (about["error"] or {}).get("message") == message
+
+
+def test_an_exit_that_is_caught_is_no_end(tmp_path: Path) -> None:
+    """A program that catches SystemExit, as test runners do, ends as it would without it."""
+    harness_run("run = init()\ntry: sys.exit(4)\nexcept SystemExit: pass\n", tmp_path)
+    assert document(tmp_path)["status"] == "finished"
+
+
+def test_an_exit_names_the_line_and_the_error_before_it(tmp_path: Path) -> None:
+    """The traceback is the one of the call; an exception that was handled there is its cause."""
+    code = "try: {}['k']\n    except KeyError: sys.exit(1)"
+    harness_run(DEEP.format(code) + "deep()", tmp_path)
+    error = document(tmp_path)["error"]
+    assert [line["function"] for line in error["traceback"]][-2:] == ["<module>", "deep"]
+    assert error["cause"]["type"] == "KeyError"
+
+
+def test_a_traceback_shows_lines_and_no_secrets(tmp_path: Path) -> None:
+    """File, line, function and source text, with the literals of secrets masked."""
+    code = (
+        "run = init()\n"
+        "def login(token): raise ValueError('api_key=abc123 is refused')\n"
+        "login(token='abc123')\n"
+    )
+    harness_run(code, tmp_path)
+    error = document(tmp_path)["error"]
+    assert error["message"] == "api_key=*** is refused"
+    places = [(Path(line["file"]).name, line["line"]) for line in error["traceback"]]
+    first = PRELUDE.count("\n") + 1
+    assert places == [("train.py", first + 2), ("train.py", first + 1)]
+    assert error["traceback"][0]["source"] == "login(token='***')"
+
+
+def harness_run(code: str, cwd: Path) -> None:
+    """Run a script that lies in a file, and whose exit code does not matter."""
+    (cwd / "train.py").write_text(PRELUDE + code)
+    harness.run_script(
+        cwd / "train.py", cwd=cwd, env=environment(STEPWELL_DIR=str(cwd / "runs")), timeout=120
+    )
+
+
+def document(cwd: Path) -> dict[str, Any]:
+    """The process.json of the only process."""
+    (path,) = (cwd / "runs").glob("*/rank-*/process.json")
+    return dict(json.loads(path.read_text()))
+
+
 def test_os_exit(tmp_path: Path) -> None:
     """os._exit ends a process unseen: it is told as killed, and all is there."""
     done, run = _end("run = init(); train(); os._exit(3)", tmp_path)
@@ -131,7 +213,7 @@ def test_fatal_signal(tmp_path: Path, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("inside_with", [True, False])
 def test_interrupt(tmp_path: Path, inside_with: bool) -> None:
-    """Ctrl-C raises KeyboardInterrupt as ever, and the run is killed, sealed and complete."""
+    """Ctrl-C raises KeyboardInterrupt as ever, and the run is interrupted, sealed and complete."""
     wait = "    print('ready', flush=True)\n    while True: time.sleep(0.01)\n"
     start = "with init() as run:\n" if inside_with else "run = init()\nif True:\n"
     with Child(tmp_path, STEPWELL_DIR=str(tmp_path / "runs")) as child:
@@ -145,7 +227,54 @@ def test_interrupt(tmp_path: Path, inside_with: bool) -> None:
     run = only_run(tmp_path / "runs")
     _is_complete(run)
     _is_sealed(run)
-    assert run.status == "killed"
+    assert run.status == "interrupted"
+
+
+CAUGHT = """
+run = init()
+try:
+    with span("epoch"):
+        set_step(7)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+except KeyboardInterrupt:
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "status"),
+    [
+        ("pass", "interrupted"),
+        ("sys.exit(1)", "interrupted"),
+        ("sys.exit(0)", "interrupted"),
+        ("run.finish()", "interrupted"),
+        ("set_step(8)", "finished"),
+        ("raise RuntimeError('while saving')", "interrupted"),
+    ],
+)
+def test_an_interrupt_that_is_caught(tmp_path: Path, handler: str, status: str) -> None:
+    """Ctrl-C ends the run also where the program catches it, unless training goes on after it."""
+    harness_run(CAUGHT.format(handler), tmp_path)
+    assert document(tmp_path)["status"] == status
+
+
+def test_a_second_interrupt_while_the_run_ends(tmp_path: Path) -> None:
+    """An impatient Ctrl-C, while files are sealed, leaves a run that was interrupted."""
+    code = """
+run = init()
+train(100)
+original = type(run._recorder.pump).stop
+def slow(pump, timeout):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+type(run._recorder.pump).stop = slow
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+    _, run = _end(code, tmp_path)
+    assert run.status == "interrupted"
+    assert values(run, "loss") == [float(i) for i in range(100)]
 
 
 def test_no_signal_handler_is_replaced(tmp_path: Path) -> None:
@@ -158,13 +287,14 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def handlers():
     return {n: signal.getsignal(n) for n in signal.valid_signals()}
 before, hook, wakeup = handlers(), sys.excepthook, signal.set_wakeup_fd(-1)
+leave = sys.exit
 run = init()
 assert handlers() == before
 train()
 assert handlers() == before
 run.finish()
 assert handlers() == before
-assert sys.excepthook is hook and threading.excepthook is threading.__excepthook__
+assert sys.exit is leave and sys.excepthook is hook and threading.excepthook is threading.__excepthook__
 assert signal.set_wakeup_fd(-1) == wakeup
 print(len(before))
 """

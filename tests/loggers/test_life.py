@@ -95,7 +95,7 @@ def test_another_run_is_not_logged_to_by_mistake(
     [
         (None, "finished"),
         (ValueError("bad"), "failed"),
-        (KeyboardInterrupt(), "killed"),
+        (KeyboardInterrupt(), "interrupted"),
         (SystemExit(0), "finished"),
         (SystemExit(), "finished"),
         (SystemExit(1), "failed"),
@@ -282,7 +282,7 @@ def test_of_many_metrics_that_are_no_numbers_ten_are_said(
 def test_a_status_that_is_none_is_refused(recorded: Run) -> None:
     """It lists those that are."""
     logger = Own().create_logger_context()
-    with pytest.raises(StepwellError, match="finished, failed, killed"):
+    with pytest.raises(StepwellError, match="finished, failed, interrupted, killed"):
         logger.destroy_logger_context(status="done")
     assert logger.is_initialized
 

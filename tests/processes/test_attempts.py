@@ -184,7 +184,9 @@ def test_tags_may_be_any_collection(tmp_path: Path, tags: Iterable[str]) -> None
 def test_a_wrong_status_says_what_to_write(tmp_path: Path) -> None:
     """``finish`` names the ways in which a run can end, and the run goes on until one is given."""
     run = stepwell.init(dir=tmp_path)
-    with pytest.raises(StepwellError, match="'done': write one of finished, failed, killed"):
+    with pytest.raises(
+        StepwellError, match="'done': write one of finished, failed, interrupted, killed"
+    ):
         run.finish("done")
     assert stepwell.active_run() is run
     run.finish("failed")

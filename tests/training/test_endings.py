@@ -73,9 +73,7 @@ def test_exit_without_the_end_of_the_application(tmp_path: Path) -> None:
     assert updates[-1]["is_final"]
 
 
-@pytest.mark.parametrize(
-    ("code", "status"), [("0", "finished"), ("", "finished"), ("3", "finished")]
-)
+@pytest.mark.parametrize(("code", "status"), [("0", "finished"), ("", "finished"), ("3", "failed")])
 def test_exit_inside(code: str, status: str, tmp_path: Path) -> None:
     """sys.exit inside of the application ends it like an exception, with its code."""
     program = f"""
@@ -131,7 +129,7 @@ def test_exception_between_callbacks(tmp_path: Path) -> None:
 
 
 def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
-    """Ctrl-C in a training loop leaves a run that was killed, with errors where it went through."""
+    """Ctrl-C in a training loop leaves a run that was interrupted, with errors where it went through."""
     program = """
 with application(), training_loop(), training_iteration():
     os.kill(os.getpid(), signal.SIGINT)
@@ -139,7 +137,7 @@ with application(), training_loop(), training_iteration():
 """
     run, spans, updates, said = _end(program, tmp_path, -signal.SIGINT)
     assert "KeyboardInterrupt" in said
-    assert run.status == "killed"
+    assert run.status == "interrupted"
     assert set(spans["status"]) == {"error"}
     assert updates == []
 

@@ -150,8 +150,8 @@ def report(
 
 
 def _ends_first(found: list[Finding]) -> list[Finding]:
-    """What ended a run is told before all else that is as grave."""
-    return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), f.rule not in ENDED_BY))
+    """How a run ended comes first."""
+    return sorted(found, key=lambda f: (f.rule not in ENDED_BY, SEVERITIES.index(f.severity)))
 
 
 def _left(facts: Facts, undone: Undone, found: list[Finding]) -> TimeLeft | None:

@@ -22,7 +22,7 @@ from stepwell.analysis.disk import disk_bytes
 from stepwell.analysis.undelivered import undelivered as not_delivered
 from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
-from stepwell.journal.liveness import status_of
+from stepwell.journal.liveness import ENDINGS, status_of
 from stepwell.journal.spool import is_spool_of
 from stepwell.journal.system import boot_id
 from stepwell.reading import RecordedRun, list_runs
@@ -30,7 +30,7 @@ from stepwell.reading.process import process_folders
 from stepwell.reading.run import RUN
 from stepwell.reading.version import newer_format
 
-STATUSES = ("finished", "failed", "killed", "empty")
+STATUSES = (*ENDINGS, "empty")
 PARTS = {"artifacts": ("artifacts/*",), "spans": ("*/spans-*.zst",)}
 """What of a run can go while the rest stays, and which of its files that is."""
 QUIET_S = 600.0
@@ -82,7 +82,7 @@ def choose(
         dir: where run folders are; else ``STEPWELL_DIR``, else ``./runs``.
         older_than_s: whose last sign of life is older than so many seconds.
         keep: all but the so many newest of those that ``names`` are about.
-        statuses: that ended so: finished, failed, killed or empty.
+        statuses: that ended so: finished, failed, interrupted, killed or empty.
         larger_than: that take more bytes than this.
         names: whose name or id is one of these, or matches one as a pattern.
         only: artifacts or spans: only these would go, and the rest of the run stay.

@@ -18,6 +18,7 @@ from stepwell.reading.window import ALWAYS, may_touch
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
 
+BY_EXCEPTION = ("failed", "interrupted")
 COLUMNS = {"name", "category", "start_ns", "status"}
 
 Undone = dict[int, set[int]]
@@ -69,7 +70,9 @@ def _has_done(part: RankTime, step: int, left: set[str]) -> bool:
 
 def _may_be_left(part: RankTime) -> bool:
     """Whether its last iteration may be without an end of its own."""
-    failed = part.status == "failed" and part.iterations is not None and part.iterations.are_spans
+    failed = (
+        part.status in BY_EXCEPTION and part.iterations is not None and part.iterations.are_spans
+    )
     return failed or part.ends_under_way
 
 
@@ -80,7 +83,7 @@ def _left(facts: Facts, parts: list[RankTime]) -> set[str]:
     grids = {grid.attempt: grid for grid in facts.summary.evidence.grids}
     found, unknown = set(), {}
     for part in parts:
-        done = None if part.status == "failed" else _is_done(grids.get(part.attempt), part)
+        done = None if part.status in BY_EXCEPTION else _is_done(grids.get(part.attempt), part)
         if done is None:
             unknown[part.process] = part
         elif not done:

@@ -63,7 +63,7 @@ def watch_command(
 ) -> None:
     """Look on while a run trains: progress, values, time, ranks, findings. It only reads files.
 
-    It ends with the run, with 1 if that failed or was killed. Piped it prints a line now and then.
+    It ends with the run, with 0 if that finished, else with 1. Piped it prints a line now and then.
     """
     import os
 
@@ -87,7 +87,7 @@ def gc_command(
     ] = None,
     status: Annotated[
         list[str],
-        typer.Option("--status", help="That ended so: finished, failed, killed, empty."),
+        typer.Option("--status", help="Status: finished, failed, interrupted, killed, empty."),
     ] = [],  # noqa: B006
     larger_than: Annotated[
         Optional[str],  # noqa: UP045

@@ -117,6 +117,8 @@ def print_finding(out: Console, finding: Finding, when: str = "") -> None:
     if finding.severity == "critical":
         sentence.stylize(colour)
     out.print(Text.assemble((f"{mark} ", colour), sentence))
+    for line in finding.lines:
+        out.print(Text.assemble("     ", plain(line)), style="dim", soft_wrap=True)
     if finding.advice:
         out.print(Text.assemble("   ", _indented(out, f"→ {finding.advice}")))
 

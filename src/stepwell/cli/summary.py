@@ -12,7 +12,13 @@ from stepwell.analysis.overview import MetricLine, OpenLine, Overview, SpanLine
 from stepwell.cli.drawing import console, curve, number, plain, seconds, size, wrapped
 from stepwell.cli.output import print_json
 
-COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
+COLOURS = {
+    "finished": "green",
+    "running": "cyan",
+    "failed": "red",
+    "interrupted": "yellow",
+    "killed": "red",
+}
 
 
 def show_overview(overview: Overview, as_json: bool = False) -> None:

@@ -35,7 +35,7 @@ def run_to_watch(text: str | None, dir: Path | None) -> RecordedRun:
 
 
 def watch_run(run: RecordedRun, interval: float | None, once: bool, as_json: bool) -> int:
-    """Show a run until it has ended; returns the exit code, 1 when it failed or was killed."""
+    """Show a run until it has ended; returns the exit code, 1 unless it finished."""
     if interval is not None and not 0.1 <= interval <= 3600:
         raise StepwellError(f"--interval {interval:g}: write seconds, from 0.1 to 3600")
     with contextlib.suppress(OSError, AttributeError):
@@ -99,7 +99,7 @@ def _rest(began: float, interval: float) -> None:
 
 
 def _code(now: Snapshot) -> int:
-    return int(now.status in ("failed", "killed"))
+    return int(now.status in ("failed", "interrupted", "killed"))
 
 
 def as_plain(now: Snapshot) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class ProcessDocument:
         self.interval = interval
         self.status = "running"
         self.error: dict[str, Any] | None = None
+        self.exit_code: int | None = None
+        self.signal: str | None = None
         self.drops: dict[str, int] = {}
         self.problems = 0
         self.recorder_cpu_ns = 0
@@ -79,6 +81,8 @@ class ProcessDocument:
             **self.about,
             "status": self.status,
             "error": self.error,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
             "heartbeat": clock.wall(),
             "interval": self.interval,
             "anchors": self._anchors,

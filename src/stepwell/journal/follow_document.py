@@ -55,7 +55,7 @@ class FollowedDocument:
 
     @property
     def status(self) -> str:
-        """How it is: running (also while nothing is known), finished, failed or killed."""
+        """Running (also while nothing is known), or how it ended."""
         if not self.about:
             return "running"
         try:

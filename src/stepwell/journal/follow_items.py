@@ -8,11 +8,11 @@ from typing import Any
 
 from stepwell.journal.follow_document import MAX_TIME
 from stepwell.journal.journal import ITEM, LOGGER
+from stepwell.journal.liveness import ENDINGS
 from stepwell.journal.records import ItemRecord
 from stepwell.journal.tail import Tail, parse_object
 
 OWN_KEYS = ("item", "audience", "step", "epoch", "value", "content", "file", "media", "size")
-STATUSES = ("finished", "failed", "killed")
 
 Line = dict[str, Any]
 
@@ -63,7 +63,7 @@ class FollowedItems:
     def _is_end(self, line: Line, about: dict[str, Any]) -> bool:
         """Whether a line says that the logger has ended."""
         is_own = self._number is not None and about.get("number") == self._number
-        return is_own and line.get("kind") == LOGGER and about.get("status") in STATUSES
+        return is_own and line.get("kind") == LOGGER and about.get("status") in ENDINGS
 
     @property
     def due(self) -> int | None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from stepwell.journal.epochs import Epochs
 from stepwell.journal.follow_document import ALWAYS, FollowedDocument
-from stepwell.journal.follow_items import STATUSES, FollowedItems, item_of
+from stepwell.journal.follow_items import FollowedItems, item_of
 from stepwell.journal.follow_metrics import FollowedMetrics, place_since
 from stepwell.journal.format import CONTEXT_NAME, EPOCH_MASK, IMPLICIT_STEP, STEP_BIAS, STEP_SHIFT
 from stepwell.journal.journal import EVENTS, NAMES
+from stepwell.journal.liveness import ENDINGS
 from stepwell.journal.metric_names import MetricNames
 from stepwell.journal.metric_rows import PendingRows, Row
 from stepwell.journal.records import LogRecord, MetricRecord, StatusRecord
@@ -209,6 +210,6 @@ class LogFollower:
         if self._items.ended is not None:
             status, time = self._items.ended
             return StatusRecord(status, time + (self._document.offset or 0))
-        status = process_status if process_status in STATUSES else "finished"
+        status = process_status if process_status in ENDINGS else "finished"
         heartbeat = self.about.get("heartbeat")
         return StatusRecord(status, heartbeat if isinstance(heartbeat, int) else 0)

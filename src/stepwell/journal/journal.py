@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,8 @@ class Journal:
         # The span objects that are open, by their identity.
         self.objects: dict[int, Any] = {}
         self.failing: OSError | None = None
+        # Called with a SystemExit or KeyboardInterrupt that leaves a span.
+        self.on_exit: Callable[[BaseException], None] | None = None
         self.closed = False
         self.is_copied = False
         self.capped: frozenset[str] = frozenset()
@@ -277,6 +279,8 @@ class Journal:
         if any(own is known for known in list(self._errors)):
             return False
         self._errors.append(own)
+        if self.on_exit is not None and not isinstance(error, Exception):
+            self.on_exit(error)
         return True
 
     def write_error(self, lane: Lane, span: int | None, error: BaseException) -> None:

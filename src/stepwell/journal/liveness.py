@@ -1,18 +1,22 @@
-"""Whether a recorded process still lives, told from its document, on its machine or on another."""
+"""Whether a recorded process still runs, and how it ended, from its document."""
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from stepwell.journal.system import boot_id, is_alive
 
 STALE_HEARTBEATS = 6
+ENDINGS = ("finished", "failed", "interrupted", "killed")
+"""How a process can end. ``interrupted``: Ctrl-C. ``killed``: ended without a chance to say how."""
+_WORST_FIRST = ("running", "failed", "interrupted", "killed", "finished")
 
 
 def status_of(about: dict[str, Any]) -> str:
-    """running, finished, failed, or killed: it says it runs but does not."""
+    """Return running, or how the process ended; killed if it says that it runs but does not."""
     status = str(about.get("status") or "running")
     if status != "running":
         return status
@@ -22,3 +26,9 @@ def status_of(about: dict[str, Any]) -> str:
     age = time.time_ns() - int(about.get("heartbeat") or 0)
     limit = STALE_HEARTBEATS * float(about.get("interval") or 5.0) * 1e9
     return "running" if age < limit else "killed"
+
+
+def worst_of(statuses: Iterable[str]) -> str:
+    """Return the status of a whole from the statuses of its parts; empty without parts."""
+    known = set(statuses)
+    return next((status for status in _WORST_FIRST if status in known), "empty")

@@ -16,13 +16,14 @@ from stepwell.journal import clock, metrics
 from stepwell.journal.errors import StepwellError, misuse, report, warn_once
 from stepwell.journal.format import IMPLICIT_STEP, ROW_BYTES, STEP_BIAS, WHOLE_ROW
 from stepwell.journal.lane import Lane
+from stepwell.journal.liveness import ENDINGS
 from stepwell.journal.metrics import MAX_COUNT
 from stepwell.journal.metrics import context as current
 from stepwell.journal.state import local, state
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience, Words, current_batch
 from stepwell.loggers.checks import folder, optional_id, optional_text, seconds
-from stepwell.loggers.context import STATUSES, Context, find_run, load_backend, place_rank
+from stepwell.loggers.context import Context, find_run, load_backend, place_rank
 from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
 from stepwell.loggers.frequency import (
     LogFreq,
@@ -35,7 +36,7 @@ from stepwell.loggers.frequency import (
 from stepwell.loggers.items import making as items
 from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind
 from stepwell.loggers.recording import keep, keep_documents, keep_params, write_metric
-from stepwell.telemetry.live import is_failure
+from stepwell.telemetry.ending import ending_of
 
 Self = TypeVar("Self", bound="Logger")
 
@@ -176,7 +177,7 @@ class Logger:
         Args:
             timeout: seconds to wait at most; else ``STEPWELL_EXPORT_TIMEOUT``, or 5. What is not
                 delivered by then is delivered in the background, or later by ``stepwell forward``.
-            status: how it ended: finished, failed or killed.
+            status: how it ended: finished, failed, interrupted or killed.
 
         The run is finished too when this logger had started it. The logger may be used again. To end
         what has ended is harmless.
@@ -191,16 +192,13 @@ class Logger:
 
     @contextlib.contextmanager
     def start_logging(self: Self, rank: int | None = None, **options: Any) -> Iterator[Self]:
-        """In here it logs; gives the logger. An exception that leaves ends it as failed or killed."""
+        """In here it logs; gives the logger. An exception that leaves it ends it as failed or interrupted."""
         self.create_logger_context(rank, **options)
         status = "finished"
         try:
             yield self
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                status = "killed"
-            elif is_failure(error):
-                status = "failed"
+            status = ending_of(error).status
             raise
         finally:
             if self._context is not None:
@@ -441,8 +439,8 @@ class Logger:
 
     def _ends(self, status: str) -> Context:
         """Take leave of the context."""
-        if status not in STATUSES:
-            raise StepwellError(f"status is {shown(status)}: write one of {', '.join(STATUSES)}")
+        if status not in ENDINGS:
+            raise StepwellError(f"status is {shown(status)}: write one of {', '.join(ENDINGS)}")
         context = self._created("destroy_logger_context")
         self._context = None
         self._had = "destroyed"

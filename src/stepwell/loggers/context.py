@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
     from stepwell.loggers.items.watching import ModelStatistics
 
-STATUSES = ("finished", "failed", "killed")
 WORK = 30.0
 """Seconds that documents which were asked for have to be made before a context ends."""
 FLUSH = 5.0

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 MAX_INT32 = (1 << 31) - 1
 MAX_TIME = (1 << 62) - 1
+MAX_CAUSES = 8
+MAX_LINES = 100
+MAX_TEXT = 1000
 
 REQUIRED: dict[str, type[str] | int] = {
     "process": str,
@@ -22,6 +27,8 @@ OPTIONAL: dict[str, type[str] | int] = {
     "parent": str,
     "status": str,
     "spool": str,
+    "signal": str,
+    "exit_code": MAX_INT32,
     "worker": MAX_INT32,
     "local_rank": MAX_INT32,
     "world_size": MAX_INT32,
@@ -29,6 +36,21 @@ OPTIONAL: dict[str, type[str] | int] = {
     "heartbeat": MAX_TIME,
     "recorder_cpu_ns": MAX_TIME,
 }
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of Python code in a stack or traceback."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+
+    @property
+    def place(self) -> str:
+        """The file's name, the line and the function: ``train.py:42 in load_batch``."""
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
 def check_document(about: Any) -> dict[str, Any] | None:
@@ -49,6 +71,7 @@ def check_document(about: Any) -> dict[str, Any] | None:
     interval = about.get("interval")
     fields["interval"] = interval if isinstance(interval, int | float) and interval > 0 else 5.0
     fields["error"] = _error(about.get("error"))
+    fields["traceback"] = source_lines(innermost_cause(about.get("error")))
     return fields
 
 
@@ -61,7 +84,33 @@ def _checked(value: Any, kind: type[str] | int) -> Any:
 def _error(error: Any) -> str | None:
     if not isinstance(error, dict):
         return None
-    return clean(f"{error.get('type')}: {error.get('message')}"[:4000])
+    kind, message = str(error.get("type") or ""), str(error.get("message") or "")
+    return clean(f"{kind}: {message}"[:4000] if kind and message else (kind or message)[:4000])
+
+
+def innermost_cause(error: Any) -> list[Any]:
+    """Return the lines of the exception that others were raised from, or of the only one."""
+    for _ in range(MAX_CAUSES):
+        cause = error.get("cause") if isinstance(error, dict) else None
+        if not isinstance(cause, dict):
+            break
+        error = cause
+    lines = error.get("traceback") if isinstance(error, dict) else None
+    return lines if isinstance(lines, list) else []
+
+
+def source_lines(lines: list[Any]) -> list[SourceLine]:
+    """Return lines of Python code as they were written, without those that are none."""
+    return [
+        SourceLine(
+            clean(str(line.get("file") or "")[:MAX_TEXT]),
+            line["line"],
+            clean(str(line.get("function") or "")[:MAX_TEXT]),
+            clean(str(line.get("source") or "")[:MAX_TEXT]),
+        )
+        for line in lines[:MAX_LINES]
+        if isinstance(line, dict) and is_count(line.get("line"), MAX_INT32)
+    ]
 
 
 def is_count(value: Any, most: int) -> bool:

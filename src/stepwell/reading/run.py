@@ -12,7 +12,7 @@ import polars as pl
 
 from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
-from stepwell.journal.liveness import status_of
+from stepwell.journal.liveness import status_of, worst_of
 from stepwell.journal.system import boot_id
 from stepwell.reading.documents import clean
 from stepwell.reading.layout import Layout, contexts
@@ -209,7 +209,7 @@ class RecordedRun:
 
     @property
     def status(self) -> str:
-        """running, finished, failed, killed, or empty: the latest attempt's main processes decide."""
+        """running, finished, failed, interrupted, killed or empty, as in the latest attempt."""
         all_documents = map(read_document, process_folders(self.folder))
         return joint_status([document for document in all_documents if document is not None])
 
@@ -341,11 +341,7 @@ class RecordedRun:
 def joint_status(documents: list[dict[str, Any]]) -> str:
     """How a run with these main processes is: those of the latest attempt decide."""
     latest = max((d["attempt"] for d in documents), default=0)
-    found = {status_of(d) for d in documents if d["attempt"] == latest}
-    for status in ("running", "failed", "killed", "finished"):
-        if status in found:
-            return status
-    return "empty"
+    return worst_of(status_of(d) for d in documents if d["attempt"] == latest)
 
 
 Step = tuple[int | None, int | None]

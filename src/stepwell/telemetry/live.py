@@ -164,9 +164,12 @@ class Span(OpenSpan):
         if self.end:
             return
         failed = error is not None and is_failure(error)
+        journal = self._journal
         if failed and error is not None:
             self.record_error(error)
-        journal = self._journal
+        elif isinstance(error, SystemExit) and journal is not None:
+            # An exit without an error code is nothing to record, but explains the end.
+            journal.is_new(error)
         if journal is not None:
             journal.objects.pop(self.id, None)
         self._finish(max(end, self.start), ERROR if failed else 0)

@@ -60,6 +60,8 @@ _HEADER = r"(?i)(\bauthorization\s*[:=]\s*(?:[a-z]+\s+)?|\bbearer\s+)[A-Za-z0-9.
 # `key=value` as in queries and connection strings, and `"key": "value"` in a piece of JSON.
 _ASSIGNMENT = r"""(?m)(?:^|(?<=[?&;\s]))([\w.-]{1,80})=("[^"]*"|'[^']*'|[^&;\s#]+)"""
 _QUOTED_PAIR = r"""(?s)((["'])([\w.-]{1,80})\2\s*:\s*)(["'])(?:\\.|(?!\4)[^\\])*\4"""
+# A literal in a line of source code: `login(token="…")`, `API_KEY = '…'`.
+_LITERAL = r"""([A-Za-z_][\w.]{0,80})(\s*[=:]\s*[A-Za-z]{0,2})(["'])(?:\\.|(?!\3)[^\\])*(?:\3|$)"""
 _WANDB_KEY = r"(?:local-)?[0-9a-f]{40}"
 
 
@@ -93,6 +95,11 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
         else:
             masked.append(_mask_text(argument, ()))
     return masked
+
+
+def mask_source(line: str) -> str:
+    """Return a line of source code with the literals of secret names replaced by "***"."""
+    return re.sub(_LITERAL, _mask_literal, _mask_text(line, ()))
 
 
 def is_secret_name(name: str) -> bool:
@@ -153,6 +160,11 @@ def _mask_assignment(found: re.Match[str]) -> str:
 def _mask_quoted_pair(found: re.Match[str]) -> str:
     before, _, name, quote = found.groups()
     return f"{before}{quote}{MASK}{quote}" if is_secret_name(name) else found[0]
+
+
+def _mask_literal(found: re.Match[str]) -> str:
+    name, between, quote = found.groups()
+    return f"{name}{between}{quote}{MASK}{quote}" if is_secret_name(name) else found[0]
 
 
 def _looks_like_name(text: str) -> bool:

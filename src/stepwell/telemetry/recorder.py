@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from stepwell.journal.state import state
 from stepwell.journal.system import process_start
 
 if TYPE_CHECKING:
+    from stepwell.telemetry.ending import Ending
     from stepwell.telemetry.runtime.pauses import Pauses
 
 HEARTBEAT = 1.0
@@ -63,13 +65,20 @@ class Recorder:
         state.activate(self.journal)
         self.pump.start()
 
-    def close(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
+    def close(self, ending: Ending, timeout: float) -> None:
         """Seal everything and say how it ended."""
         if self.pauses is not None:
             self.pauses.stop()
         if state.journal is self.journal:
             state.activate(None)
-        self.document.status = status
-        self.document.error = error
-        self.pump.stop(timeout)
+        document = self.document
+        document.status, document.error = ending.status, ending.error
+        document.exit_code, document.signal = ending.exit_code, ending.signal
+        try:
+            self.pump.stop(timeout)
+        except BaseException:
+            # Another Ctrl-C: the files are read as they are, and how it ended is known.
+            with contextlib.suppress(OSError):
+                document.write()
+            raise
         self.journal.close_files()

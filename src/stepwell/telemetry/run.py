@@ -14,18 +14,17 @@ from stepwell.journal.metrics import log as log
 from stepwell.journal.metrics import set_context
 from stepwell.journal.span import AttributedSpan, IdleSpan, Span
 from stepwell.journal.state import current_journal, state
-from stepwell.journal.values import cut, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from stepwell.telemetry.ending import Ending, ExitWatch
     from stepwell.telemetry.export_filter import ExportFilter
     from stepwell.telemetry.exports import Delivery, Exports
     from stepwell.telemetry.recorder import Recorder
     from stepwell.telemetry.run_document import RunDocument
 
-STATUSES = ("finished", "failed", "killed")
 FINISH_TIMEOUT = 30.0
 
 _spans: dict[str, Span] = {}
@@ -248,33 +247,50 @@ class Run:
             return in_folder
         return exports.drain(max(0.0, deadline - time.monotonic())) and in_folder
 
-    def finish(self, status: str = "finished", *, timeout: float = FINISH_TIMEOUT) -> None:
-        """End the run: seal its files and say how it ended: finished, failed or killed."""
-        if status not in STATUSES:
-            raise StepwellError(f"status is {status!r}: write one of {', '.join(STATUSES)}")
-        self._end(status, None, timeout)
+    def finish(self, status: str | None = None, *, timeout: float = FINISH_TIMEOUT) -> None:
+        """End the run: seal its files and record how it ended.
 
-    def _end(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
+        Args:
+            status: finished, failed, interrupted or killed. Default: finished, or interrupted if
+                Ctrl-C ended the training and the program caught it.
+            timeout: seconds to wait for the run folder.
+        """
+        from stepwell.journal.liveness import ENDINGS
+        from stepwell.telemetry.ending import Ending
+
+        if status is not None and status not in ENDINGS:
+            raise StepwellError(f"status is {status!r}: write one of {', '.join(ENDINGS)}")
+        self._end(self._ended() if status is None else Ending(status), timeout)
+
+    def _ended(self) -> Ending:
+        """How a run ended that no exception left."""
+        from stepwell.telemetry.ending import FINISHED
+
+        exits = _active.exits if _active.run is self else None
+        return FINISHED if exits is None else exits.unraised()
+
+    def _end(self, ending: Ending, timeout: float) -> None:
         try:
             if self._recorder is not None and self._recorder.pid == os.getpid():
                 for hook in self._before_finish:
-                    _call(hook, status)
+                    _call(hook, ending.status)
         finally:
             # Also when a hook raises, as it may where problems are raised: nobody would end it later.
-            self._end_recording(status, error, timeout)
+            self._end_recording(ending, timeout)
 
-    def _end_recording(self, status: str, error: dict[str, Any] | None, timeout: float) -> None:
+    def _end_recording(self, ending: Ending, timeout: float) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None or recorder.pid != os.getpid():
             return
         from stepwell.telemetry.children import release_children
 
-        self.status = status
+        self.status = ending.status
         self._stop_recording()
         if _active.run is self:
             _active.run = None
+            _active.stop_watching()
             release_children()
-        _close(recorder, status, error, timeout)
+        _close(recorder, ending, timeout)
         if self._exports is not None:
             _close_exports(self._exports)
 
@@ -300,11 +316,9 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self._end("finished", None, FINISH_TIMEOUT)
-        else:
-            status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
-            self._end(status, describe_error(error), FINISH_TIMEOUT)
+        from stepwell.telemetry.ending import ending_of
+
+        self._end(self._ended() if error is None else ending_of(error), FINISH_TIMEOUT)
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process it can still record, as that process's journal lets it.
@@ -335,8 +349,8 @@ def _call(hook: Callable[[str], None], status: str) -> None:
 
 
 @quietly
-def _close(recorder: Recorder, status: str, error: dict[str, Any] | None, timeout: float) -> None:
-    recorder.close(status, error, timeout)
+def _close(recorder: Recorder, ending: Ending, timeout: float) -> None:
+    recorder.close(ending, timeout)
 
 
 @quietly
@@ -344,22 +358,17 @@ def _close_exports(exports: Exports) -> None:
     exports.finish()
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception in words, for process.json."""
-    import traceback
-
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return {
-        "type": type(error).__qualname__,
-        "message": cut(text_of(error), 2000),
-        "traceback": cut("".join(lines), 8000),
-    }
-
-
 class _Active:
     run: Run | None = None
     at_exit = False
     error_before: BaseException | None = None
+    exits: ExitWatch | None = None
+
+    def stop_watching(self) -> None:
+        """Note no more exits."""
+        if self.exits is not None:
+            self.exits.stop()
+            self.exits = None
 
 
 _active = _Active()
@@ -373,9 +382,14 @@ def active_run() -> Run | None:
 def activate(run: Run, recorder: Recorder) -> None:
     """Make this the active run; an earlier one is finished first."""
     from stepwell.telemetry.children import adopt_children
+    from stepwell.telemetry.ending import ExitWatch
 
     _active.run = run
     _active.error_before = getattr(sys, "last_value", None)
+    _active.stop_watching()
+    _active.exits = ExitWatch(sys._getframe())
+    _active.exits.start()
+    recorder.journal.on_exit = _active.exits.note
     recorder.open()
     adopt_children(recorder.journal.folder, recorder.about, run)
     if not _active.at_exit:
@@ -396,6 +410,8 @@ def finish_active() -> None:
 
 
 def _finish_at_exit() -> None:
+    from stepwell.telemetry.ending import ending_of
+
     run = _active.run
     if run is None:
         return
@@ -403,12 +419,9 @@ def _finish_at_exit() -> None:
     if error is _active.error_before:
         # A notebook keeps the error of a cell that ran before the run began.
         error = None
-    if isinstance(error, KeyboardInterrupt):
-        run._end("killed", describe_error(error), FINISH_TIMEOUT)
-    elif error is not None:
-        run._end("failed", describe_error(error), FINISH_TIMEOUT)
-    else:
-        run.finish()
+    exits = _active.exits
+    ending = ending_of(error) if error is not None or exits is None else exits.ending()
+    run._end(ending, FINISH_TIMEOUT)
 
 
 def artifact(
@@ -424,7 +437,7 @@ def flush(timeout: float = 10.0) -> bool:
     return _active.run is None or _active.run.flush(timeout)
 
 
-def finish(status: str = "finished") -> None:
-    """Finish the active run."""
+def finish(status: str | None = None) -> None:
+    """Finish the active run; ``status`` as for ``Run.finish``."""
     if _active.run is not None:
         _active.run.finish(status)

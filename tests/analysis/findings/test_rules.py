@@ -71,9 +71,12 @@ def test_died(tmp_path: Path) -> None:
         _die(tmp_path)
     (recorded,) = stepwell.list_runs(tmp_path)
     found = only(recorded, "died")
-    assert (
-        found.sentence == "It failed at step 25 inside train step › forward: ValueError: bad batch."
+    line = _die.__code__.co_firstlineno + 7
+    assert found.sentence == (
+        "The process failed at step 25 inside train step › forward: ValueError: bad batch "
+        f"(test_rules.py:{line} in _die)."
     )
+    assert found.lines[-1] == '    raise ValueError("bad batch")'
     assert (found.severity, found.steps, found.ranks) == ("critical", (25,), (0,))
 
 
@@ -91,7 +94,10 @@ def test_died_when_it_was_killed(tmp_path: Path) -> None:
     """What it was inside of, for want of an exception."""
     simulate(tmp_path / "run", Plan(2, 50, (Hang(1, 40, ns=2 * SECOND),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
-    assert found["died"].sentence.startswith("Ranks 0 and 1 were killed at step 40, rank 0 inside ")
+    assert found["died"].sentence.startswith(
+        "Ranks 0 and 1 were killed at step 40, at about the same time and without an exception: "
+        "rank 1 inside "
+    )
     assert "hang" not in found
 
 

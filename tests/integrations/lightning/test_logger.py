@@ -188,7 +188,8 @@ def test_ranks_that_do_not_log(pl: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(ValueError("it went wrong"), "failed"), (KeyboardInterrupt(), "killed")]
+    ("error", "status"),
+    [(ValueError("it went wrong"), "failed"), (KeyboardInterrupt(), "interrupted")],
 )
 def test_how_it_ended(pl: Any, error: BaseException, status: str) -> None:
     """What fails is ended at once, with what was saved before."""

@@ -121,6 +121,7 @@ def as_json(run: RecordedRun, finding: Finding) -> dict[str, Any]:
         "steps": list(finding.steps[:100]),
         "ranks": list(finding.ranks),
         "link": finding.link,
+        "lines": list(finding.lines),
     }
 
 

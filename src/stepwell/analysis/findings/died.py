@@ -1,8 +1,14 @@
-"""A run that did not come to its end: with which error, or inside of what it was when it was killed."""
+"""A run that failed, was killed or was interrupted: which rank ended first, where and why.
+
+In a distributed run the other ranks end because of the first one. Their errors (a closed connection, a
+timeout of a collective) and the signals of the launcher are told as consequences, after it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -11,100 +17,259 @@ from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital, ranks_listed
 from stepwell.analysis.ranks.habits import latest_failures
+from stepwell.analysis.ranks.stacks import MAIN
+from stepwell.analysis.source_lines import own_line, shown_lines
+from stepwell.analysis.time.words import phase_of_span
+from stepwell.reading.documents import SourceLine
 
 MEMORY = ("outofmemory", "out of memory", "memoryerror", "cannot allocate")
+CONSEQUENCE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by peer|broken ?pipe|BrokenPipe"
+    r"|ConnectionReset|\bgloo\b|\bnccl|DistBackendError|DistNetworkError|DistStoreError"
+    r"|ProcessGroup|TCPStore|process ?group watchdog|watchdog (got|caught)|socket ?timeout"
+    r"|(recvValue|sendBytes|recvBytes|waitForInput) failed|remote (process|peer)",
+    re.IGNORECASE,
+)
+"""Errors of a rank whose peer is gone."""
+HEARTBEATS = 2.0
+"""Ranks whose last signs of life are fewer heartbeats apart may have ended in either order."""
+CONTAINERS = ("application", "training_loop")
+"""Spans around the whole training, which say nothing about the place."""
+WAITING = ("communication", "backward")
+"""Phases in which a rank waits for others."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank ended."""
+
+    rank: int
+    status: str
+    time_ns: int
+    """The time of the exception; else the last sign of life."""
+    slack_ns: int
+    """It may have ended this much later."""
+    error: str
+    exit_code: int | None
+    signal: str | None
+    lines: tuple[SourceLine, ...]
+    inside: tuple[str, ...]
+    step: int | None
+    is_waiting: bool
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether its error says that another rank is gone."""
+        return self.status == "failed" and CONSEQUENCE.search(self.error) is not None
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding: the first rank that failed, else those that were killed."""
-    if facts.status not in ("failed", "killed"):
+    """At most one finding: how the first rank ended, and what that led to."""
+    if not {"failed", "killed", "interrupted"}.intersection(facts.statuses.values()):
         return
-    failed = [d for d in facts.latest if facts.statuses[d["rank"]] == "failed"]
-    if failed:
-        # The others fail because of the first one.
-        first = min(failed, key=lambda d: d["heartbeat"] or 0)
-        yield _failed(facts, first, [int(d["rank"]) for d in failed])
-        return
-    killed = [rank for rank, status in facts.statuses.items() if status == "killed"]
-    if killed:
-        yield _killed(facts, killed)
-
-
-def _failed(facts: Facts, document: dict[str, Any], ranks: list[int]) -> Finding:
-    rank = int(document["rank"])
-    error = _error(document.get("error"))
-    place = _failed_inside(facts, rank)
-    step = place.get("step")
-    who = f"Rank {rank}" if facts.ranks > 1 else "It"
-    where = f" at step {step}" if step is not None else ""
-    inside = f" inside {place['path']}" if place.get("path") else ""
-    text = f"{who} failed{where}{inside}: {error or 'no error was recorded'}."
-    advice = "The traceback is in the output of the job; look at the batch of that step."
-    if any(word in error.lower() for word in MEMORY):
-        advice = "Memory ran out: a smaller batch, accumulation, or checkpointing of activations."
-    return Finding(
+    ends = [_end(facts, document) for document in facts.latest]
+    first, others = _split(ends)
+    sentence = " ".join([_first_sentence(facts, first), *_consequences(first[0], others)])
+    root = first[0]
+    yield Finding(
         "died",
-        "critical",
-        text,
-        {"error": error, "inside": place.get("path"), "step": step, "failed_ranks": ranks},
-        () if step is None else (step,),
-        (rank,),
-        advice,
+        "note" if root.status == "interrupted" else "critical",
+        sentence,
+        {
+            "status": root.status,
+            "error": root.error or None,
+            "exit_code": root.exit_code,
+            "signal": root.signal,
+            "inside": " › ".join(root.inside) or None,
+            "step": root.step,
+            "failed_ranks": [e.rank for e in ends if e.status == "failed"],
+            "killed_ranks": [e.rank for e in ends if e.status == "killed"],
+        },
+        () if root.step is None else (root.step,),
+        tuple(end.rank for end in first),
+        _advice(first, len(ends)),
         facts.command("stacks"),
+        lines=shown_lines(root.lines),
     )
 
 
-def _failed_inside(facts: Facts, rank: int) -> dict[str, Any]:
-    """The innermost spans that the last exception of a rank went through, and the step."""
-    last = facts.latest[0]["attempt"]
-    mine = [p for p in facts.summary.habits if (p.attempt, p.rank) == (last, rank)]
-    around = latest_failures([failure for process in mine for failure in process.failures])
-    if not around:
-        return {"step": _last_step(facts, rank)}
-    names = list(dict.fromkeys(name for name, _, _ in around))
-    # Not the step of a span: a loop that an exception went through began long before.
-    return {"path": " › ".join(names[-3:]), "step": _last_step(facts, rank)}
+# What is known of each rank
+
+
+def _end(facts: Facts, document: dict[str, Any]) -> End:
+    rank, status = int(document["rank"]), facts.statuses[int(document["rank"])]
+    parts = [p for p in facts.accounts.parts if p.rank == rank and p.attempt == document["attempt"]]
+    last = max([int(document["heartbeat"] or 0), *(part.end_ns for part in parts)])
+    if status == "killed":
+        inside = _open_names(facts, rank)
+        slack = int(HEARTBEATS * document["interval"] * 1e9)
+    else:
+        failures = _failures(facts, rank, int(document["attempt"]))
+        inside, slack = tuple(name for name, _, _ in failures), 0
+        last = min((end for _, _, end in failures), default=last)
+    phases = [phase_of_span(name, "") for name in inside]
+    return End(
+        rank=rank,
+        status=status,
+        time_ns=last,
+        slack_ns=slack,
+        error=_shortened(document["error"]),
+        exit_code=document["exit_code"],
+        signal=document["signal"],
+        lines=tuple(document["traceback"]),
+        inside=tuple(name for name in dict.fromkeys(inside) if name not in CONTAINERS),
+        step=_last_step(facts, rank),
+        is_waiting=any(phase in WAITING for phase in phases),
+    )
+
+
+def _open_names(facts: Facts, rank: int) -> tuple[str, ...]:
+    """The spans that the main thread of a rank was inside of, outermost first."""
+    spans = facts.open_spans.filter(
+        (pl.col("rank") == rank)
+        & (pl.col("thread") == MAIN)
+        & ~pl.col("process").str.contains(".worker-", literal=True)
+    )
+    return tuple(spans.sort("depth")["name"].to_list())
+
+
+def _failures(facts: Facts, rank: int, attempt: int) -> list[tuple[str, int, int]]:
+    """The spans that the last exception of a rank went through, outermost first."""
+    mine = [p for p in facts.summary.habits if (p.attempt, p.rank) == (attempt, rank)]
+    return latest_failures([failure for process in mine for failure in process.failures])
 
 
 def _last_step(facts: Facts, rank: int) -> int | None:
+    # Not the step of a span: a loop that it was inside of began long before.
     mine = (pl.col("role") != "worker") & (pl.col("rank") == rank)
     step = facts.processes.filter(mine).sort("attempt")["step"].drop_nulls()
     return int(step[-1]) if len(step) else None
 
 
-def _error(error: Any) -> str:
-    if isinstance(error, dict):
-        kind = str(error.get("type") or error.get("exception_type") or "")
-        message = str(error.get("message") or error.get("exception_message") or "")
-        error = f"{kind}: {message}" if kind and message else kind or message
-    text = " ".join(str(error or "").split())
+def _shortened(error: str | None) -> str:
+    text = " ".join((error or "").split())
     return text.removesuffix(".") if len(text) <= 200 else f"{text[:199]}…"
 
 
-def _killed(facts: Facts, ranks: list[int]) -> Finding:
-    spans = facts.open_spans.filter(
-        pl.col("rank").is_in(ranks)
-        & (pl.col("thread") == "MainThread")
-        & ~pl.col("process").str.contains(".worker-", literal=True)
-    ).sort("rank", "depth")
-    names = list(dict.fromkeys(spans.filter(pl.col("rank") == ranks[0])["name"].to_list()))
-    # Not the step of an open span: a loop began long before.
-    step = _last_step(facts, ranks[0])
-    inside = f" inside {' › '.join(names[-3:])}" if names else ""
-    others = spans.filter(pl.col("rank") != ranks[0]).group_by("rank").agg(pl.col("name").last())
-    if names and (others["name"] != names[-1]).any():
-        inside = f", rank {ranks[0]}{inside}"
-    where = f" at step {step}" if step is not None else ""
-    who = capital(ranks_listed(ranks)) if facts.ranks > 1 else "It"
-    were = "were" if len(ranks) > 1 and facts.ranks > 1 else "was"
-    text = f"{who} {were} killed{where}{inside}, without an exception."
-    return Finding(
-        "died",
-        "critical",
-        text,
-        {"inside": " › ".join(names) or None, "step": step},
-        () if step is None else (step,),
-        tuple(ranks),
-        "Out of memory, a time limit or a signal from outside: ask the scheduler and the kernel's log.",
-        facts.command("stacks"),
-    )
+# Which one was first
+
+
+def _split(ends: list[End]) -> tuple[list[End], list[End]]:
+    """Return the ranks that ended first, and those that ended because of them."""
+    own = [e for e in ends if e.status in ("failed", "interrupted") and not e.is_consequence]
+    killed = [e for e in ends if e.status == "killed"]
+    failed = [e for e in ends if e.status == "failed"]
+    finished = [e for e in ends if e.status == "finished"]
+    if own:
+        root = min(own, key=lambda e: e.time_ns)
+        # The launcher kills the rest after a failure: only a rank that was silent long before counts.
+        before = [e for e in killed if e.time_ns + e.slack_ns < root.time_ns]
+        first = _earliest(before) if before else [root]
+    elif killed:
+        first = _earliest(killed)
+    elif finished and min(e.time_ns for e in finished) < min(e.time_ns for e in failed):
+        first = [min(finished, key=lambda e: e.time_ns)]
+    else:
+        first = [min(failed, key=lambda e: e.time_ns)]
+    ranks = {e.rank for e in first}
+    others = [e for e in ends if e.rank not in ranks and e.status not in ("finished", "running")]
+    return first, sorted(others, key=lambda e: e.time_ns)
+
+
+def _earliest(killed: list[End]) -> list[End]:
+    """Return the killed ranks that may have been the first, those that wait for others last."""
+    first = min(killed, key=lambda e: e.time_ns)
+    near = [e for e in killed if e.time_ns <= first.time_ns + first.slack_ns]
+    return sorted(near, key=lambda e: (e.is_waiting, e.rank))
+
+
+# Words
+
+
+def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
+    root = first[0]
+    ranks = sorted(e.rank for e in first)
+    who = capital(ranks_listed(ranks)) if facts.ranks > 1 else "The process"
+    steps = {e.step for e in first}
+    where = f" at step {root.step}" if root.step is not None and len(steps) == 1 else ""
+    inside = f" inside {' › '.join(root.inside[-3:])}" if root.inside else ""
+    line = own_line(root.lines)
+    at = f" ({line.place})" if line is not None else ""
+    if root.status == "killed" and root.signal:
+        return f"{who} was terminated by {root.signal}{where}{inside}{at}."
+    if root.status == "killed" and len(first) > 1:
+        who += f" were killed{where}, at about the same time and without an exception"
+        return f"{who}{inside}." if len({e.inside for e in first}) == 1 else _places(who, first)
+    if root.status == "killed":
+        return f"{who} was killed{where}{inside}, without an exception."
+    if root.status == "interrupted":
+        return f"{who} was interrupted with Ctrl-C{where}{inside}{at}."
+    if root.status == "finished":
+        return f"{who} finished{where}, before the others."
+    if root.error.startswith("SystemExit"):
+        return f"{who} exited{_exit_words(root)}{where}{inside}{at}."
+    return f"{who} failed{where}{inside}: {root.error or 'no error was recorded'}{at}."
+
+
+def _places(sentence: str, first: Sequence[End]) -> str:
+    """Add where each of several ranks was, in the order of how likely it ended first."""
+    shown = [f"rank {e.rank} inside {' › '.join(e.inside[-3:]) or 'no span'}" for e in first[:3]]
+    more = f" and {len(first) - 3} more" if len(first) > 3 else ""
+    return f"{sentence}: {', '.join(shown)}{more}."
+
+
+def _exit_words(end: End) -> str:
+    message = end.error.partition(": ")[2]
+    if end.exit_code is None:
+        return " with SystemExit, whose exit code was not recorded,"
+    code = f" with code {end.exit_code}"
+    return code if message == str(end.exit_code) else f"{code} and the message {message!r}"
+
+
+def _consequences(root: End, others: Sequence[End]) -> list[str]:
+    """One sentence for the ranks that failed afterwards, one for those that were killed."""
+    failed = [e for e in others if e.status == "failed"]
+    sentences = []
+    if failed:
+        who = capital(ranks_listed([e.rank for e in failed]))
+        sentences.append(f"{who} then failed: {_first_part(failed[0].error)}.")
+    killed = [e for e in others if e.status == "killed"]
+    if killed:
+        were = "were" if len(killed) > 1 else "was"
+        who = capital(ranks_listed([e.rank for e in killed]))
+        sentences.append(f"{who} {were} killed after that, as launchers do.")
+    interrupted = [e for e in others if e.status == "interrupted"]
+    if interrupted and root.status != "interrupted":
+        were = "were" if len(interrupted) > 1 else "was"
+        who = capital(ranks_listed([e.rank for e in interrupted]))
+        sentences.append(f"{who} {were} interrupted with Ctrl-C after that.")
+    return sentences
+
+
+def _first_part(error: str) -> str:
+    """Return the first sentence of an error, without the file of the C++ code that raised it."""
+    text = re.sub(r"\[\S+\.(cc|cpp|h|hpp|cu):\d+\] ", "", error)
+    return text.partition(". ")[0] or "no error was recorded"
+
+
+def _advice(first: Sequence[End], ranks: int) -> str:
+    root = first[0]
+    if any(word in root.error.lower() for word in MEMORY):
+        return "Memory ran out: a smaller batch, accumulation, or checkpointing of activations."
+    if root.status == "killed" and root.signal:
+        return "The scheduler or the launcher ended it: check the time limit and preemption."
+    if root.status == "killed" and len(first) == ranks > 1:
+        return (
+            "A time limit, a cancelled job or Ctrl-C at the launcher ends all ranks at once; or one "
+            "was killed and the launcher ended the others. Check the output of scheduler and launcher."
+        )
+    if root.status == "killed":
+        return (
+            "Check the kernel's log (dmesg) for the out-of-memory killer, and the scheduler for a "
+            "time limit or a signal."
+        )
+    if root.status == "finished":
+        return "Give all ranks the same number of steps, for example with a DistributedSampler."
+    if root.is_consequence:
+        return "Another rank or host went away first: look at the output of the other ranks."
+    return ""

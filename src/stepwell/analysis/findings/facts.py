@@ -86,7 +86,7 @@ class Facts:
 
     @cached_property
     def statuses(self) -> dict[int, str]:
-        """How each rank of the latest attempt is: running, finished, failed or killed."""
+        """How each rank of the latest attempt is: running, or how it ended."""
         return {int(d["rank"]): status_of(d) for d in self.latest}
 
     @cached_property

@@ -23,6 +23,7 @@ class Finding:
         advice: what to try next.
         link: the command that shows it.
         cost_ns: how much time it took, where it is about time.
+        lines: lines of Python code that it is about, with their places.
     """
 
     rule: str
@@ -34,6 +35,7 @@ class Finding:
     advice: str = ""
     link: str = ""
     cost_ns: int = 0
+    lines: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:

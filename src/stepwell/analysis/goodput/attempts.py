@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.grid import Grid
-from stepwell.journal.liveness import status_of
+from stepwell.journal.liveness import status_of, worst_of
 from stepwell.reading import RecordedRun
 
 
@@ -47,13 +47,11 @@ def make_attempts(run: RecordedRun, known: list[Grid]) -> list[JobAttempt]:
     for number in sorted({int(d["attempt"]) for d in documents}):
         mine = [d for d in documents if d["attempt"] == number]
         grid = grids.get(number)
-        statuses = {status_of(d) for d in mine}
-        order = ("running", "failed", "killed", "finished")
-        status = next((s for s in order if s in statuses), "killed")
+        status = worst_of(map(status_of, mine))
         starts = [int(d["started"]) for d in mine if d["started"]]
         ends = [int(d["heartbeat"]) for d in mine if d["heartbeat"]]
         if grid is not None:
-            if status == "failed":
+            if status in ("failed", "interrupted"):
                 _mark_failed(grid)
             # Heartbeats are seconds apart: the last span may tell better when it died.
             ends.append(int(grid.last_ns.max()))

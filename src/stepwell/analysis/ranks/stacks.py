@@ -52,7 +52,7 @@ class Stack:
     process: str
     role: str
     status: str
-    """Of its process: running, finished, failed or killed."""
+    """Of its process: running, finished, failed, interrupted or killed."""
     host: str
     pid: int
     thread: str

@@ -17,8 +17,8 @@ from stepwell.journal.metrics import context, set_context
 from stepwell.journal.state import state
 from stepwell.journal.values import shown
 from stepwell.loggers import Logger, LoggersCollection
+from stepwell.telemetry.ending import ending_of
 from stepwell.telemetry.identity import config_to_dict
-from stepwell.telemetry.live import is_failure
 from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import active_run
 
@@ -228,7 +228,8 @@ class StepwellLogger:
         self._checkpoints.log(self.logger)
         self._batches.clear()
         if status == "failed" and not self.keep_open and self._owns_context:
-            self.finish(_status_of(sys.exc_info()[1]))
+            error = sys.exc_info()[1]
+            self.finish("failed" if error is None else ending_of(error).status)
 
     # What users call
 
@@ -302,13 +303,6 @@ def _rank() -> int:
     module = sys.modules.get("lightning_utilities.core.rank_zero")
     rank = getattr(getattr(module, "rank_zero_only", None), "rank", None)
     return place.rank if rank is None else int(rank)
-
-
-def _status_of(error: BaseException | None) -> str:
-    """How a run ended that Lightning says has failed."""
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
-        return "killed"
-    return "failed" if error is None or is_failure(error) else "finished"
 
 
 _classes: dict[tuple[type, tuple[str, ...]], type] = {}

@@ -101,7 +101,7 @@ class Backend:
         """Pass on what is still held back."""
 
     def finish(self, status: str) -> None:
-        """All was delivered and there will be no more: it is ``finished``, ``failed`` or ``killed``.
+        """All was delivered and there will be no more: ``status`` is one of ``liveness.ENDINGS``.
 
         To raise is to be called again, as ``deliver`` is.
         """

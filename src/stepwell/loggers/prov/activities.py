@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from stepwell.loggers.prov.facts import Facts, Phase, ProcessFacts, worst
+from stepwell.journal.liveness import worst_of
+from stepwell.loggers.prov.facts import Facts, Phase, ProcessFacts
 from stepwell.loggers.prov.statements import Name, Statements, local_name
 
 MOST_OF_A_NAME = 100
@@ -202,7 +203,7 @@ class Activities:
             prov_type=Name("stepwell:Attempt"),
             prov_label=f"attempt {number}",
             dcterms_isPartOf=Name(self.run),
-            stepwell_status=worst({p.status for p in self.facts.deciding(number)}),
+            stepwell_status=worst_of(p.status for p in self.facts.deciding(number)),
             stepwell_world_size=size if isinstance(size, int) else None,
             stepwell_launcher=about.get("launcher"),
             stepwell_command=_command(about.get("argv")),

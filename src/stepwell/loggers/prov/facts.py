@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal.liveness import worst_of
+
 Ended = dict[str, tuple[str, int]]
 """How and when processes ended that still seem to run, by their names."""
 
@@ -124,17 +126,9 @@ class Facts:
     def status(self) -> str:
         """How the run ended, or that it goes on: its latest attempt decides."""
         latest = max((process.attempt for process in self.processes), default=0)
-        return worst({process.status for process in self.deciding(latest)})
+        return worst_of(process.status for process in self.deciding(latest))
 
     @property
     def ranks(self) -> int:
         """How many ranks recorded."""
         return len({process.rank for process in self.processes})
-
-
-def worst(statuses: set[str]) -> str:
-    """The status of a whole from those of its parts."""
-    for status in ("running", "failed", "killed", "finished"):
-        if status in statuses:
-            return status
-    return "empty"

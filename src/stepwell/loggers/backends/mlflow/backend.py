@@ -26,7 +26,7 @@ from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "killed": "KILLED"}
 RECENT_NS = 60_000_000_000
 
 

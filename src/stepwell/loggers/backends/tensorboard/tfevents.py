@@ -17,7 +17,7 @@ MAX_FLOAT32 = 3.4028235677973366e38
 """From here on a number rounds to infinity as a 32-bit float."""
 HPARAMS_START = "_hparams_/session_start_info"
 HPARAMS_END = "_hparams_/session_end_info"
-STATUS = {"finished": 1, "failed": 2, "killed": 2}
+STATUS = {"finished": 1, "failed": 2, "interrupted": 2, "killed": 2}
 """TensorBoard's numbers for how a session ended."""
 
 _FLOAT, _STRING = 1, 7
@@ -81,7 +81,7 @@ def hparams_start(values: Mapping[str, Any], group: str, time_ns: int) -> bytes:
 
 
 def hparams_end(status: str, time_ns: int) -> bytes:
-    """How the run of these hyperparameters ended: finished, failed or killed."""
+    """How the run of these hyperparameters ended: finished, failed, interrupted or killed."""
     seconds = _key(2, _FIXED64) + struct.pack("<d", time_ns / 1e9)
     return _hparams(HPARAMS_END, _message(4, _number(1, STATUS.get(status, 0)) + seconds), time_ns)
 

@@ -29,7 +29,7 @@ from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
 
 DEFAULT_PROJECT = "unnamed-experiment"
 DEFAULT_SAVEDIR = "mllogs/wandb"
-EXIT_CODES = {"finished": 0, "failed": 1, "killed": 137}
+EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130, "killed": 137}
 ID_LETTERS = string.ascii_lowercase + string.digits
 
 

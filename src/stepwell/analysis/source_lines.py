@@ -1,0 +1,36 @@
+"""Python stacks and tracebacks for people: the lines of their own code first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from stepwell.reading.documents import SourceLine
+
+MOST_SHOWN = 6
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|[/\\]lib(64)?[/\\]python\d|^<frozen |[/\\]stepwell[/\\]"
+    r"(journal|telemetry|training|integrations|annotations|diagnostics|loggers|exporters)[/\\]"
+)
+
+
+def own_line(lines: Sequence[SourceLine]) -> SourceLine | None:
+    """Return the innermost line outside of the standard library, installed packages and stepwell.
+
+    Without such a line it is the innermost line of all; None without lines.
+    """
+    candidates = [line for line in lines if not _LIBRARY.search(line.file)] or list(lines)
+    return candidates[-1] if candidates else None
+
+
+def shown_lines(lines: Sequence[SourceLine]) -> tuple[str, ...]:
+    """Return the lines of the user's code and the innermost line, each with its source text."""
+    kept = [line for line in lines if not _LIBRARY.search(line.file)][-MOST_SHOWN:]
+    if lines and lines[-1] not in kept:
+        kept.append(lines[-1])
+    texts = []
+    for line in kept:
+        texts.append(f"{line.file}:{line.line} in {line.function}")
+        if line.source:
+            texts.append(f"    {line.source}")
+    return tuple(texts)

@@ -1,0 +1,234 @@
+"""How a process ends: its status, exit code and error, for process.json.
+
+Python tells exit handlers of an uncaught exception, but not of ``SystemExit``: its code is noted when
+``sys.exit`` is called, and the frame of the main module shows whether the call was left uncaught.
+Signals are left alone. A signal that ends the process at once is seen by readers only, as "killed".
+"""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import opcode
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from stepwell.journal.metrics import context
+from stepwell.journal.span import NO_ERRORS
+from stepwell.journal.values import text_of
+from stepwell.telemetry.masking import mask
+from stepwell.telemetry.source_lines import lines_of_frame, lines_of_traceback
+
+MAX_MESSAGE = 2000
+MAX_CAUSES = 3
+SIGNAL_EXIT = 128
+"""A program that a signal ends exits with this plus the number of the signal."""
+SIGNAL_ERRORS = ("SIGTERMException", "SignalException")
+"""Exceptions that Lightning and torch.distributed.elastic raise when they get SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended.
+
+    Attributes:
+        status: finished, failed, interrupted or killed.
+        error: the exception: type, message, traceback, and its cause in the same form.
+        exit_code: the exit code, where it is not 0.
+        signal: the signal that ended it, where that is known.
+    """
+
+    status: str
+    error: dict[str, Any] | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+
+
+FINISHED = Ending("finished")
+INTERRUPTED = Ending("interrupted", signal="SIGINT")
+"""Ctrl-C ended the training, and the program caught the exception and came to its end."""
+
+
+def ending_of(error: BaseException | None) -> Ending:
+    """Return how a process ends that this exception leaves."""
+    if error is None or isinstance(error, NO_ERRORS):
+        return FINISHED
+    if isinstance(error, KeyboardInterrupt) or _is_during_interrupt(error):
+        return Ending("interrupted", describe_error(error), signal="SIGINT")
+    if isinstance(error, SystemExit):
+        return _exit_with(error.code, describe_error(error))
+    if type(error).__name__ in SIGNAL_ERRORS:
+        return Ending("killed", describe_error(error), signal=_signal_name(error))
+    return Ending("failed", describe_error(error))
+
+
+def _is_during_interrupt(error: BaseException) -> bool:
+    """Whether an exception was raised while Ctrl-C was handled: a clean exit, or a failed one."""
+    context = error.__context__
+    for _ in range(MAX_CAUSES):
+        if context is None or isinstance(context, KeyboardInterrupt):
+            break
+        context = context.__context__
+    return isinstance(context, KeyboardInterrupt)
+
+
+def _exit_with(code: object, error: dict[str, Any]) -> Ending:
+    if code is None or code == 0:
+        return FINISHED
+    if not isinstance(code, int):
+        return Ending("failed", error, exit_code=1)
+    if code == SIGNAL_EXIT + signal.SIGINT:
+        return Ending("interrupted", error, code, "SIGINT")
+    if code == SIGNAL_EXIT + signal.SIGTERM:
+        return Ending("killed", error, code, "SIGTERM")
+    return Ending("failed", error, exit_code=code)
+
+
+def _signal_name(error: BaseException) -> str:
+    number = getattr(error, "sigval", signal.SIGTERM)
+    return number.name if isinstance(number, signal.Signals) else "SIGTERM"
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return an exception as JSON: type, message, traceback (outermost line first) and cause."""
+    return _describe(error, 0)
+
+
+def _describe(error: BaseException, depth: int) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "type": type(error).__qualname__,
+        "message": mask(_shorten(text_of(error))),
+        "traceback": lines_of_traceback(error.__traceback__),
+    }
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and depth < MAX_CAUSES:
+        about["cause"] = _describe(cause, depth + 1)
+    return about
+
+
+def _shorten(text: str) -> str:
+    """Cut the middle out: messages of DataLoader workers end with the line that failed."""
+    half = MAX_MESSAGE // 2
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]}\n…\n{text[-half:]}"
+
+
+class ExitWatch:
+    """Notes exits and Ctrl-C in the main thread, until stopped.
+
+    It sees ``sys.exit``, ``exit`` and ``quit``, and the exceptions that leave a span (``note``).
+    """
+
+    def __init__(self, frame: FrameType | None) -> None:
+        """``frame``: a frame of the main thread, below that of the main module."""
+        self._main = _main_frame(frame)
+        self._noted: Ending | None = None
+        # The step at which Ctrl-C left a span.
+        self._interrupt: tuple[int | None] | None = None
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def start(self) -> None:
+        """Begin to note exits."""
+        owners: tuple[tuple[Any, str], ...] = (sys, "exit"), (_sitebuiltins.Quitter, "__call__")
+        for owner, name in owners:
+            original = getattr(owner, name)
+            noting = _noting(original, self.note)
+            setattr(owner, name, noting)
+            self._replaced.append((owner, name, original, noting))
+
+    def stop(self) -> None:
+        """Put back what was replaced, unless somebody else has replaced it since."""
+        for owner, name, original, noting in self._replaced:
+            if getattr(owner, name) is noting:
+                setattr(owner, name, original)
+        self._replaced.clear()
+
+    def note(self, error: BaseException, caller: FrameType | None = None) -> None:
+        """Remember an exception that may be about to end the process."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self._interrupt = (context.step,)
+        elif isinstance(error, SystemExit):
+            # Not the exception: it would keep all variables of the frames that it goes through.
+            self._noted = ending_of(error)
+            if self._noted.error is not None and caller is not None:
+                self._noted.error["traceback"] = lines_of_frame(caller)
+
+    def ending(self) -> Ending:
+        """Return how a process ends that no other exception than SystemExit has left."""
+        if self._main is not None and _has_returned(self._main):
+            # Whatever was raised, the program caught it.
+            return self.unraised()
+        if self._main is not None and self._noted is None:
+            return _ending_at(self._main)
+        return self._noted or self.unraised()
+
+    def unraised(self) -> Ending:
+        """Return how a run ends that no exception leaves: Ctrl-C may have been caught."""
+        is_last = self._interrupt is not None and self._interrupt[0] == context.step
+        return INTERRUPTED if is_last else FINISHED
+
+
+def _noting(
+    original: Callable[..., Any], note: Callable[[SystemExit, FrameType], None]
+) -> Callable[..., Any]:
+    def exit(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except SystemExit as error:
+            note(error, sys._getframe(1))
+            raise
+
+    exit.__doc__ = original.__doc__
+    return exit
+
+
+def _main_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the main module, in which the program as a whole runs.
+
+    Its variables are those of the module, so keeping it keeps nothing alive.
+    """
+    main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else None
+    found = None
+    while frame is not None:
+        if frame.f_globals is main and frame.f_code.co_name == "<module>":
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _has_returned(frame: FrameType) -> bool:
+    """Whether a frame that is over was left at its end, not by an exception."""
+    name = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
+    return name.startswith(("RETURN", "INSTRUMENTED_RETURN"))
+
+
+def _ending_at(frame: FrameType) -> Ending:
+    """Return how a program ends whose main module an unseen SystemExit left at its current line.
+
+    ``raise SystemExit(main())`` gives no code to see; as its call has returned, it is taken for a 0.
+    """
+    import ast
+    import linecache
+
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
+    try:
+        nodes = list(ast.walk(ast.parse(line)))
+    except (SyntaxError, ValueError, RecursionError):
+        nodes = []
+    raised = [node.exc for node in nodes if isinstance(node, ast.Raise)]
+    if len(raised) == 1:
+        arguments = raised[0].args if isinstance(raised[0], ast.Call) else []
+        if not arguments or isinstance(arguments[0], ast.Call):
+            return FINISHED
+        if isinstance(arguments[0], ast.Constant):
+            ending = ending_of(SystemExit(arguments[0].value))
+            if ending.error is not None:
+                ending.error["traceback"] = lines_of_frame(frame)[-1:]
+            return ending
+    about = {"type": "SystemExit", "message": "exit code not recorded"}
+    return Ending("failed", {**about, "traceback": lines_of_frame(frame)[-1:]})
