@@ -234,8 +234,6 @@ def test_every_kind_is_found(tmp_path: Path, log: Log) -> None:
     ("status", "code"),
     [("finished", 0), ("failed", 1), ("interrupted", 130), ("killed", 137)],
 )
-    ("status", "code"), [("finished", 0), ("failed", 1), ("interrupted", 130), ("killed", 137)]
-)
 def test_how_it_ended_is_carried_over(tmp_path: Path, log: Log, status: str, code: int) -> None:
     found = delivered(tmp_path, log, metric("loss", 1.0), status=status)
     [ended] = found.all("exit")
