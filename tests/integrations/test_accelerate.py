@@ -154,6 +154,44 @@ def test_a_loop_with_accumulation(recorded: Run) -> None:
     assert attributes_of(spans, "training_loop")[0]["train_iterations_start"] == 0
 
 
+def test_saves_and_loads_are_checkpoints(recorded: Run, tmp_path: Path) -> None:
+    """Each once, with the steps made so far; the accelerator is left as it was."""
+    accelerator = Accelerator(cpu=True, log_with=StepwellTracker(), project_dir=tmp_path)
+    accelerator.project_configuration.automatic_checkpoint_naming = True
+    accelerator.init_trackers("project")
+    model, optimizer, loader = prepare(accelerator, *parts(), diagnostics=False)
+    before = vars(accelerator).keys() - {"save_state", "save_model", "save", "load_state"}
+    seen = []
+    accelerator.register_save_state_pre_hook(
+        lambda *_: seen.append(stepwell.open_run(recorded.path).open_spans().collect()["name"])
+    )
+    for number, (x, y) in enumerate(loader, 1):
+        accelerator.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 3:
+            accelerator.save_state()
+    accelerator.save_model(model, tmp_path / "model")
+    accelerator.save(model.state_dict(), tmp_path / "weights.pt")
+    accelerator.load_state(str(tmp_path / "checkpoints" / "checkpoint_0"))
+    accelerator.end_training()
+    run, spans = finished(recorded.path)
+    # It is a span while the state is being saved.
+    assert "checkpoint_save_sync" in seen[0].to_list()
+    paths = [
+        tmp_path / "checkpoints" / "checkpoint_0",
+        tmp_path / "model",
+        tmp_path / "weights.pt",
+    ]
+    saves = attributes_of(spans, "checkpoint_save_sync")
+    assert [one["checkpoint_path"] for one in saves] == [str(path) for path in paths]
+    successes = told(run, "save_checkpoint_success")
+    assert [one["current_iteration"] for one in successes] == [3, 7, 7]
+    (load,) = attributes_of(spans, "checkpoint_load")
+    assert load["checkpoint_path"] == str(paths[0])
+    assert vars(accelerator).keys() == before
+
+
 def test_weights_are_the_same_with_and_without(recorded: Run) -> None:
     """To the last bit, with dropout and shuffling."""
     weights = []

@@ -17,14 +17,17 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
 
+from stepwell.integrations.checkpoints import record_save
 from stepwell.integrations.configuration import record_config
 from stepwell.integrations.torch.watching import Watch, watch
+from stepwell.integrations.wrapping import Wrappings, standard_span
 from stepwell.journal import metrics
 from stepwell.journal.errors import report
 from stepwell.loggers import Logger
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.start import init
 from stepwell.training.config import script_name
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 WHERE = "accelerate"
 
@@ -63,6 +66,7 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         self._off: Run | None = None
         self._logger: Logger | None = None
         self._watch: Watch | None = None
+        self._saves: Wrappings | None = None
 
     @property
     def tracker(self) -> Run | None:
@@ -123,7 +127,10 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         """End what this has begun; ``accelerator.end_training()`` calls it."""
         run, self._run = self._run, None
         watched, self._watch = self._watch, None
+        saves, self._saves = self._saves, None
         logger, self._logger = self._logger, None
+        if saves is not None:
+            saves.remove()
         if watched is not None:
             watched.close()
         try:
@@ -154,9 +161,46 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
             return prepared
     made = _watch(several, {"replicas": accelerator.num_processes, **options})
     _record_settings()
+    saves = _record_saves(accelerator, made)
     if tracker is not None:
-        tracker._watch = made
+        tracker._watch, tracker._saves = made, saves
     return prepared
+
+
+def _record_saves(accelerator: Any, watched: Watch) -> Wrappings:
+    """Record what this accelerator saves and loads from now on."""
+
+    def save_state(original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else kwargs.get("output_dir")
+        if path is None and accelerator.project_dir is not None:
+            # The accelerator counts its checkpoints itself.
+            name = f"checkpoint_{accelerator.save_iteration}"
+            path = os.path.join(accelerator.project_dir, "checkpoints", name)
+        return save(original, args, kwargs, path)
+
+    def save_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[1] if len(args) > 1 else kwargs.get("save_directory")
+        return save(original, args, kwargs, path)
+
+    def save_object(original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[1] if len(args) > 1 else kwargs.get("f")
+        return save(original, args, kwargs, path)
+
+    def save(original: Any, args: Any, kwargs: Any, path: Any) -> Any:
+        is_whole = isinstance(path, (str, os.PathLike)) and accelerator.is_main_process
+        return record_save(original, args, kwargs, step=watched.steps, path=path, is_whole=is_whole)
+
+    def load_state(original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else kwargs.get("input_dir")
+        with standard_span(Name.CHECKPOINT_LOAD, checkpoint_path=str(path)):
+            return original(*args, **kwargs)
+
+    saves = Wrappings()
+    saves.wrap(accelerator, "save_state", save_state)
+    saves.wrap(accelerator, "save_model", save_model)
+    saves.wrap(accelerator, "save", save_object)
+    saves.wrap(accelerator, "load_state", load_state)
+    return saves
 
 
 def _record_settings() -> None:

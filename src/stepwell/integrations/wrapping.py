@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from stepwell.journal.span import Span
+from stepwell.telemetry.live import NO_SPAN, find_open
+from stepwell.training import calls
+from stepwell.training.current import current
 from stepwell.training.job import PHASES
+from stepwell.training.standard_spans import WORDS
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 Around = Callable[..., Any]
@@ -20,6 +25,24 @@ UPDATE = Span(Name.OPTIMIZER_UPDATE.value)
 LOADING_TIME = PHASES[Name.DATA_LOADING]
 FORWARD_TIME = PHASES[Name.MODEL_FORWARD]
 BACKWARD_TIME = PHASES[Name.MODEL_BACKWARD]
+
+
+@contextmanager
+def standard_span(name: Name, **attributes: Any) -> Iterator[None]:
+    """Record a part of the job, unless the user does so already."""
+    if current.job is None or find_open(WORDS[name]) is not None:
+        yield
+        return
+    span = calls.start(name)
+    if attributes and span is not NO_SPAN:
+        span.add_attributes(attributes)
+    try:
+        yield
+    except BaseException as error:
+        calls.end(name, None, error)
+        raise
+    if span.active:
+        calls.end(name)
 
 
 class Wrapped:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader
 
+import stepwell
 from tests.integrations.lightning.fits import (
     BATCH,
     BATCHES,
@@ -108,6 +111,35 @@ def test_fit_validate_and_test(tmp_path: Path) -> None:
         "testing_loop",
     ]
     assert recorded.open() == []
+
+
+def test_a_validation_is_all_that_lightning_does_for_it(tmp_path: Path) -> None:
+    """Making its iterator and what callbacks do at its end, too; the checkpoint after it is no part of it."""
+
+    class Slow(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            with stepwell.span("iterator"):
+                return super().__iter__()
+
+    class After(pl.Callback):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            with stepwell.span("after"):
+                pass
+
+    kept = ModelCheckpoint(tmp_path, monitor="val_loss")
+    trainer = hooked()(
+        **options(max_epochs=2, enable_checkpointing=True, callbacks=[After(), kept])
+    )
+    trainer.fit(Model(), loader(), Slow(loader().dataset, batch_size=BATCH))
+    recorded = Recorded()
+    # Once in the sanity check, and after each epoch.
+    assert recorded.count("iterator", "validation_loop") == 3
+    assert recorded.count("after", "validation_loop") == 3
+    assert recorded.count("validation_loop", "application") == 1
+    assert recorded.count("validation_loop", "training_loop") == 2
+    saves = [n for (name, above), n in recorded.edges.items() if name == "checkpoint_save_sync"]
+    assert sum(saves) == recorded.count("checkpoint_save_sync", "training_loop") > 0
+    assert recorded.open() == ["application"]
 
 
 @pytest.mark.parametrize("every", [4, BATCHES])

@@ -216,6 +216,14 @@ class TelemetryCallback:
         finally:
             del vars(trainer)[RECORDING]
 
+    def save(self, trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save a checkpoint as ``original`` does, and record it."""
+        recording = self._mine(trainer)
+        if recording is not None:
+            # A checkpoint at the end of a validation is no part of it.
+            recording.evaluations.finish()
+        return self.saves.save(trainer, original, *args, **kwargs)
+
     # What Lightning calls
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -243,11 +251,6 @@ class TelemetryCallback:
         if recording is not None:
             recording.training.start_epoch()
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.start("validation")
-
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
         if recording is not None:
@@ -272,11 +275,6 @@ class TelemetryCallback:
         recording = self._mine(trainer)
         if recording is not None:
             recording.evaluations.end_iteration("validation")
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.start("testing")
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stepwell.telemetry.live import NO_SPAN, Span
@@ -17,30 +18,65 @@ class Evaluations:
         self.trainer = trainer
         self._sanity: list[tuple[Name, Span]] = []
         self._evaluating: dict[str, bool] = {}
+        # The part whose loop is running, and the one whose hooks at the end are being called.
+        self._running: calls.Part | None = None
+        self._ending: calls.Part | None = None
 
     def forget(self) -> None:
         """The trainer has come to an end."""
         self._sanity.clear()
+        self._running = self._ending = None
 
-    def start(self, part: calls.Part) -> None:
-        """A validation or testing loop starts."""
-        job = current.job
-        if job is None:
+    def around_run(self, part: calls.Part) -> Callable[[Any], Callable[..., Any]]:
+        """Around the whole of a loop, which makes its loaders first."""
+
+        def around(original: Any) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._running = part
+                try:
+                    result = original(*args, **kwargs)
+                    self.finish()
+                    return result
+                finally:
+                    self._running = None
+
+            return run
+
+        return around
+
+    def around_reset(self, original: Any) -> Callable[..., Any]:
+        """Around what makes the iterators of a loop: from here on it evaluates."""
+
+        def reset(*args: Any, **kwargs: Any) -> Any:
+            if self._running is not None:
+                self._start(self._running)
+            return original(*args, **kwargs)
+
+        return reset
+
+    def _start(self, part: calls.Part) -> None:
+        if current.job is None:
             return
         if self.trainer.sanity_checking:
             self._start_sanity(Name.VALIDATION_LOOP)
             return
-        evaluation = job.validation if part == "validation" else job.testing
         # What the user has started goes on until the user ends it.
-        self._evaluating[part] = evaluation.span is None
-        if evaluation.span is None:
+        self._evaluating[part] = not _is_open(part)
+        if self._evaluating[part]:
             calls.start_evaluation(part)
 
     def end(self, part: calls.Part) -> None:
-        """It ends."""
+        """Note that metrics are complete; what other callbacks do now still belongs to the loop."""
+        self._ending = part
+
+    def finish(self) -> None:
+        """End the loop, unless it has ended: it returns, or a checkpoint is saved at its end."""
+        part, self._ending = self._ending, None
+        if part is None:
+            return
         if self._sanity:
             self._end_sanity()
-        elif self._evaluating.pop(part, False):
+        elif self._evaluating.pop(part, False) and _is_open(part):
             calls.end_evaluation(part)
 
     def start_iteration(self, part: calls.Part) -> None:
@@ -67,3 +103,10 @@ class Evaluations:
     def _end_sanity(self) -> None:
         name, _ = self._sanity.pop()
         calls.end(name)
+
+
+def _is_open(part: calls.Part) -> bool:
+    job = current.job
+    if job is None:
+        return False
+    return (job.validation if part == "validation" else job.testing).span is not None

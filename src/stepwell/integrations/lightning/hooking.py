@@ -46,7 +46,7 @@ class Hooked:
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Save a checkpoint, and record it."""
         original = super().save_checkpoint  # type: ignore[misc]
-        return self.telemetry_callback.saves.save(self, original, *args, **kwargs)
+        return self.telemetry_callback.save(self, original, *args, **kwargs)
 
     @contextmanager
     def init_module(self, *args: Any, **kwargs: Any) -> Iterator[Any]:

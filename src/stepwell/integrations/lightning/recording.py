@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 STAGES = {"fit_loop": "train", "validate_loop": "val", "test_loop": "test"}
 STAGES["predict_loop"] = "predict"
+PARTS: dict[str, calls.Part] = {"val": "validation", "test": "testing"}
 
 
 class Recording:
@@ -55,11 +56,11 @@ class Recording:
 
     def wrap_save(self) -> None:
         """Record the saves of a trainer whose class does not."""
-        saves = self.callback.saves
+        save = self.callback.save
 
         def around(original: Any) -> Callable[..., Any]:
             def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-                return saves.save(self.trainer, original, *args, **kwargs)
+                return save(self.trainer, original, *args, **kwargs)
 
             return save_checkpoint
 
@@ -111,8 +112,11 @@ class Recording:
         if loop is None:
             return
         self._wrappings.replace(loop, "setup_data", self._around_loaders(loop, stage))
-        if stage in ("val", "test"):
+        part = PARTS.get(stage)
+        if part is not None:
             self._wrap_fetches(loop, False)
+            self._wrappings.replace(loop, "run", self.evaluations.around_run(part))
+            self._wrappings.replace(loop, "reset", self.evaluations.around_reset)
 
     def _wrap_fetches(self, loop: Any, is_counted: bool) -> None:
         fetches = Fetches(self._thread, is_counted)

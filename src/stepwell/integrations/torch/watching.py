@@ -56,6 +56,11 @@ class Watch:
         """Whether training is being watched."""
         return self._training is not None
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, those before a resume included; 0 when nothing is watched."""
+        return 0 if self._training is None else self._training.steps_made
+
     def close(self) -> None:
         """Training is over: end its loop, and the run if it was started here. Twice is harmless."""
         self._close(None)

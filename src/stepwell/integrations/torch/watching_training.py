@@ -69,6 +69,11 @@ class WatchedTraining(InLoop):
         self._backwards = 0
         self._samples: int | None = None
 
+    @property
+    def steps_made(self) -> int:
+        """Optimizer steps so far, that of the iteration under way included."""
+        return self.step + (self._open is not None and self._stepped)
+
     # What the loader does
 
     def follows(self, loader: Any) -> bool:
@@ -80,8 +85,7 @@ class WatchedTraining(InLoop):
         try:
             if self._validation.span is not None and self._epochs.is_led:
                 return False
-            steps = self.step + (self._open is not None and self._stepped)
-            return self._epochs.lead(batches, self._inside(), steps)
+            return self._epochs.lead(batches, self._inside(), self.steps_made)
         except Exception as error:
             report(WHERE, error)
             return False

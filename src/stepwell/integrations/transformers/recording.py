@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepwell.integrations.checkpoints import record_save
 from stepwell.integrations.timing import LOSS, timer
 from stepwell.integrations.transformers.training import WHERE, Training
 from stepwell.integrations.wrapping import (
@@ -16,13 +16,13 @@ from stepwell.integrations.wrapping import (
     FORWARD_TIME,
     Wrapped,
     Wrappings,
+    standard_span,
 )
 from stepwell.journal import metrics
 from stepwell.journal.errors import report
 from stepwell.journal.span import Span
-from stepwell.telemetry.live import NO_SPAN, find_open
+from stepwell.telemetry.live import find_open
 from stepwell.training import calls
-from stepwell.training.checkpoints import SPANS
 from stepwell.training.current import current
 from stepwell.training.standard_spans import WORDS
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
@@ -99,60 +99,43 @@ class Recording:
 
     # Setting up
 
-    @contextmanager
-    def _seen(self, name: Name, **attributes: Any) -> Iterator[None]:
-        """Record something, unless the user tells of it."""
-        if current.job is None or find_open(WORDS[name]) is not None:
-            yield
-            return
-        span = calls.start(name)
-        if attributes and span is not NO_SPAN:
-            span.add_attributes(attributes)
-        try:
-            yield
-        except BaseException as error:
-            calls.end(name, None, error)
-            raise
-        if span.active:
-            calls.end(name)
-
     def _around_model_init(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._seen(Name.MODEL_INIT):
+        with standard_span(Name.MODEL_INIT):
             return original(*args, **kwargs)
 
     def _around_optimizer_init(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.trainer.optimizer is not None:
             return original(*args, **kwargs)
-        with self._seen(Name.OPTIMIZER_INIT):
+        with standard_span(Name.OPTIMIZER_INIT):
             return original(*args, **kwargs)
 
     def _around_train_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._seen(Name.DATA_LOADER_INIT, stage="train"):
+        with standard_span(Name.DATA_LOADER_INIT, stage="train"):
             return original(*args, **kwargs)
 
     def _around_eval_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._seen(Name.DATA_LOADER_INIT, stage="val"):
+        with standard_span(Name.DATA_LOADER_INIT, stage="val"):
             return original(*args, **kwargs)
 
     def _around_test_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._seen(Name.DATA_LOADER_INIT, stage="test"):
+        with standard_span(Name.DATA_LOADER_INIT, stage="test"):
             return original(*args, **kwargs)
 
     def _around_load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[0] if args else kwargs.get("resume_from_checkpoint")
-        with self._seen(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="model"):
+        with standard_span(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="model"):
             return original(*args, **kwargs)
 
     def _around_load_optimizer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[0] if args else kwargs.get("checkpoint")
         if path is None:
             return original(*args, **kwargs)
-        with self._seen(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="optimizer"):
+        with standard_span(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="optimizer"):
             return original(*args, **kwargs)
 
     def _around_load_best(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         path = self.trainer.state.best_model_checkpoint
-        with self._seen(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="best model"):
+        with standard_span(Name.CHECKPOINT_LOAD, checkpoint_path=str(path), part="best model"):
             return original(*args, **kwargs)
 
     # Training
@@ -260,24 +243,16 @@ class Recording:
         return self._save(path, False, original, args, kwargs)
 
     def _save(self, path: Any, is_whole: bool, original: Any, args: Any, kwargs: Any) -> Any:
-        """Record a save, unless it is part of one."""
-        if current.job is None or any(find_open(WORDS[name]) for name in SPANS.values()):
-            return original(*args, **kwargs)
         trainer = self.trainer
         is_writer = bool(getattr(trainer.args, "should_save", True))
-        span = calls.start_save(
-            int(trainer.state.global_step), None, path if is_whole and is_writer else None, "sync"
+        return record_save(
+            original,
+            args,
+            kwargs,
+            step=int(trainer.state.global_step),
+            path=path,
+            is_whole=is_whole and is_writer,
         )
-        if span is NO_SPAN:
-            return original(*args, **kwargs)
-        span.add_attribute("checkpoint_path", str(path))
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            calls.conclude_save(error)
-            raise
-        calls.conclude_save(None)
-        return result
 
 
 def _loop_name(part: calls.Part) -> Name:
