@@ -32,6 +32,7 @@ def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     # What the machine is busy with would be among what tests count.
     monkeypatch.setenv("STEPWELL_RUNTIME", "off")
+    monkeypatch.setenv("STEPWELL_QUIET", "1")
     yield
     stepwell.finish()
 

@@ -134,7 +134,7 @@ class recorded:
         errors.set_strict(self._strict)
         try:
             with _unwatched():
-                run = stepwell.init(self._name, dir=folder, **self._options)
+                run = stepwell.init(self._name, dir=folder, **{"quiet": True, **self._options})
         except BaseException:
             errors.set_strict(False)
             shutil.rmtree(folder, ignore_errors=True)

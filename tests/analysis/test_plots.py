@@ -420,7 +420,7 @@ def test_the_command_writes_files_and_json(tmp_path: Path) -> None:
         (["plot", "run", "nothing"], "there are: loss"),
         (["plot", "--x", "day"], "step, epoch, time"),
         (["plot", "-o", "a.pdf"], ".png or .html"),
-        (["plot", "nowhere"], "is no run"),
+        (["plot", "nowhere"], "No run named"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

@@ -83,7 +83,7 @@ def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("show", "nothing"), "there are no runs in 'runs'"),
+        (("show", "nothing"), "No runs in runs/."),
         (("show", "no/such/folder"), "there is no run folder 'no/such/folder'"),
         (("export", "--to", "excel"), "--to is 'excel': write one of parquet, csv, jsonl, chrome"),
     ],
@@ -98,14 +98,29 @@ def test_mistakes_are_one_clear_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_an_ambiguous_beginning_names_the_candidates(tmp_path: Path) -> None:
-    """The beginning of an id is enough when it means one run, and is refused when it means two."""
+def test_the_newest_of_several_runs_with_a_name(tmp_path: Path) -> None:
+    """A name, or the beginning of an id, that several runs have means the newest; one line says so."""
     first, second = record(tmp_path / "runs", "a"), record(tmp_path / "runs", "a")
-    assert "finished" in run_stepwell("show", first.id, cwd=tmp_path).stdout
-    refused = run_stepwell("show", "a-", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert first.id in refused.stderr
-    assert second.id in refused.stderr
+    assert (
+        json.loads(run_stepwell("show", first.id, "--json", cwd=tmp_path).stdout)["id"] == first.id
+    )
+    for text in ("a", "a-2"):
+        done = run_stepwell("show", text, "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)["id"] == second.id
+        assert done.stderr == f"stepwell: 2 runs are named 'a'; this is the newest, {second.id}\n"
+
+
+def test_a_beginning_that_runs_of_several_names_have(tmp_path: Path) -> None:
+    """It is refused, with the ids of those runs."""
+    first, second = record(tmp_path / "runs", "bert"), record(tmp_path / "runs", "beta")
+    done = run_stepwell("show", "be", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"stepwell: 2 runs in runs/ begin with 'be': {second.id}, {first.id}\n"
+
+
+def test_version(tmp_path: Path) -> None:
+    """`stepwell --version` prints the version of the package."""
+    assert run_stepwell("--version", cwd=tmp_path).stdout == f"stepwell {stepwell.__version__}\n"
 
 
 def test_parquet_export_is_read_by_another_tool(tmp_path: Path) -> None:

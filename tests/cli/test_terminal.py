@@ -110,7 +110,7 @@ def test_an_id_that_is_not_there_has_the_near_ones_told(
     """Somebody who mistypes a name is shown what it may have been."""
     shown = in_terminal(*own(name, words(name, "whoel"), tmp_path), cwd=place.path)
     assert shown.code == 2
-    assert "'whoel' is no run in 'runs'; did you mean whole?" in shown.text
+    assert "No run named 'whoel' in runs/. Did you mean 'whole'?" in shown.text
     assert shown.widest <= 80
 
 
@@ -120,7 +120,7 @@ def test_an_empty_folder(name: str, place: Place, tmp_path: Path) -> None:
     more = ["--dir", "empty"]
     done = run_stepwell(*own(name, words(name, "whole"), tmp_path), *more, cwd=place.path)
     assert done.returncode == 2
-    assert "there are no runs in 'empty'" in done.stderr
+    assert "No runs in empty/." in done.stderr
     assert "STEPWELL_DIR" in done.stderr
 
 

@@ -26,7 +26,8 @@ def recording_environment(runs: str | os.PathLike[str], **variables: str) -> dic
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment without stepwell's, a launcher's or a terminal's variables.
 
-    Programs find stepwell and the ``tests`` package. System metrics are off: tests count metrics.
+    Programs find stepwell and the ``tests`` package. System metrics are off: tests count metrics. So are the
+    lines at the start and end of a run: tests compare what programs print.
     """
     kept = {
         name: value
@@ -39,5 +40,6 @@ def environment(**variables: str) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
         "STEPWELL_RUNTIME": "off",
+        "STEPWELL_QUIET": "1",
         **variables,
     }

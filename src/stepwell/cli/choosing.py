@@ -1,4 +1,4 @@
-"""Which runs a command is about, and what a shell offers where one is to be named."""
+"""The runs that a command is about, and the completion of their ids in a shell."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ if TYPE_CHECKING:
     from stepwell.reading import RecordedRun
 
 
+def choose_run(text: str | None, dir: Path | None) -> RecordedRun:
+    """Return the run with this path, id or name, without one the newest; say which where several match."""
+    from stepwell.cli.output import complain
+    from stepwell.reading.find import find_run
+
+    return find_run(text, dir, complain)
+
+
 def choose_runs(
     texts: Sequence[str], dir: Path | None, last: int | None, everything: bool
 ) -> list[RecordedRun]:
     """The runs that are named; else the newest ones, or all; else the newest one."""
-    from stepwell.reading.find import find_run
+    from stepwell.reading.find import no_runs
     from stepwell.reading.run import list_runs, runs_dir
     from stepwell.reading.version import newer_format
 
@@ -28,13 +36,11 @@ def choose_runs(
     if last is not None and last < 1:
         raise StepwellError(f"--last {last}: write how many of the newest runs, at least 1")
     if last is None and not everything:
-        chosen = [find_run(text, dir) for text in texts or (None,)]
+        chosen = [choose_run(text, dir) for text in texts or (None,)]
         return list({run.path.resolve(): run for run in chosen}.values())
     found = [run for run in list_runs(dir) if newer_format(run.about) is None]
     if not found:
-        raise StepwellError(
-            f"there are no runs in {str(runs_dir(dir))!r}: give --dir, or set STEPWELL_DIR"
-        )
+        raise StepwellError(no_runs(runs_dir(dir)))
     return found[:last]
 
 

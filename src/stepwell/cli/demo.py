@@ -45,7 +45,7 @@ def run_demo(root: Path, seconds: float) -> None:
         raise StepwellError("the demo trains a model: pip install 'stepwell[torch]'") from None
     out = console()
     out.print("Training a small network on pictures it draws itself. Ctrl-C stops it.")
-    with stepwell.init("demo", dir=root, config=CONFIG, tags=["demo"]) as run:
+    with stepwell.init("demo", dir=root, config=CONFIG, tags=["demo"], quiet=True) as run:
         _train(run, seconds)
     out.print()
     show_report(stepwell.open_run(run.path))

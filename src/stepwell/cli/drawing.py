@@ -10,6 +10,8 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
+from stepwell.journal.text import duration
+
 BARS = "▁▂▃▄▅▆▇█"
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?s|min|h|[KMG]?B)\b)")
 """The blank between a number and its unit."""
@@ -36,15 +38,7 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
 
 def seconds(value: float) -> str:
     """A duration with three figures: 1.23 s, 45.6 ms, 2 h 03 min."""
-    if value < 1e-3:
-        return f"{value * 1e6:.3g} µs"
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    if value < 60:
-        return f"{value:.3g} s"
-    if value < 3600:
-        return f"{int(value // 60)} min {int(value % 60):02d} s"
-    return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"
+    return duration(value * 1e9)
 
 
 def number(value: float) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from stepwell.cli.choosing import complete_run
+from stepwell.cli.choosing import choose_run, complete_run
 from stepwell.cli.commands import register
 from stepwell.cli.options import CARRY, KEEP, LOOK, DirOption, JsonOption, RunArgument
 from stepwell.cli.output import complain
@@ -46,6 +46,26 @@ def main() -> None:
         sys.exit(1)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from stepwell import __version__
+
+        print(f"stepwell {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Look at what stepwell recorded of your training runs."""
+
+
 @app.command("ls", rich_help_panel=LOOK)
 def list_command(dir: DirOption = None, json: JsonOption = False) -> None:
     """List runs, newest first."""
@@ -61,9 +81,8 @@ def show(run: RunArgument = None, dir: DirOption = None, json: JsonOption = Fals
     from stepwell.analysis.overview import overview
     from stepwell.cli.summary import show_overview
     from stepwell.cli.waiting import waiting
-    from stepwell.reading.find import find_run
 
-    found = find_run(run, dir)
+    found = choose_run(run, dir)
     with waiting(f"reading {found.id}"):
         made = overview(found)
     show_overview(made, json)
@@ -104,11 +123,10 @@ def export(
 ) -> None:
     """Write a run as a trace for a viewer, or its tables as files, by run and rank."""
     from stepwell.cli.exporting import Choice, check_choice, export_run
-    from stepwell.reading.find import find_run
 
     choice = Choice(to, output, steps, ranks, dialect)
     check_choice(choice)
-    export_run(find_run(run, dir), choice, json)
+    export_run(choose_run(run, dir), choice, json)
 
 
 @app.command(rich_help_panel=CARRY)
@@ -137,10 +155,9 @@ def forward(
 ) -> None:
     """Send a recorded run to an exporter, or to a logger's backend what that has not got yet."""
     from stepwell.cli.forwarding import forward_run, parse_filter, parse_options
-    from stepwell.reading.find import find_run
 
     chosen = parse_filter(all_spans, only, skip)
-    forward_run(find_run(run, dir), to, parse_options(option), chosen, json)
+    forward_run(choose_run(run, dir), to, parse_options(option), chosen, json)
 
 
 @app.command("import", rich_help_panel=CARRY)
@@ -206,9 +223,8 @@ def plot(
     from stepwell.analysis.plots import Options, panels
     from stepwell.cli.plotting import save_panels, show_panels
     from stepwell.cli.waiting import waiting
-    from stepwell.reading.find import find_run
 
-    found = find_run(run, dir)
+    found = choose_run(run, dir)
     with waiting(f"reading {found.id}"):
         made = panels([found], metrics or (), Options(x, smooth, rank, by_rank, log))
     if output is not None:
@@ -256,9 +272,8 @@ def compare(
     from stepwell.analysis import compare as comparing
     from stepwell.cli.comparing import show_comparison
     from stepwell.cli.waiting import waiting
-    from stepwell.reading.find import find_run
 
-    found = [find_run(text, dir) for text in runs]
+    found = [choose_run(text, dir) for text in runs]
     with waiting("comparing"):
         made = comparing.compare(found, metric, by=by, group=group, time=time, weights=weights)
     if output is not None:
@@ -280,9 +295,8 @@ def stacks_command(
 ) -> None:
     """Say what every rank and thread is inside of now, or was when it died, and who hangs."""
     from stepwell.cli.stacks import show_stacks
-    from stepwell.reading.find import find_run
 
-    show_stacks(find_run(run, dir), after, json)
+    show_stacks(choose_run(run, dir), after, json)
 
 
 @app.command("report", rich_help_panel=LOOK)
@@ -314,9 +328,8 @@ def report_command(
     if fail_on not in (None, "critical", "warning", "note"):
         raise StepwellError(f"--fail-on {fail_on}: write critical, warning or note")
     from stepwell.cli.reporting import show_report
-    from stepwell.reading.find import find_run
 
-    code = show_report(find_run(run, dir), json, fail_on, engine=engine, scheduler=scheduler)
+    code = show_report(choose_run(run, dir), json, fail_on, engine=engine, scheduler=scheduler)
     if code:
         raise typer.Exit(code)
 
@@ -344,9 +357,8 @@ def alert_command(
 ) -> None:
     """Look at a run while it goes on, and tell of each new finding once."""
     from stepwell.cli.alerting import follow_run
-    from stepwell.reading.find import find_run
 
-    follow_run(find_run(run, dir), command, webhook, every, least, once, json)
+    follow_run(choose_run(run, dir), command, webhook, every, least, once, json)
 
 
 @app.command("simulate", rich_help_panel=KEEP)
@@ -377,9 +389,8 @@ def simulate_command(
 def recover(run: RunArgument = None, dir: DirOption = None, json: JsonOption = False) -> None:
     """Collect what killed processes left in live files or in a spool of this machine."""
     from stepwell.cli.recovery import recover_run
-    from stepwell.reading.find import find_run
 
-    recover_run(find_run(run, dir), json)
+    recover_run(choose_run(run, dir), json)
 
 
 @app.command(rich_help_panel=KEEP)

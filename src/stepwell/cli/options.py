@@ -17,7 +17,7 @@ RunArgument = Annotated[
     Optional[str],  # noqa: UP045 - typer reads this at run time on Python 3.10 too
     typer.Argument(
         metavar="[RUN]",
-        help="A run folder or run id; the newest run if left out.",
+        help="A run folder, run id or name (the newest of several); the newest run if left out.",
         autocompletion=complete_run,
     ),
 ]
@@ -25,7 +25,7 @@ RunsArgument = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(
         metavar="[RUN]...",
-        help="Run folders or run ids; the newest run if left out.",
+        help="Run folders, run ids or names; the newest run if left out.",
         autocompletion=complete_run,
     ),
 ]

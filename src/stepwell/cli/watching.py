@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 
 from stepwell.analysis.live import LiveRun, Snapshot
+from stepwell.cli.choosing import choose_run
 from stepwell.cli.drawing import console
 from stepwell.cli.output import print_line, to_plain
 from stepwell.cli.watch_view import line_of, view_of
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun, list_runs
-from stepwell.reading.find import find_run
 from stepwell.reading.version import newer_format
 
 REST = 4
@@ -28,10 +28,10 @@ INTERRUPTED = 130
 def run_to_watch(text: str | None, dir: Path | None) -> RecordedRun:
     """The run that is named; else the newest that is running, else the newest."""
     if text is not None:
-        return find_run(text, dir)
+        return choose_run(text, dir)
     known = [run for run in list_runs(dir)[:20] if newer_format(run.about) is None]
     running = (run for run in known if run.status == "running")
-    return next(running, None) or find_run(None, dir)
+    return next(running, None) or choose_run(None, dir)
 
 
 def watch_run(run: RecordedRun, interval: float | None, once: bool, as_json: bool) -> int:

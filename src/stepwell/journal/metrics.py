@@ -158,6 +158,11 @@ def set_context(step: int | None, epoch: int | None) -> None:
         _pack(lane.rows, row, head, 0.0, CONTEXT_NAME)
 
 
+def logged_names() -> list[str]:
+    """Return the names of the metrics that this process has logged, in runs before this one too."""
+    return list({**_words, **_heard})
+
+
 def latest(name: str, lanes: list[Lane]) -> float | None:
     """The latest value of a metric among those that have not left memory yet."""
     words = [*_heard.get(name, ()), *([_words[name]] if name in _words else [])]

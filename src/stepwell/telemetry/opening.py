@@ -18,11 +18,13 @@ from stepwell.journal.system import boot_id
 from stepwell.telemetry import identity
 from stepwell.telemetry.claims import read_claim
 from stepwell.telemetry.launch import Launch, claim_attempt, find_launch
+from stepwell.telemetry.notices import is_quiet, print_start
 from stepwell.telemetry.place import Place, find_place
 from stepwell.telemetry.recorder import Recorder
 from stepwell.telemetry.run import Run, activate, finish_active
 from stepwell.telemetry.run_document import RunDocument
 from stepwell.telemetry.runtime import start_watch
+from stepwell.telemetry.script_name import script_name
 
 MODES = ("", "on", "off")
 
@@ -34,16 +36,19 @@ def start(
     tags: Iterable[str],
     run_id: str | None,
     resume: bool,
+    quiet: bool | None,
 ) -> Run:
     """What ``init`` does, with its arguments."""
     about = _about(name, config, tags)
     if not isinstance(resume, bool):
         raise StepwellError(f"resume is {resume!r}: write True or False")
+    if quiet is not None and not isinstance(quiet, bool):
+        raise StepwellError(f"quiet must be True, False or None, got {quiet!r}")
     folder = _root(dir)
     if _mode() == "off":
         return _disabled(name, folder)
     try:
-        return _open(about, folder, name, run_id, resume)
+        return _open(about, folder, run_id, resume, is_quiet() if quiet is None else quiet)
     except StepwellError:
         raise
     except Exception as error:
@@ -59,11 +64,13 @@ def _disabled(name: str | None, folder: Path) -> Run:
 
 
 def _open(
-    about: dict[str, Any], folder: Path, name: str | None, run_id: str | None, resume: bool
+    about: dict[str, Any], folder: Path, run_id: str | None, resume: bool, quiet: bool
 ) -> Run:
     place = find_place(os.environ)
     errors.set_quiet(place.rank != 0)
-    launch = _find_launch(folder, place, run_id, name)
+    if about["name"] is None and run_id is None and not os.environ.get("STEPWELL_RUN_ID"):
+        about["name"] = script_name()
+    launch = _find_launch(folder, place, run_id, about["name"])
     path = folder / launch.run_id
     attempt, obstacle = _attempt(path, launch, resume)
     finish_active()
@@ -72,13 +79,14 @@ def _open(
     document = RunDocument(path, launch.run_id, place, attempt, about)
     run = Run(
         id=launch.run_id,
-        name=name or launch.run_id,
+        name=about["name"] or launch.run_id,
         path=path,
         attempt=attempt,
         rank=place.rank,
         recorder=recorder,
         world_size=place.world_size,
         document=document,
+        quiet=quiet or place.rank != 0 or place.launcher == "starter",
     )
     activate(run, recorder)
     if obstacle is not None:
@@ -92,6 +100,8 @@ def _open(
         from stepwell.telemetry.exporter_loading import add_from_environment
 
         add_from_environment(run)
+    if not run.quiet and obstacle is None:
+        print_start(path)
     return run
 
 

@@ -9,9 +9,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stepwell.journal import clock
 from stepwell.journal.errors import StepwellError, misuse, quietly, say, warn_once
+from stepwell.journal.metrics import context, set_context
 from stepwell.journal.metrics import log as log
-from stepwell.journal.metrics import set_context
 from stepwell.journal.span import AttributedSpan, IdleSpan, Span
 from stepwell.journal.state import current_journal, state
 
@@ -75,13 +76,14 @@ class Run:
 
     Attributes:
         id: the run id.
-        name: the name given to ``init``, or the id.
+        name: the name given to ``init``, or that of the script, or the id given.
         path: the run folder.
         attempt: 0 for the first launch of this run, one more for each restart.
         rank: rank of this process.
         world_size: number of ranks.
         labels: what ``label`` was told.
         disabled: whether nothing is recorded (``STEPWELL_MODE=off``).
+        quiet: whether it prints no lines at its start and end.
     """
 
     _exports: Exports | None = None
@@ -98,6 +100,7 @@ class Run:
         world_size: int = 1,
         document: RunDocument | None = None,
         disabled: bool = False,
+        quiet: bool = True,
     ) -> None:
         self.id = id
         self.name = name
@@ -107,11 +110,13 @@ class Run:
         self.world_size = world_size
         self.labels: dict[str, Any] = {}
         self.disabled = disabled
+        self.quiet = quiet
         self.status = "running"
         self._recorder = recorder
         self._document = document
         self._before_finish: list[Callable[[str], None]] = []
         self._derived_config: set[str] = set()
+        self._began = clock.now()
 
     # Recording
 
@@ -285,6 +290,7 @@ class Run:
         from stepwell.telemetry.children import release_children
 
         self.status = ending.status
+        losses = "" if self.quiet else _last_losses(recorder)
         self._stop_recording()
         if _active.run is self:
             _active.run = None
@@ -293,6 +299,14 @@ class Run:
         _close(recorder, ending, timeout)
         if self._exports is not None:
             _close_exports(self._exports)
+        if not self.quiet:
+            self._print_end(ending, losses or "")
+
+    @quietly
+    def _print_end(self, ending: Ending, losses: str) -> None:
+        from stepwell.telemetry.notices import print_end
+
+        print_end(self.path, ending, clock.now() - self._began, context.step, losses)
 
     def _stop_recording(self) -> None:
         """Make this object do nothing: another run may be active when it is used again."""
@@ -331,7 +345,9 @@ class Run:
             "world_size",
             "labels",
             "disabled",
+            "quiet",
             "status",
+            "_began",
         ]
         here: dict[str, Any] = {"_recorder": None, "_document": None, "_before_finish": []}
         return {**{key: self.__dict__[key] for key in kept}, **here}
@@ -351,6 +367,16 @@ def _call(hook: Callable[[str], None], status: str) -> None:
 @quietly
 def _close(recorder: Recorder, ending: Ending, timeout: float) -> None:
     recorder.close(ending, timeout)
+
+
+@quietly
+def _last_losses(recorder: Recorder) -> str:
+    from stepwell.telemetry.notices import last_losses
+
+    if recorder.journal.scalars.pending:
+        # Those on an accelerator: most are ready, and none is waited for.
+        recorder.pump.flush(0.5)
+    return last_losses(recorder.journal.lanes)
 
 
 @quietly

@@ -330,7 +330,7 @@ def test_the_command_answers_first(tmp_path: Path) -> None:
     [
         (["compare", "a"], "two or more"),
         (["compare", "a", "a"], "twice"),
-        (["compare", "a", "nowhere"], "is no run"),
+        (["compare", "a", "nowhere"], "No run named"),
         (["compare", "a", "b", "--metric", "x"], "there are: loss"),
         (["compare", "a", "b", "-o", "x.pdf"], ".png or .html"),
     ],

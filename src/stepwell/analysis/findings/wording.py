@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepwell.journal.text import duration as duration
+from stepwell.journal.text import number as number
+
 PHASE_WORDS = {
     "startup": "setting up",
     "restore": "loading a checkpoint",
@@ -29,32 +32,11 @@ def phase_word(phase: str) -> str:
     return PHASE_WORDS.get(phase, phase)
 
 
-def duration(ns: float) -> str:
-    """A duration with three figures: 1.23 s, 45.6 ms, 2 h 03 min."""
-    seconds = ns / 1e9
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    # What would be shown as 1000 ms is a second.
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 def percent(share: float) -> str:
     """A share in whole per cent, with one decimal where it is small."""
     if 0 < share < 0.0005:
         return "<0.1%"
     return f"{share:.1%}" if 0 < share < 0.0995 else f"{share:.0%}"
-
-
-def number(value: float) -> str:
-    """A number with three figures."""
-    return f"{value:.3g}"
 
 
 def listed(steps: Sequence[int], most: int = 3) -> str:

@@ -1,0 +1,24 @@
+"""Durations and numbers as text, in one format for messages, commands and reports."""
+
+from __future__ import annotations
+
+
+def duration(ns: float) -> str:
+    """Return a duration with three significant digits: 1.23 s, 45.6 ms, 2 h 03 min."""
+    seconds = ns / 1e9
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    # What would be shown as 1000 ms is a second.
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits."""
+    return f"{value:.3g}"

@@ -1,0 +1,127 @@
+"""The two lines that a run prints to standard error: where it records, and how it ended.
+
+Rank 0 prints them, unless ``init(quiet=True)`` or ``STEPWELL_QUIET=1``. They never raise: standard error
+may be closed, broken or replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from stepwell.journal.metrics import latest, logged_names
+from stepwell.journal.text import duration, number
+
+if TYPE_CHECKING:
+    from stepwell.journal.lane import Lane
+    from stepwell.telemetry.ending import Ending
+
+VARIABLE = "STEPWELL_QUIET"
+LOSSES = ("loss", "train_loss", "train/loss")
+MOST_LOSSES = 3
+
+
+def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment says that no lines are printed."""
+    return environ.get(VARIABLE, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def print_start(path: Path) -> None:
+    """Print where a run is recorded."""
+    command = _report_command(path, newest=True)
+    print_line(f"recording to {_short(path)}; `{command}` shows how it is doing")
+
+
+def print_end(path: Path, ending: Ending, ns: int, step: int | None, losses: str) -> None:
+    """Print how a run ended, after how long and where to look."""
+    why = f" ({_reason(ending)})" if ending.status == "failed" and _reason(ending) else ""
+    at = "" if step is None else f" at step {step}"
+    more = f", {losses}" if losses else ""
+    command = _report_command(path, newest=False)
+    print_line(f"{ending.status} after {duration(ns)}{at}{more}{why}; `{command}` explains it")
+
+
+def _reason(ending: Ending) -> str:
+    """Return the kind of the error, or the exit code."""
+    if ending.exit_code:
+        return f"exit code {ending.exit_code}"
+    return "" if ending.error is None else str(ending.error.get("type") or "")
+
+
+def last_losses(lanes: Sequence[Lane]) -> str:
+    """Return the last values of the losses as text, such as "loss 0.123"; "" without any."""
+    found = []
+    for name in loss_names(logged_names()):
+        value = latest(name, list(lanes))
+        if value is not None:
+            found.append(f"{name} {number(value)}")
+    return ", ".join(found)
+
+
+def loss_names(names: Iterable[str]) -> list[str]:
+    """Return which of these metrics are the loss of the training, or the losses of several models."""
+    known = set(names)
+    for name in LOSSES:
+        if name in known:
+            return [name]
+    return sorted(name for name in known if name.startswith("loss/"))[:MOST_LOSSES]
+
+
+def _report_command(path: Path, newest: bool) -> str:
+    """Return the command that reports on a run; without arguments where that finds it."""
+    default = Path(os.environ.get("STEPWELL_DIR") or "runs").expanduser()
+    if path.parent != _shell_folder() / default:
+        return f"stepwell report {_quoted(_short(path))}"
+    return "stepwell report" if newest else f"stepwell report {path.name}"
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)
+
+
+def _short(path: Path) -> str:
+    """Return a path as it is written in the shell that started this program."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(path.relative_to(_shell_folder()))
+    return str(path)
+
+
+def _shell_folder() -> Path:
+    """Return the folder of that shell: the program may have left it, as Hydra does."""
+    folder = Path(os.environ.get("PWD", ""))
+    return folder if folder.is_absolute() else Path.cwd()
+
+
+def print_line(text: str) -> None:
+    """Write one whole line to standard error. Failures are ignored."""
+    with contextlib.suppress(Exception):
+        _write(f"stepwell: {text}\n")
+
+
+def _write(line: str) -> None:
+    stream: IO[str] | None = sys.stderr
+    if stream is None:
+        return
+    bars = _open_bars()
+    if bars is not None:
+        # It clears the progress bars, writes the line above them, and draws them again.
+        bars.write(line, file=stream, end="")
+    elif sys.__stderr__ is not None and stream is sys.__stderr__:
+        # Not through its buffer: what a broken pipe leaves there makes Python exit with 120.
+        stream.flush()
+        os.write(stream.fileno(), line.encode(stream.encoding or "utf-8", "replace"))
+    else:
+        stream.write(line)
+        stream.flush()
+
+
+def _open_bars() -> Any:
+    """Return the class of tqdm's progress bars when some of them are open."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return tqdm if getattr(tqdm, "_instances", None) else None
