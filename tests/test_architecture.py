@@ -44,6 +44,7 @@ MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     TOP: ("reading", "annotations", "integrations"),
     "exporters": ("reading",),
     "loggers": ("reading", "diagnostics"),
+    "telemetry": ("reading",),
     "compat": ("integrations",),
 }
 """More for some of them, but only inside functions or for type checkers."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RUN = "run.json"
+SYSTEM = "system/"
+"""How the names of metrics begin that describe the machine."""
 TABLES = ("spans", "metrics", "events", "processes", "open_spans", "artifacts")
 PROCESSES = pl.Schema(
     {
@@ -194,6 +196,31 @@ class RecordedRun:
         """What the training was configured with."""
         config = self.about.get("config")
         return config if isinstance(config, dict) else {}
+
+    @property
+    def tags(self) -> list[str]:
+        """Words to find the run by."""
+        tags = self.about.get("tags")
+        return [clean(str(tag)) for tag in tags] if isinstance(tags, list) else []
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The final values: the last value of each metric, and those set through ``run.summary``.
+
+        Of several ranks the lowest one that logged a metric counts. System metrics are left out.
+        """
+        values = (
+            self.metrics()
+            .filter(~pl.col("name").str.starts_with(SYSTEM))
+            .select("name", "rank", "step", "time_ns", "value")
+            .collect()
+            .filter(pl.col("rank") == pl.col("rank").min().over("name"))
+            .sort("step", "time_ns")
+            .group_by("name", maintain_order=True)
+            .agg(pl.col("value").last())
+        )
+        own = self.about.get("summary")
+        return dict(values.iter_rows()) | (own if isinstance(own, dict) else {})
 
     @property
     def labels(self) -> dict[str, Any]:

@@ -39,32 +39,46 @@ def start(
     quiet: bool | None,
 ) -> Run:
     """What ``init`` does, with its arguments."""
-    about = _about(name, config, tags)
+    plain = _config(config)
+    about = _about(name, plain, tags)
     if not isinstance(resume, bool):
         raise StepwellError(f"resume is {resume!r}: write True or False")
     if quiet is not None and not isinstance(quiet, bool):
         raise StepwellError(f"quiet must be True, False or None, got {quiet!r}")
     folder = _root(dir)
     if _mode() == "off":
-        return _disabled(name, folder)
+        return _disabled(about, plain, folder)
     try:
-        return _open(about, folder, run_id, resume, is_quiet() if quiet is None else quiet)
+        return _open(about, plain, folder, run_id, resume, is_quiet() if quiet is None else quiet)
     except StepwellError:
         raise
     except Exception as error:
         errors.report("init", error)
-        return _disabled(name, folder)
+        return _disabled(about, plain, folder)
 
 
-def _disabled(name: str | None, folder: Path) -> Run:
+def _disabled(about: dict[str, Any], config: dict[str, Any], folder: Path) -> Run:
     """A run that records nothing."""
     return Run(
-        id="off", name=name or "off", path=folder, attempt=0, rank=0, recorder=None, disabled=True
+        id="off",
+        name=about["name"] or "off",
+        path=folder,
+        attempt=0,
+        rank=0,
+        recorder=None,
+        disabled=True,
+        config=config,
+        tags=about["tags"],
     )
 
 
 def _open(
-    about: dict[str, Any], folder: Path, run_id: str | None, resume: bool, quiet: bool
+    about: dict[str, Any],
+    config: dict[str, Any],
+    folder: Path,
+    run_id: str | None,
+    resume: bool,
+    quiet: bool,
 ) -> Run:
     place = find_place(os.environ)
     errors.set_quiet(place.rank != 0)
@@ -87,6 +101,8 @@ def _open(
         world_size=place.world_size,
         document=document,
         quiet=quiet or place.rank != 0 or place.launcher == "starter",
+        config=config,
+        tags=about["tags"],
     )
     activate(run, recorder)
     if obstacle is not None:
@@ -105,18 +121,21 @@ def _open(
     return run
 
 
-def _about(name: Any, config: Any, tags: Any) -> dict[str, Any]:
+def _config(config: Any) -> dict[str, Any]:
+    try:
+        return identity.config_to_dict(config)
+    except TypeError as error:
+        raise StepwellError(str(error)) from None
+
+
+def _about(name: Any, config: dict[str, Any], tags: Any) -> dict[str, Any]:
     if name is not None and not isinstance(name, str):
         raise StepwellError(f"name is {name!r}: write a string, such as init('my training')")
     words = list(tags) if isinstance(tags, Iterable) else [tags]
     if isinstance(tags, str) or not all(isinstance(word, str) for word in words):
         raise StepwellError(f"tags is {tags!r}: write a list of strings, such as tags=['baseline']")
-    try:
-        plain = identity.config_to_dict(config)
-    except TypeError as error:
-        raise StepwellError(str(error)) from None
     # Masked last: what became a dict or a text on the way is looked at too.
-    return {"name": name, "tags": words, "config": identity.mask(plain_mapping(plain))}
+    return {"name": name, "tags": words, "config": identity.mask(plain_mapping(config))}
 
 
 def _root(dir: str | os.PathLike[str] | None) -> Path:

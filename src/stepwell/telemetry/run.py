@@ -6,15 +6,18 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Iterable, Mapping, MutableMapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import clock
 from stepwell.journal.errors import StepwellError, misuse, quietly, say, warn_once
-from stepwell.journal.metrics import context, set_context
+from stepwell.journal.metrics import context, latest, set_context
 from stepwell.journal.metrics import log as log
 from stepwell.journal.span import AttributedSpan, IdleSpan, Span
 from stepwell.journal.state import current_journal, state
+from stepwell.journal.values import shown
+from stepwell.telemetry.run_values import RunSummary, RunValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +84,9 @@ class Run:
         attempt: 0 for the first launch of this run, one more for each restart.
         rank: rank of this process.
         world_size: number of ranks.
+        config: what the training was configured with, a mapping. Changes are recorded, secrets masked.
+        summary: the final values, a mapping: the last value of each metric, unless another one is set.
+        tags: words to find the run by; assign another tuple to change them.
         labels: what ``label`` was told.
         disabled: whether nothing is recorded (``STEPWELL_MODE=off``).
         quiet: whether it prints no lines at its start and end.
@@ -101,6 +107,8 @@ class Run:
         document: RunDocument | None = None,
         disabled: bool = False,
         quiet: bool = True,
+        config: Mapping[str, Any] | None = None,
+        tags: Iterable[str] = (),
     ) -> None:
         self.id = id
         self.name = name
@@ -115,8 +123,16 @@ class Run:
         self._recorder = recorder
         self._document = document
         self._before_finish: list[Callable[[str], None]] = []
-        self._derived_config: set[str] = set()
         self._began = clock.now()
+        self._fill(config or {}, tags)
+
+    def _fill(self, config: Mapping[str, Any], tags: Iterable[str]) -> None:
+        self.config: MutableMapping[str, Any] = RunValues(config, self._record_config)
+        self.summary: MutableMapping[str, Any] = RunSummary(
+            self._record_summary, self._last_value, self._last_values
+        )
+        self._tags = tuple(tags)
+        self._derived_config: set[str] = set()
 
     # Recording
 
@@ -160,6 +176,27 @@ class Run:
                 continue
             journal.write_event("artifact", called, more, sha256=sha256, size=size)
 
+    # What it is
+
+    @property
+    def url(self) -> str:
+        """Where to look at the run: its folder."""
+        return str(self.path)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words to find the run by."""
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Iterable[str]) -> None:
+        words = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (tags,)
+        if isinstance(tags, str) or not all(isinstance(word, str) for word in words):
+            misuse("tags", f"run.tags must be a list of strings, got {shown(tags)}: not changed")
+            return
+        self._tags = words
+        self._record_about("tags", list(words))
+
     @quietly
     def label(self, **labels: Any) -> None:
         """Keep facts that runs are told apart by, such as a session tag, in run.json."""
@@ -168,38 +205,65 @@ class Run:
         self.labels.update(labels)
         if self._exports is not None:
             self._exports.label(self.labels)
-        recorder = self._recorder
-        if recorder is None or recorder.pid != os.getpid() or self._document is None:
-            return
-        self._document.about["labels"] = plain_mapping(self.labels)
-        recorder.pump.run_soon(self._document.write)
+        self._record_about("labels", plain_mapping(self.labels))
 
     @quietly
     def add_config(self, config: Any, *, replace: bool = True) -> None:
-        """Add to what the training was configured with, in run.json. Secrets are masked.
+        """Add to what the training was configured with: a dict, Namespace, dataclass or the like.
 
         What has a value already takes the new one. With ``replace=False`` it does so only where the value
         was added in this way, too: keys that the author of the training gave stay.
         """
-        from stepwell.journal.careful import plain_mapping
-        from stepwell.telemetry.identity import config_to_dict, mask
+        from stepwell.telemetry.identity import config_to_dict
 
-        recorder, document = self._recorder, self._document
-        if recorder is None or recorder.pid != os.getpid() or document is None:
-            return
-        added = mask(plain_mapping(config_to_dict(config)))
+        added = config_to_dict(config)
         if replace:
             self._derived_config.difference_update(added)
         else:
-            given = document.about["config"].keys() - self._derived_config
+            given = self.config.keys() - self._derived_config
             added = {key: value for key, value in added.items() if key not in given}
             self._derived_config.update(added)
-        # Another dict, for the one before may be being written.
-        document.attempt["config"] = document.about["config"] = {
-            **document.about["config"],
-            **added,
-        }
-        recorder.pump.run_soon(document.write)
+        self.config.update(added)
+
+    @quietly
+    def _record_config(self, config: dict[str, Any]) -> None:
+        from stepwell.journal.careful import plain_mapping
+        from stepwell.telemetry.identity import config_to_dict, mask
+
+        masked = mask(plain_mapping(config_to_dict(config)))
+        if self._document is not None:
+            self._document.attempt["config"] = masked
+        self._record_about("config", masked)
+
+    @quietly
+    def _record_summary(self, values: dict[str, Any]) -> None:
+        from stepwell.journal.careful import plain_mapping
+
+        fetched = {name: _fetched(value) for name, value in values.items()}
+        self._record_about("summary", plain_mapping(fetched))
+
+    def _record_about(self, key: str, value: Any) -> None:
+        """Have a part of run.json replaced, in the background."""
+        recorder, document = self._recorder, self._document
+        if recorder is None or recorder.pid != os.getpid() or document is None:
+            return
+        document.about[key] = value
+        if not document.is_due:
+            document.is_due = True
+            recorder.pump.run_soon(document.write)
+
+    def _last_value(self, name: str) -> float | None:
+        recorder = self._recorder
+        return None if recorder is None else latest(name, recorder.journal.lanes)
+
+    def _last_values(self) -> dict[str, Any]:
+        """Read from the run folder: what was sealed is no longer in memory."""
+        from stepwell.reading import open_run
+
+        try:
+            return open_run(self.path).summary
+        except (StepwellError, OSError):
+            return {}
 
     # Exporting
 
@@ -348,9 +412,15 @@ class Run:
             "quiet",
             "status",
             "_began",
+            "_tags",
         ]
         here: dict[str, Any] = {"_recorder": None, "_document": None, "_before_finish": []}
-        return {**{key: self.__dict__[key] for key in kept}, **here}
+        return {**{key: self.__dict__[key] for key in kept}, **here, "_config": dict(self.config)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        config = state.pop("_config")
+        self.__dict__.update(state)
+        self._fill(config, state["_tags"])
 
     def __repr__(self) -> str:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
@@ -367,6 +437,13 @@ def _call(hook: Callable[[str], None], status: str) -> None:
 @quietly
 def _close(recorder: Recorder, ending: Ending, timeout: float) -> None:
     recorder.close(ending, timeout)
+
+
+def _fetched(value: Any) -> Any:
+    """Return a scalar on an accelerator as a number; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "numel", lambda: 0)() == 1:
+        return value.item()
+    return value
 
 
 @quietly

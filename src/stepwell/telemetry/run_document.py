@@ -16,7 +16,12 @@ RUN = "run.json"
 
 
 class RunDocument:
-    """Rank 0 writes it, or whoever is first where rank 0 does not record."""
+    """Rank 0 writes it, or whoever is first where rank 0 does not record.
+
+    Attributes:
+        about: name, tags, config, labels and summary, as they are to be written.
+        is_due: whether they have changed since they were last written.
+    """
 
     def __init__(
         self, folder: Path, run_id: str, place: Place, attempt: int, about: dict[str, Any]
@@ -25,6 +30,7 @@ class RunDocument:
         self.run_id = run_id
         self.place = place
         self.about = about
+        self.is_due = False
         self.attempt: dict[str, Any] = {
             "attempt": attempt,
             "started": clock.wall(),
@@ -55,6 +61,7 @@ class RunDocument:
 
     def write(self) -> None:
         """Write what is known, beside what earlier attempts wrote."""
+        self.is_due = False
         if self._is_written_by_another():
             return
         before = read_json(self.path) or {}
@@ -69,7 +76,8 @@ class RunDocument:
                 "name": about["name"] or before.get("name") or self.run_id,
                 "tags": about["tags"] or before.get("tags", []),
                 "config": about["config"] or before.get("config", {}),
-                "labels": {**_labels(before), **about.get("labels", {})},
+                "labels": {**_mapping(before, "labels"), **about.get("labels", {})},
+                "summary": {**_mapping(before, "summary"), **about.get("summary", {})},
                 "created": before.get("created", self.attempt["started"]),
                 "world_size": self.place.world_size,
                 "attempts": [attempts[number] for number in sorted(attempts)],
@@ -77,8 +85,8 @@ class RunDocument:
         )
 
 
-def _labels(before: dict[str, Any]) -> dict[str, Any]:
-    found = before.get("labels")
+def _mapping(before: dict[str, Any], key: str) -> dict[str, Any]:
+    found = before.get(key)
     return found if isinstance(found, dict) else {}
 
 

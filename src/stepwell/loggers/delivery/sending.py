@@ -16,6 +16,7 @@ from stepwell.journal.follow_log import LogFollower
 from stepwell.journal.records import LogRecord, StatusRecord
 from stepwell.journal.values import text_of
 from stepwell.loggers.delivery.backend import Backend, NotYet
+from stepwell.loggers.delivery.run_facts import RUN, config_records, summary_records
 from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_path
 from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.exports import Delivery
@@ -25,6 +26,8 @@ from stepwell.telemetry.run import Run
 
 NOT_YET = 0.5
 """Seconds until a backend that waits for another rank is called again."""
+CONFIG = "run_config"
+"""In the state of delivery: the configuration that the backend has."""
 CREDENTIALS = re.compile(r"""://[^\s/"']+@""")
 """In an address: a user's name and password, or a token."""
 
@@ -41,6 +44,7 @@ class LogFeed(Feed):
         self.memory = DeliveryState(state_path(folder, backend))
         self._again = False
         self._has_resumed = False
+        self._config_stamp = -1
 
     def claim(self) -> None:
         """Make sure that nobody else delivers the same, and go on where the last one was; or ``Busy``."""
@@ -68,6 +72,8 @@ class LogFeed(Feed):
             self._open()
         if not self._waiting:
             self._waiting = self._look()
+        if self._waiting:
+            self._deliver_config()
         batch = self._waiting
         if batch:
             self._deliver(batch)
@@ -83,10 +89,36 @@ class LogFeed(Feed):
             self.memory.save()
         self._is_open = True
 
+    def _deliver_config(self) -> None:
+        """Deliver the run's configuration, or what has changed of it, to a backend of the whole run.
+
+        A backend with a logger gets the parameters that its logger was given.
+        """
+        if self.backend.number is not None:
+            return
+        path = self.folder.parent / RUN
+        stamp = path.stat().st_mtime_ns if path.exists() else 0
+        if stamp == self._config_stamp:
+            return
+        known = self.memory.own.setdefault(CONFIG, {})
+        records = config_records(self.folder.parent, known, self.source.started_ns)
+        if records:
+            self.backend.deliver(list(records), True)
+            known.update((record.name, record.value) for record in records)
+            self.memory.save()
+        self._config_stamp = stamp
+
+    def _deliver_summary(self) -> None:
+        """Deliver the final values that were set, once for all ranks."""
+        records = summary_records(self.folder.parent, time.time_ns())
+        if records and self.backend.is_first:
+            self.backend.deliver(list(records), True)
+
     def _deliver(self, batch: list[Any]) -> None:
         memory = self.memory
         try:
             if isinstance(batch[0], StatusRecord):
+                self._deliver_summary()
                 self.backend.finish(batch[0].status)
                 memory.end(self.follower.cursor, batch[0].status)
             else:

@@ -67,7 +67,8 @@ class MLFlowBackend(Backend):
         sending.send(only_new=again and not keeps_metrics_once(self.uri))
         self._params = sending.params
         self.state["files"] = sending.paths.taken
-        self.state["last_ns"] = max(record.time_ns for record in records)
+        times = (record.time_ns for record in records)
+        self.state["last_ns"] = max(self.state["last_ns"], *times)
 
     def finish(self, status: str) -> None:
         """Say how it ended, and when, as far as it is known."""

@@ -255,6 +255,7 @@ class Place:
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": code.get("commit"),
             "stepwell.host": self.source.host,
+            "stepwell.tags": ", ".join(map(str, about.get("tags") or ())),
         }
         labels = {key_of(str(name)): str(value) for name, value in self.source.labels.items()}
         return {**labels, **{name: str(value) for name, value in found.items() if value}}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 NAME_TAG = "stepwell.name"
 CHANGED_TAG = "stepwell.changed"
 NUMBERS = ("system", "carbon", "execution_time", "flops_pb", "flops_pe", "watch")
+SUMMARY = "summary"
 SYSTEM = "system/"
 """MLflow shows metrics whose names begin with this in a place of their own."""
 
@@ -78,6 +79,8 @@ class Sending:
     def _item(self, item: ItemRecord) -> None:
         if item.kind == "param":
             self._param(item)
+        elif item.kind == SUMMARY:
+            self._summary(item)
         elif item.kind in NUMBERS and (numbers := backend_files.numbers_of(item)) is not None:
             above = SYSTEM if item.kind == "system" else ""
             for name, value in numbers.items():
@@ -101,6 +104,16 @@ class Sending:
         while (key, at, repr(value), millisecond) in self.metrics:
             millisecond += 1
         self.metrics[key, at, repr(value), millisecond] = Metric(key, value, millisecond, at)
+
+    def _summary(self, item: ItemRecord) -> None:
+        """A final value: a metric, or a tag where it is no number."""
+        numbers = backend_files.numbers_of(item)
+        if numbers is None:
+            tag = key_of(f"{SUMMARY}/{item.name}")
+            self.tags[tag] = cut(text_of_param(item.value), LONGEST_TAG)
+            return
+        for name, value in numbers.items():
+            self._metric(f"{SUMMARY}/{name}", value, item.step, item.time_ns)
 
     def _param(self, item: ItemRecord) -> None:
         key, whole = self._key(item.name), text_of_param(item.value)

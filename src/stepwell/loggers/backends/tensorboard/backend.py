@@ -68,7 +68,8 @@ class TensorBoardBackend(Backend):
         events = [event for record in records for event in self._events(record)]
         self.state["length"] = self._append(self.state["length"], events)
         self.state["params"].update(params)
-        self.state["last_ns"] = max(record.time_ns for record in records)
+        times = (record.time_ns for record in records)
+        self.state["last_ns"] = max(self.state["last_ns"], *times)
 
     def finish(self, status: str) -> None:
         """Say how the run of these hyperparameters ended, if it had any."""

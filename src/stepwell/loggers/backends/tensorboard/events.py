@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stepwell.loggers.delivery.kept_files import keep_file
 
 MEASURES = ("system", "carbon", "flops_pb", "flops_pe", "execution_time")
 """Kinds that are numbers, or dicts of numbers."""
+SUMMARY = "summary"
 MAX_IMAGE = 64 << 20
 MAX_TEXT = 1 << 20
 MAX_TAGS = 10_000
@@ -43,7 +45,9 @@ class ItemEvents:
     def of(self, item: ItemRecord) -> list[bytes]:
         """The events of an item that is no parameter."""
         step, time_ns = item.step or 0, item.time_ns
-        numbers = list(_numbers(item)) if item.kind in MEASURES else []
+        if item.kind == SUMMARY:
+            item = replace(item, name=f"{SUMMARY}/{item.name}")
+        numbers = list(_numbers(item)) if item.kind in (*MEASURES, SUMMARY) else []
         if numbers:
             return [scalar(self.scalar_tag(n), value, step, time_ns) for n, value in numbers]
         kept = self._keep(item)

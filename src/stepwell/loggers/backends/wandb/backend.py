@@ -26,10 +26,12 @@ from stepwell.loggers.backends.wandb.session import (
 )
 from stepwell.loggers.backends.wandb.upload import upload_what_was_left
 from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
+from stepwell.loggers.delivery.run_facts import tags_of
 
 DEFAULT_PROJECT = "unnamed-experiment"
 DEFAULT_SAVEDIR = "mllogs/wandb"
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130, "killed": 137}
+LONGEST_TAG = 64
 ID_LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -73,6 +75,8 @@ class WandBBackend(Backend):
                 session, lambda run: run.config.update(plan.params, allow_val_change=True)
             )
         self._do(session, plan.acts)
+        if plan.summary:
+            self._guarded(session, lambda run: run.summary.update(plan.summary))
         saved = session.saved()
         state["unsaved"] = [act for act in state["unsaved"] + plan.acts if act["index"] > saved]
         state["next"] = plan.next
@@ -117,6 +121,8 @@ class WandBBackend(Backend):
         name = self.run_name or self.source.application
         several = self.source.world_size > 1 if self.ranks is None else len(self.ranks) > 1
         options = {key: self.options.get(key) for key in ("entity", "job_type", "tags", "notes")}
+        if self.number is None and options["tags"] is None:
+            options["tags"] = [tag[:LONGEST_TAG] for tag in tags_of(self.run_folder)] or None
         return {
             **{key: value for key, value in options.items() if value is not None},
             "id": self.state["run_id"],

@@ -40,6 +40,7 @@ class Plan:
         self.say = say
         self.acts: list[Act] = []
         self.params: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
         self._rows: dict[int | None, Act] = {}
         self._artifact: tuple[str, str, int | None] | None = None
 
@@ -54,6 +55,8 @@ class Plan:
     def _item(self, item: ItemRecord) -> None:
         if item.kind == "param":
             self.params[self._key(item.name)] = finite(item.value)
+        elif item.kind == "summary":
+            self.summary[self._key(item.name)] = finite(item.value)
         elif item.kind in NUMBERS and (numbers := backend_files.numbers_of(item)) is not None:
             for name, value in numbers.items():
                 self._value(item, name, number(value))
