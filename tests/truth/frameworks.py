@@ -115,7 +115,7 @@ def lightning_accumulation() -> None:
 @case(
     LIGHTNING,
     steps=150,
-    findings=(Says("learning-rate", ("0",)),),
+    findings=(Says("zero-learning-rate", ("0",)),),
     wrong="no rule looks for a learning rate of 0",
 )
 def lightning_learning_rate_zero() -> None:
@@ -254,7 +254,7 @@ def trainer_slow_loader() -> None:
 @case(
     TRAINER,
     steps=150,
-    findings=(Says("learning-rate", ("0",)),),
+    findings=(Says("zero-learning-rate", ("0",)),),
     wrong="no rule looks for a learning rate of 0",
 )
 def trainer_learning_rate_zero() -> None:

@@ -23,7 +23,7 @@ from tests.truth.kit import (
 )
 
 
-@case(WATCH, steps=200, findings=(Says("diverged", ("loss",)),), wrong="no rule looks at the loss")
+@case(WATCH, steps=200, findings=(Says("diverged", ("loss",)),))
 def forgotten_zero_grad() -> None:
     """Gradients pile up, because ``zero_grad`` is never called; the loss explodes."""
     model, loader = Net(), batches(200)
@@ -46,7 +46,7 @@ def forgotten_zero_grad() -> None:
 @case(
     WATCH,
     steps=200,
-    findings=(Says("wrong-parameters", ("optimizer",)),),
+    findings=(Says("optimizer-parameters", ("optimizer",)),),
     wrong="no rule looks at the optimizer's parameters",
 )
 def parameters_of_another_model() -> None:
@@ -64,7 +64,7 @@ def parameters_of_another_model() -> None:
 @case(
     WATCH,
     steps=200,
-    findings=(Says("wrong-parameters", ("optimizer",)),),
+    findings=(Says("optimizer-parameters", ("optimizer",)),),
     wrong="no rule looks at the optimizer's parameters",
 )
 def head_missing_in_the_optimizer() -> None:
@@ -82,7 +82,7 @@ def head_missing_in_the_optimizer() -> None:
 @case(
     WATCH,
     steps=200,
-    findings=(Says("learning-rate", ("0",)),),
+    findings=(Says("zero-learning-rate", ("0",)),),
     wrong="no rule looks for a learning rate of 0",
 )
 def learning_rate_zero() -> None:
@@ -118,11 +118,11 @@ def scheduler_never_stepped() -> None:
             train_batch(model, optimizer, x, y)
 
 
-@case(WATCH, steps=300, findings=(Says("diverged", ("loss",)),), wrong="no rule looks at the loss")
+@case(WATCH, steps=300, findings=(Says("diverged", ("loss",)),))
 def rising_loss() -> None:
     """The gradient's sign is wrong: the loss rises from the first step on."""
     model, loader = Net(), batches(300)
-    optimizer = SGD(model.parameters(), lr=0.005, maximize=True)
+    optimizer = SGD(model.parameters(), lr=0.02, maximize=True)
     stepwell.watch(model, optimizer, loader)
     truth.begin()
     truth.epoch()
@@ -134,14 +134,14 @@ def rising_loss() -> None:
 @case(
     WATCH,
     steps=300,
-    findings=(Says("not-learning", ("loss", "1.39")),),
+    findings=(Says("at-chance", ("loss", "ln 4")),),
     wrong="no rule looks at the loss",
 )
 def flat_at_chance() -> None:
     """Labels that have nothing to do with the examples: the loss stays at ln 4."""
-    model, data = Net(), Examples(300 * BATCH)
+    model, data = Net(), Examples(300 * 64)
     data.y = torch.randint(CLASSES, (len(data),), generator=torch.Generator().manual_seed(1))
-    loader = torch.utils.data.DataLoader(data, BATCH)
+    loader = torch.utils.data.DataLoader(data, 64)
     optimizer = SGD(model.parameters(), lr=0.01)
     stepwell.watch(model, optimizer, loader)
     truth.begin()
@@ -155,7 +155,6 @@ def flat_at_chance() -> None:
     WATCH,
     steps=300,
     findings=(Says("loss-jump", ("150",), steps=150, within=2),),
-    wrong="no rule looks at the loss",
 )
 def permanent_jump() -> None:
     """At step 150 the weights are lost, and the model is kept from learning them again."""
@@ -175,7 +174,7 @@ def permanent_jump() -> None:
 
 @case(WATCH, steps=300, findings=(Says("loss-spikes", ("200",), steps=(200,)),))
 def one_spike() -> None:
-    """The batch of step 200 has wrong labels and large inputs."""
+    """The batch of step 200 has wrong labels and large inputs; clipping keeps the weights."""
     model, loader = Net(), batches(300)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)
@@ -185,10 +184,16 @@ def one_spike() -> None:
         lap("data")
         if step == 200:
             x, y = 3 * x, (y + 1) % CLASSES
-            optimizer.param_groups[0]["lr"] = 0.0
-        else:
-            optimizer.param_groups[0]["lr"] = 0.1
-        train_batch(model, optimizer, x, y)
+        logits = model(x)
+        lap("forward")
+        loss = cross_entropy(logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        lap("backward")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        lap("optimizer")
+        truth.step(loss, len(x))
 
 
 @case(WATCH, steps=120, findings=(Says("not-finite", ("loss", "NaN", "77"), steps=77),))
@@ -235,7 +240,7 @@ def overfitting() -> None:
     WATCH,
     steps=200,
     epochs=4,
-    findings=(Says("validation-in-training-mode", ("eval()",)),),
+    findings=(Says("validation-mode", ("eval()",)),),
     wrong="validation in training mode is not seen",
 )
 def eval_forgotten() -> None:
@@ -260,8 +265,7 @@ def eval_forgotten() -> None:
     steps=200,
     epochs=None,
     loss="train/loss",
-    findings=(Says("not-learning"),),
-    wrong="no rule looks at the loss",
+    findings=(Says("at-chance", ("ln 4", "train/loss")),),
 )
 def flat_loss_in_explicit_spans() -> None:
     """A loss that is logged by hand, and stays where it is."""
@@ -291,21 +295,20 @@ def flat_loss_in_explicit_spans() -> None:
     WATCH,
     steps=200,
     epochs=None,
-    findings=(Says("loss-not-decreasing"),),
-    wrong="no rule looks at the loss",
+    findings=(Says("flat-loss", ("does not decrease",)),),
 )
 def constant_prediction() -> None:
     """A regression whose inputs are all zero: the loss is that of the mean."""
     model = torch.nn.Linear(FEATURES, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     stepwell.watch(model, optimizer)
-    targets = torch.randn(200, 64, 1, generator=torch.Generator().manual_seed(3))
+    targets = torch.randn(200, 2000, 1, generator=torch.Generator().manual_seed(3))
     truth.begin()
     for target in targets:
         sleep(0.02)
         lap()
-        loss = (model(torch.zeros(64, FEATURES)) - target).square().mean()
+        loss = (model(torch.zeros(2000, FEATURES)) - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        truth.step(loss, 64)
+        truth.step(loss, 2000)
