@@ -255,7 +255,6 @@ def trainer_slow_loader() -> None:
     TRAINER,
     steps=150,
     findings=(Says("zero-learning-rate", ("0",)),),
-    wrong="no rule looks for a learning rate of 0",
 )
 def trainer_learning_rate_zero() -> None:
     """The learning rate is 0."""

@@ -113,7 +113,6 @@ def slow_loader_of_one_rank() -> None:
     ranks=2,
     steps=150,
     findings=(Says("straggler", ("Rank 0",), (0,), steps=(80,)),),
-    wrong="the rank that waits is blamed",
 )
 def one_rank_sleeps_once() -> None:
     """Rank 0 does something else for 3 s after step 80."""
@@ -167,7 +166,6 @@ def rank_0_validates() -> None:
     status="failed",
     code=(1, -9),
     findings=(Says("died", ("Rank 1", "killed", "step 60"), (1,), 60),),
-    wrong="the kill is not reported",
 )
 def rank_1_is_killed() -> None:
     """``kill -9`` of rank 1 in step 60; rank 0 fails because of that."""
