@@ -8,7 +8,8 @@ from typing import Any
 from rich.text import Text
 
 from stepwell.analysis.ranks.hang import Hang, hang
-from stepwell.analysis.ranks.stacks import Stack, stacks
+from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
+from stepwell.analysis.source_lines import shown_lines
 from stepwell.cli.drawing import console, plain, seconds, wrapped
 from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
@@ -42,6 +43,8 @@ def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
         out.print()
         out.print(Text(wrapped(_heading(group), out.width)))
         out.print(Text("  " + wrapped(path, out.width - 2).replace("\n", "\n  ")))
+        for line in _python(group[0]):
+            out.print(Text.assemble("    ", plain(line)), style="dim", soft_wrap=True)
     if len(groups) > MOST_GROUPS:
         out.print(f"\n{len(groups) - MOST_GROUPS} more with --json")
 
@@ -49,20 +52,17 @@ def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
 def _nothing(run: RecordedRun, status: str) -> str:
     if status == "finished":
         return "No thread was inside of a span when it finished."
-    if status == "failed":
-        return (
-            "An exception ended it, and all spans with it: what it was inside of then is in "
-            f"stepwell report {run.id}"
-        )
+    if status in ("failed", "interrupted"):
+        return f"An exception ended it: stepwell report {run.id} shows where."
     return "No thread is, or was, inside of a span."
 
 
 def _groups(found: list[Stack]) -> list[tuple[str, list[Stack]]]:
     """Threads of one name that are inside of the same, over all ranks; in the order of ranks."""
-    groups: dict[tuple[str, str, str, str], list[Stack]] = {}
+    groups: dict[tuple[str, str, str, str, str | None], list[Stack]] = {}
     for stack in found:
         path = " › ".join(frame.name for frame in stack.frames)
-        key = path or _outside(stack), stack.thread, stack.role, stack.status
+        key = path or _outside(stack), stack.thread, stack.role, stack.status, stack.place
         groups.setdefault(key, []).append(stack)
     return [(key[0], group) for key, group in groups.items()]
 
@@ -71,6 +71,16 @@ def _outside(stack: Stack) -> str:
     if stack.last is None:
         return "in no span"
     return f"in no span; the last one was {stack.last.name}"
+
+
+def _python(stack: Stack) -> tuple[str, ...]:
+    """The lines of Python code that a thread is at, or why they are not known."""
+    if stack.silent_s is not None and stack.thread == MAIN:
+        return (
+            f"No heartbeat for {seconds(stack.silent_s)}: C code holds the GIL, or the process is "
+            f"stopped. `py-spy dump --native --pid {stack.pid}` shows where.",
+        )
+    return shown_lines(stack.lines)
 
 
 def _heading(group: list[Stack]) -> str:

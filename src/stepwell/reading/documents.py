@@ -53,6 +53,36 @@ class SourceLine:
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
+@dataclass(frozen=True)
+class PythonStacks:
+    """Where the threads of a process were when it made no progress.
+
+    Attributes:
+        time_ns: when they were taken.
+        quiet_s: seconds since the main thread had recorded anything.
+        threads: the lines of each thread by its name, outermost first.
+    """
+
+    time_ns: int
+    quiet_s: float
+    threads: dict[str, tuple[SourceLine, ...]]
+
+
+def check_stacks(about: Any) -> PythonStacks | None:
+    """The stacks in a document; None when it is no such document."""
+    if not isinstance(about, dict) or not is_count(about.get("time"), MAX_TIME):
+        return None
+    quiet, threads = about.get("quiet_s"), about.get("threads")
+    found: dict[str, tuple[SourceLine, ...]] = {}
+    for thread in threads[:MAX_LINES] if isinstance(threads, list) else ():
+        lines = thread.get("lines") if isinstance(thread, dict) else None
+        if isinstance(lines, list):
+            name = clean(str(thread.get("thread"))[:MAX_TEXT])
+            found.setdefault(name, tuple(source_lines(lines)))
+    seconds = float(quiet) if isinstance(quiet, int | float) and quiet >= 0 else 0.0
+    return PythonStacks(about["time"], seconds, found)
+
+
 def check_document(about: Any) -> dict[str, Any] | None:
     """The fields that readers use; None when it is no document of a process."""
     if not isinstance(about, dict):

@@ -9,17 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.journal.archive import archive_files, read_frames
-from stepwell.journal.document import PROCESS, read_json
+from stepwell.journal.document import PROCESS, STACKS, read_json
 from stepwell.journal.files import read_file
 from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.spool import live_folder
 from stepwell.journal.tail import parse_object
 from stepwell.journal.workers import WORKERS
-from stepwell.reading.documents import MAX_INT32, MAX_TIME, check_document, clean, is_count
+from stepwell.reading.documents import (
+    MAX_INT32,
+    MAX_TIME,
+    PythonStacks,
+    check_document,
+    check_stacks,
+    clean,
+    is_count,
+)
 from stepwell.reading.segments import Segment, live_segments, sealed_segments
 
 MAX_TEXT_FILE = 4 << 30
+MAX_STACKS = 8 << 20
 
 Name = tuple[str, str, str]
 """(kind, category, name)"""
@@ -31,6 +40,8 @@ class Process:
 
     about: dict[str, Any]
     folder: Path
+    home: Path
+    """Its folder in the run; ``folder`` is its spool while that is on this machine."""
     names: dict[int, Name] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     event_lines: list[str] = field(default_factory=list)
@@ -39,6 +50,11 @@ class Process:
     def name(self) -> str:
         """Its name within the run."""
         return str(self.about["process"])
+
+    def python_stacks(self) -> PythonStacks | None:
+        """Where its threads were when it made no progress; None if it did, or never wrote them."""
+        is_main = self.about["role"] != "worker"
+        return check_stacks(read_json(self.home / STACKS, MAX_STACKS)) if is_main else None
 
     def of_kind(self, kind: str) -> list[Segment]:
         """Its segments of one kind, oldest first."""
@@ -95,12 +111,12 @@ def read_processes(folder: Path) -> list[Process]:
     if about is None:
         return []
     live = live_folder(folder, about)
-    main = Process(about, live)
+    main = Process(about, live, folder)
     found = {main.name: main}
     for place in _worker_folders(live):
         worker = read_document(place)
         if worker is not None:
-            found[worker["process"]] = Process(worker, place)
+            found[worker["process"]] = Process(worker, place, place)
     segments = [s for p in list(found.values()) for s in live_segments(p.folder, p.name)]
     if live != folder:
         segments += live_segments(folder, main.name)
@@ -109,7 +125,7 @@ def read_processes(folder: Path) -> list[Process]:
         _read_texts(process, folder if process is main and live != folder else process.folder)
     # Last: a worker's texts are folded before they are removed.
     for about, names, events in _folded(folder):
-        process = found.setdefault(about["process"], Process(about, folder))
+        process = found.setdefault(about["process"], Process(about, folder, folder))
         process.about = about
         process.names = _names(names)
         process.event_lines = events.split("\n")

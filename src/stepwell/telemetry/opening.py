@@ -25,6 +25,7 @@ from stepwell.telemetry.run import Run, activate, finish_active
 from stepwell.telemetry.run_document import RunDocument
 from stepwell.telemetry.runtime import start_watch
 from stepwell.telemetry.script_name import script_name
+from stepwell.telemetry.stack_watch import watch_stacks
 
 MODES = ("", "on", "off")
 
@@ -112,6 +113,7 @@ def _open(
             document.write()
     recorder.pump.run_soon(lambda: document.complete(recorder.pump.is_ending))
     recorder.pauses = start_watch(recorder)
+    recorder.stacks = watch_stacks(recorder)
     if os.environ.get("STEPWELL_EXPORTERS"):
         from stepwell.telemetry.exporter_loading import add_from_environment
 

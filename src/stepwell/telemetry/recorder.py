@@ -21,6 +21,7 @@ from stepwell.journal.system import process_start
 if TYPE_CHECKING:
     from stepwell.telemetry.ending import Ending
     from stepwell.telemetry.runtime.pauses import Pauses
+    from stepwell.telemetry.stack_watch import StackWatch
 
 HEARTBEAT = 1.0
 SHARED_HEARTBEAT = 10.0
@@ -31,6 +32,7 @@ class Recorder:
     """Records this process into ``<run folder>/<process>`` until it is closed."""
 
     pauses: Pauses | None = None
+    stacks: StackWatch | None = None
 
     def __init__(self, run_folder: Path, process: str, about: Mapping[str, Any]) -> None:
         self.folder = run_folder / process
@@ -81,4 +83,6 @@ class Recorder:
             with contextlib.suppress(OSError):
                 document.write()
             raise
+        if self.stacks is not None:
+            self.stacks.remove()
         self.journal.close_files()

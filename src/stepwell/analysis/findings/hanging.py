@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import capital
+from stepwell.analysis.findings.wording import capital, duration
+from stepwell.analysis.ranks.stacks import MAIN, Stack
+from stepwell.analysis.source_lines import shown_lines
+from stepwell.vocabulary import StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks.hang import Hang
@@ -16,24 +21,33 @@ PATIENCE = 30.0
 """Seconds until it is said of a run that goes on, and …"""
 LEAST = 10.0
 """… of one that was killed."""
+FIRST = 300.0
+"""Seconds without a record that are usual while there are hardly any steps to compare with."""
+FEWEST_STEPS = 5
+TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """At most one finding."""
-    if facts.status not in ("running", "killed") or facts.open_spans.is_empty():
+    if facts.status not in ("running", "killed"):
         return
     from stepwell.analysis.ranks import hang
 
-    found = hang(
-        facts.run,
-        after_s=PATIENCE if facts.status == "running" else LEAST,
-        known=facts.summary.stacks,
-        habits=facts.summary.habits,
-    )
+    found = None
+    if not facts.open_spans.is_empty():
+        found = hang(
+            facts.run,
+            after_s=PATIENCE if facts.status == "running" else LEAST,
+            known=facts.summary.stacks,
+            habits=facts.summary.habits,
+        )
     if found is None:
+        yield from _silence(facts)
         return
-    missing = tuple(one.rank for one in found.missing)
+    missing = tuple(absent.rank for absent in found.missing)
     waiting = tuple(rank for group in found.waiting for rank in group.ranks)
+    stuck = (missing or waiting)[:1]
+    lines = next((shown_lines(s.lines) for s in _mains(facts) if s.rank in stuck), ())
     yield Finding(
         "hang",
         "critical",
@@ -41,18 +55,75 @@ def rule(facts: Facts) -> Iterator[Finding]:
         {"phase": found.collective, "waiting": list(waiting), "missing": list(missing)},
         () if found.step is None else (found.step,),
         missing or waiting,
-        _advice(found, facts.status == "running"),
+        _advice(found, lines, facts.status == "running"),
         facts.command("stacks"),
+        lines=lines,
     )
 
 
-def _advice(found: Hang, is_running: bool) -> str:
+def _mains(facts: Facts) -> list[Stack]:
+    return [s for s in facts.summary.stacks if s.thread == MAIN and s.role == "main"]
+
+
+def _silence(facts: Facts) -> Iterator[Finding]:
+    """A rank that records nothing any more, where no span says whether that is too long."""
+    for stack in _mains(facts):
+        silent, quiet = stack.silent_s or 0.0, stack.quiet_s or 0.0
+        rank = f"Rank {stack.rank}" if facts.ranks > 1 else "The process"
+        steps = () if stack.step is None else (stack.step,)
+        since = "" if stack.step is None else f" since step {stack.step}"
+        if silent >= PATIENCE:
+            yield Finding(
+                "hang",
+                "warning",
+                f"{rank} runs, but has written no heartbeat for {duration(silent * 1e9)}: C code "
+                "holds the GIL, or the process is stopped.",
+                {"silent_s": silent, "pid": stack.pid},
+                steps,
+                (stack.rank,),
+                f"`py-spy dump --native --pid {stack.pid}` on {stack.host} shows where it is.",
+                facts.command("stacks"),
+            )
+            return
+        if stack.place is not None and quiet >= _longest_quiet(facts):
+            is_training = any(frame.name == TRAINING_LOOP for frame in stack.frames)
+            has, at = ("has", "is") if stack.status == "running" else ("had", "was")
+            yield Finding(
+                "hang",
+                "warning" if is_training else "note",
+                f"{rank} {has} recorded nothing for {duration(quiet * 1e9)}{since}: it {at} at "
+                f"{stack.place}.",
+                {"quiet_s": quiet, "place": stack.place},
+                steps,
+                (stack.rank,),
+                "If that should not take so long, look at this line of code: it did not return.",
+                facts.command("stacks"),
+                lines=shown_lines(stack.lines),
+            )
+            return
+
+
+def _longest_quiet(facts: Facts) -> float:
+    """Seconds without a record that are nothing unusual for this run."""
+    # Not the last step of a rank: it may be the one that hangs.
+    periods = facts.steps.group_by("rank", "attempt").agg(pl.col("period_ns").head(pl.len() - 1))
+    seconds = periods.explode("period_ns")["period_ns"].drop_nulls() / 1e9
+    if len(seconds) < FEWEST_STEPS:
+        return FIRST
+    return max(PATIENCE, 3 * float(seconds.max()), 20 * float(seconds.median()))  # type: ignore[arg-type]
+
+
+def _advice(found: Hang, lines: tuple[str, ...], is_running: bool) -> str:
     if found.missing:
-        return "Look at what the rank that never came is inside of."
+        what = "the line that" if lines else "what"
+        of = "is at" if lines else "is inside of"
+        return f"Look at {what} the rank that never came {of}."
     if found.collective:
         return "All are there: the network or a deadlock."
     if found.waiting[0].phase == "data":
         return "Look at what it reads from: the disk, the network, its workers."
+    if lines:
+        return "Look at that line of code: it did not return."
     if is_running:
         return "Look at what its code does there: `py-spy dump --pid …` shows the line."
     return "Put the parts of its code there into spans, to see in which one it is the next time."

@@ -30,6 +30,8 @@ class Waiting:
     """For how long that one has been there."""
     number: int | None
     """How many of these each of them began before; None where they differ, or where it is no collective."""
+    place: str | None = None
+    """The line of Python code that the first of them is at, if that was recorded."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Missing:
     """For how long it is in the innermost one, or since its last one ended; None when it has no span."""
     last: str | None
     """The span that ended last, when it is in none."""
+    place: str | None = None
+    """The line of Python code that it is at, if that was recorded."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Hang:
         text = f"{_ranks(first.ranks)} {sits} in {first.name} for {first.seconds:.0f} s"
         if self.step is not None:
             text += f" (step {self.step})"
+        if first.place is not None and not self.missing:
+            text += f", at {first.place}"
         for missing in self.missing[:3]:
             text += f"; rank {missing.rank} never came: {_whereabouts(missing)}"
         if len(self.missing) > 3:
@@ -184,11 +190,9 @@ def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
         return Missing(rank, status, (), None, None)
     inside = tuple(frame.name for frame in stack.frames)
     if stack.innermost is not None:
-        return Missing(rank, stack.status, inside, stack.innermost.seconds, None)
-    last = stack.last
-    return Missing(
-        rank, stack.status, (), None if last is None else last.seconds, last.name if last else None
-    )
+        return Missing(rank, stack.status, inside, stack.innermost.seconds, None, stack.place)
+    name, seconds = (None, None) if stack.last is None else (stack.last.name, stack.last.seconds)
+    return Missing(rank, stack.status, (), seconds, name, stack.place)
 
 
 def _waiting(name: str, group: list[Stack], habits: Usual) -> Waiting:
@@ -203,6 +207,7 @@ def _waiting(name: str, group: list[Stack], habits: Usual) -> Waiting:
         since_ns=first.start_ns,
         seconds=first.seconds,
         number=numbers.pop() - 1 if len(numbers) == 1 and phase == "communication" else None,
+        place=next((s.place for s in group if s.innermost is first), None),
     )
 
 
@@ -218,6 +223,11 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _whereabouts(missing: Missing) -> str:
+    at = "" if missing.place is None else f", at {missing.place}"
+    return _span_words(missing) + at
+
+
+def _span_words(missing: Missing) -> str:
     if missing.inside:
         since = "" if missing.seconds is None else f" for {missing.seconds:.0f} s"
         return f"it is in {' › '.join(missing.inside[-3:])}{since}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 
-from stepwell.journal.liveness import status_of
+from stepwell.analysis.source_lines import own_line
+from stepwell.journal.liveness import STALE_HEARTBEATS, status_of
 from stepwell.reading import RecordedRun
+from stepwell.reading.documents import PythonStacks, SourceLine
 from stepwell.reading.spans import SpanReader
 from stepwell.reading.tables import ProcessTables
 from stepwell.reading.window import ends_of
@@ -61,6 +63,18 @@ class Stack:
     last: Last | None
     seen_ns: int
     """As of when: now, or the last sign of life of its process."""
+    lines: tuple[SourceLine, ...] = ()
+    """Its Python stack, outermost first; written when its process made no progress."""
+    quiet_s: float | None = None
+    """Seconds since its process recorded anything, where the stack was written for that reason."""
+    silent_s: float | None = None
+    """Seconds without a heartbeat of a process that lives here; None where it has one."""
+
+    @property
+    def place(self) -> str | None:
+        """The innermost line of the user's code: ``train.py:42 in load_batch``."""
+        line = own_line(self.lines)
+        return None if line is None else line.place
 
     @property
     def innermost(self) -> Frame | None:
@@ -104,17 +118,34 @@ def stacks_of(tables: ProcessTables, status: str, now_ns: int | None = None) -> 
     frames = [f for f in tables.spans(COLUMNS, only_open=True) if f.height]
     spans = pl.concat(frames).sort("depth", "start_ns") if frames else None
     seen = _seen(tables, status, spans, time.time_ns() if now_ns is None else now_ns)
+    python = tables.process.python_stacks() if status in ("running", "killed") else None
+    step = tables.context.latest()[0]
     found = []
     if spans is not None:
         for (thread,), part in spans.group_by("thread", maintain_order=True):
             inside = tuple(_frame(row, seen) for row in part.iter_rows(named=True))
-            found.append(_stack(tables, status, seen, str(thread), part["step"][-1], inside))
+            # A loop that the main thread is inside of began long before.
+            own = step if thread == MAIN and step is not None else part["step"][-1]
+            found.append(_stack(tables, status, seen, str(thread), own, inside))
     has_main = any(stack.thread == MAIN for stack in found)
-    if not has_main and tables.process.about["role"] == "main" and status == "running":
-        last = _last(tables, seen)
-        step = tables.context.latest()[0]
-        found.append(_stack(tables, status, seen, MAIN, step, (), last))
-    return found
+    is_main = tables.process.about["role"] == "main"
+    if not has_main and is_main and (status == "running" or python is not None):
+        found.append(_stack(tables, status, seen, MAIN, step, (), _last(tables, seen)))
+    return found if python is None else _with_lines(found, python)
+
+
+def _with_lines(found: list[Stack], python: PythonStacks) -> list[Stack]:
+    """Add the Python stacks that were taken since each thread entered its innermost span."""
+    return [
+        replace(
+            stack,
+            lines=python.threads.get(stack.thread, ()),
+            quiet_s=python.quiet_s + max(0, stack.seen_ns - python.time_ns) / 1e9,
+        )
+        if stack.innermost is None or stack.innermost.start_ns <= python.time_ns
+        else stack
+        for stack in found
+    ]
 
 
 def _stack(
@@ -127,6 +158,8 @@ def _stack(
     last: Last | None = None,
 ) -> Stack:
     about = tables.process.about
+    silent = max(0, seen - int(about["heartbeat"] or seen)) / 1e9
+    is_silent = status == "running" and silent > STALE_HEARTBEATS * about["interval"]
     return Stack(
         rank=int(about["rank"]),
         attempt=int(about["attempt"]),
@@ -140,6 +173,7 @@ def _stack(
         frames=frames,
         last=last,
         seen_ns=seen,
+        silent_s=silent if is_silent else None,
     )
 
 
