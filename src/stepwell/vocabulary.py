@@ -281,6 +281,11 @@ def word_of(name: str, category: str = "") -> Word | None:
         name = name.rpartition(".")[0]
 
 
+def is_category(category: str) -> bool:
+    """Whether standard spans, `ai` nodes or the interpreter's pauses are recorded with this category."""
+    return category in _AI_CATEGORIES or category in (CATEGORY, "runtime")
+
+
 def phase_of(name: str, category: str = "") -> str | None:
     """The phase that a span of this name and category belongs to, or None."""
     if category in _AI_CATEGORIES:

@@ -235,7 +235,7 @@ def gan() -> None:
         truth.step(critic_loss, len(x))
 
 
-@case(WATCH, steps=150, epochs=None, wrong="own spans are not in the time table")
+@case(WATCH, steps=150, epochs=None, wrong="forward passes of rollouts are not part of the span")
 def reinforcement_learning() -> None:
     """Rollouts without gradients in a span of their own, then a step."""
     model = Net(0.002, 0.03)

@@ -125,7 +125,7 @@ def only_numbers() -> None:
         truth.seconds.clear()
 
 
-@case(SPANS, steps=150, epochs=None, loss="loss", wrong="own spans are not in the time table")
+@case(SPANS, steps=150, epochs=None, loss="loss")
 def own_spans() -> None:
     """Spans with names of one's own around everything that is not a pass."""
     model, loader = Net(), batches(150)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
 from stepwell.analysis.disk import disk_bytes
+from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 
 
@@ -127,21 +127,15 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
 
 
 def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
-    """From start to last sign of life, summed over attempts; gaps between them left out."""
-    alive = pl.when(pl.col("status") == "running").then(time.time_ns())
-    attempts = mains.group_by("attempt").agg(
-        pl.col("started_ns").min(),
-        alive.otherwise(pl.col("heartbeat_ns")).max().alias("heartbeat_ns"),
-        (pl.col("status") == "killed").any().alias("killed"),
-    )
-    if attempts["killed"].any():
+    """Seconds from the first start to the last sign of life, over all attempts."""
+    alive = pl.when(pl.col("status") == "running").then(clock.wall())
+    ends = [mains.select(alive.otherwise(pl.col("heartbeat_ns")).max()).item()]
+    if (mains["status"] == "killed").any():
         # Heartbeats are seconds apart: the last span tells better when it died.
         end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-        last = run.spans().group_by("attempt").agg(end.max().alias("last_ns")).collect()
-        attempts = attempts.join(last, on="attempt", how="left").with_columns(
-            pl.max_horizontal("heartbeat_ns", "last_ns").alias("heartbeat_ns")
-        )
-    return float((attempts["heartbeat_ns"] - attempts["started_ns"]).sum() or 0) / 1e9
+        ends.append(run.spans().select(end.max()).collect().item())
+    start, known = mains["started_ns"].min(), [end for end in ends if end is not None]
+    return (max(known) - start) / 1e9 if known and isinstance(start, int) else 0.0
 
 
 def _spans(run: RecordedRun) -> list[SpanLine]:
@@ -265,7 +259,7 @@ def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
     lines = []
     for (process, thread), part in table.group_by("process", "thread", maintain_order=True):
         innermost = part.row(-1, named=True)
-        end = time.time_ns() if lives.get(str(process)) else last[innermost["rank"]]
+        end = clock.wall() if lives.get(str(process)) else last[innermost["rank"]]
         path = " › ".join(part["name"].to_list())
         seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
         lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))

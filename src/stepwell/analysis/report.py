@@ -19,20 +19,26 @@ from stepwell.analysis.findings import (
     unchecked,
 )
 from stepwell.analysis.findings.curves import Curve
+from stepwell.analysis.findings.wording import percent, phase_title
 from stepwell.analysis.progress import TimeLeft, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
-from stepwell.analysis.time import background, ledger
+from stepwell.analysis.time import background
 from stepwell.analysis.undone import Undone, completed, undone_steps
 from stepwell.reading import RecordedRun
 
 MOST_VALUES = 10
+MUCH = 0.3
+"""Of the wall time: if code in no span takes more, the report says how to find out what it is."""
 ENDED_BY = ("died", "hang")
 """The rules that say how it ended, or why it does not go on."""
 
 
 @dataclass(frozen=True)
 class PhaseLine:
-    """A phase of the time: of all ranks together, and its typical and slowest time in a step."""
+    """A line of the time table, the mean of all ranks, and its typical and slowest time in a step.
+
+    ``phase`` is a phase, or the name of a span of the user's own.
+    """
 
     phase: str
     ns: int
@@ -168,10 +174,10 @@ def _highest(table: pl.DataFrame, column: str) -> int | None:
 
 
 def _time(facts: Facts) -> list[PhaseLine]:
-    """All of the wall time of all ranks, in the order of what took longest."""
+    """All of the wall time: what took longest first, ``other`` last."""
     lines = []
-    for row in ledger(facts.accounts, by=()).sort("ns", descending=True).iter_rows(named=True):
-        phase = str(row["phase"])
+    order = sorted(facts.table.items(), key=lambda line: (line[0] == "other", -line[1]))
+    for phase, ns in order:
         each = (
             facts.steady[phase] if phase in facts.steady.columns else pl.Series([], dtype=pl.Int64)
         )
@@ -180,9 +186,9 @@ def _time(facts: Facts) -> list[PhaseLine]:
         typical = each.len() >= 20 and each.len() >= facts.steady.height / 2
         lines.append(
             PhaseLine(
-                phase,
-                int(row["ns"]),
-                float(row["share"]),
+                phase_title(phase),
+                ns,
+                facts.part_of_wall(ns),
                 _quantile(each, 0.5) if typical else None,
                 _quantile(each, 0.95) if typical else None,
             )
@@ -279,6 +285,14 @@ def _hints(facts: Facts) -> list[Hint]:
             Hint(
                 "What steps consist of was not recorded. Around its parts:",
                 ('with run.span("wait for data"): …', 'with run.span("forward"): …'),
+            )
+        )
+    if told and facts.table.get("other", 0) >= MUCH * facts.wall_ns:
+        share = percent(facts.part_of_wall(facts.table["other"]))
+        hints.append(
+            Hint(
+                f"{share} of the wall time is in no span. To see what it is, around parts of it:",
+                ('with stepwell.span("a name of yours"): …',),
             )
         )
     if not facts.curves.names:

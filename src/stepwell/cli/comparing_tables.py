@@ -10,7 +10,7 @@ from rich.table import Table
 from stepwell.analysis.compare import Comparison, Pace
 from stepwell.analysis.compare.pace import STEP
 from stepwell.analysis.compare.wording import chance, count, place
-from stepwell.analysis.findings.wording import duration, percent
+from stepwell.analysis.findings.wording import duration, percent, phase_title
 from stepwell.cli.drawing import number, plain
 
 MOST_METRICS = 20
@@ -129,7 +129,7 @@ def _run_lines(out: Console, labels: Sequence[str], paces: Sequence[Pace | None]
         if pace is None:
             table.add_row(plain(label), "—", "", "", "")
             continue
-        most = [f"{p.phase} {duration(p.mean_ns)}" for p in pace.phases[1:3]]
+        most = [f"{phase_title(p.phase)} {duration(p.mean_ns)}" for p in pace.phases[1:3]]
         share = "" if pace.goodput is None else percent(pace.goodput)
         row = duration(pace.step_ns), duration(pace.p95_ns), ", ".join(most), share
         table.add_row(plain(label), *row)
@@ -152,8 +152,7 @@ def _rates(paces: Sequence[Pace | None]) -> list[tuple[str, list[str]]]:
 
 
 def _name(phase: str) -> str:
-    named = {STEP: "all of it", "idle": "  between steps"}
-    return named.get(phase, f"  {phase}")
+    return "all of it" if phase == STEP else f"  {phase_title(phase)}"
 
 
 def _number(value: float | None) -> str:

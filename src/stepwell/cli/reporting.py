@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +18,8 @@ from stepwell.cli.waiting import waiting
 from stepwell.reading import RecordedRun
 
 LEAST_SHARE = 0.001
-"""Phases that took less are taken together."""
+"""Phases that took less are shown as part of ``other``."""
+OTHER = "other"
 MARKS = {"critical": ("!!", "red"), "warning": ("! ", "yellow"), "note": ("· ", "cyan")}
 
 
@@ -129,14 +132,8 @@ def _indented(out: Console, text: str) -> Text:
 
 
 def _print_time(out: Console, made: Report) -> None:
-    shown = [line for line in made.time if line.share >= LEAST_SHARE]
-    rest = [line for line in made.time if line.share < LEAST_SHARE]
-    title = "where the time went" if made.ranks == 1 else "where the time of all ranks went"
-    rows = [_phase_cells(line) for line in shown]
-    if rest:
-        ns = sum(line.ns for line in rest)
-        share = sum(line.share for line in rest)
-        rows.append([plain("other"), duration(ns), percent(share), "", ""])
+    title = "where the time went" if made.ranks == 1 else f"time, mean of {made.ranks} ranks"
+    rows = [_phase_cells(line) for line in _shown(made.time)]
     headings: tuple[str, ...] = ("time", "share", "p50 a step", "p95")
     if not any(row[3] for row in rows):
         rows, headings = [row[:3] for row in rows], headings[:2]
@@ -145,11 +142,21 @@ def _print_time(out: Console, made: Report) -> None:
         out.print(plain(f"beside it: {line.kind} {duration(line.ns)}"))
 
 
+def _shown(lines: list[PhaseLine]) -> list[PhaseLine]:
+    """The lines, with those that took hardly any time in the one for all else."""
+    small = [line for line in lines if line.share < LEAST_SHARE and line.phase != OTHER]
+    if not small:
+        return lines
+    other = next((line for line in lines if line.phase == OTHER), PhaseLine(OTHER, 0, 0.0))
+    ns, share = (sum(getattr(x, name) for x in (other, *small)) for name in ("ns", "share"))
+    kept = [line for line in lines if line not in small and line is not other]
+    return [*kept, replace(other, ns=ns, share=share)]
+
+
 def _phase_cells(line: PhaseLine) -> list[str | Text]:
-    name = {"idle": "between steps", "ending": "after the last step"}.get(line.phase, line.phase)
     p50 = "" if line.p50_ns is None else duration(line.p50_ns)
     p95 = "" if line.p95_ns is None else duration(line.p95_ns)
-    return [plain(name), duration(line.ns), percent(line.share), p50, p95]
+    return [plain(line.phase), duration(line.ns), percent(line.share), p50, p95]
 
 
 def _print_values(out: Console, lines: list[ValueLine]) -> None:

@@ -18,8 +18,9 @@ BAR = 30
 MOST_RANKS = 8
 MOST_FINDINGS = 4
 LEAST_SHARE = 0.005
+MOST_LINES = 8
+OTHER = "other"
 MARKS = {"critical": ("!!", "red"), "warning": ("! ", "yellow"), "note": ("· ", "cyan")}
-NAMES = {"idle": "between steps", "ending": "after the last step"}
 
 
 def view_of(
@@ -123,14 +124,17 @@ def _metrics(now: Snapshot, width: int) -> list[Text]:
 
 
 def _time(now: Snapshot, width: int) -> list[Text]:
-    shown = [(phase, share) for phase, share in now.time.items() if share >= LEAST_SHARE]
-    if not shown:
+    shown = [(p, share) for p, share in now.time.items() if share >= LEAST_SHARE and p != OTHER]
+    shown = shown[: MOST_LINES - 1]
+    if not now.time:
         return []
+    rest = max(0.0, 1 - sum(share for _, share in shown))
+    shown += [(OTHER, rest)] if rest >= LEAST_SHARE else []
     who = "" if len(now.ranks) == 1 else f" of {len(now.ranks)} ranks"
     last = "minute" if now.time_seconds > 55 else seconds(now.time_seconds)
     lines = [_heading(Text(f"the last {last}{who}"))]
-    for phase, share in shown[:8]:
-        line = Text(f"{NAMES.get(phase, phase):<20}{share:>5.0%} ")
+    for phase, share in shown:
+        line = Text(f"{phase[:20]:<20}{share:>5.0%} ")
         lines.append(line.append("█" * max(1, round(share * (width - 30))), "blue"))
     return lines
 
@@ -199,7 +203,7 @@ def line_of(now: Snapshot) -> list[str]:
     if not now.is_over:
         words += [_rates(now)] if _rates(now) else []
     words += [f"{metric.name} {number(metric.last)}" for metric in now.metrics[:3]]
-    words += [f"{NAMES.get(p, p)} {share:.0%}" for p, share in list(now.time.items())[:3]]
+    words += [f"{p} {share:.0%}" for p, share in list(now.time.items())[:3]]
     if now.error and now.is_over:
         words.append(now.error.splitlines()[0])
     found = [plain(" · ".join(words)).plain]

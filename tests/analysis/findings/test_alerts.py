@@ -81,7 +81,7 @@ def test_a_webhook_gets_json(waits: Any, hook: Any) -> None:
     Alerts(waits, webhook=address).check()
     (sent,) = got
     assert sent["rule"] == "data-bound"
-    assert sent["text"].startswith("training: Training waits for data 61%")
+    assert sent["text"].startswith("training: Waiting for data takes 57% of the wall time")
 
 
 def test_a_webhook_that_fails_is_tried_again(

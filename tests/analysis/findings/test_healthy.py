@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepwell
+from stepwell.analysis.report import report
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from tests.analysis.findings.test_rules import nothing, only
@@ -157,3 +158,44 @@ def test_a_rank_that_validates_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         # Two ranks of one launch, although they were recorded one after the other.
         document.write_text(document.read_text().replace('"attempt": 1', '"attempt": 0'))
     nothing(stepwell.open_run(run.path))
+
+
+def test_code_in_no_span_that_each_step_has(tmp_path: Path) -> None:
+    """A loss outside of the model, metrics, waiting for a device: 60 % of each step, and no finding."""
+    run = train(tmp_path, times=lambda step: {"pause": 0.05 + 0.01 * chance(step)})
+    nothing(run)
+    (hint,) = report(run).hints
+    assert hint.text.startswith("58% of the wall time is in no span.")
+
+
+def epochs(folder: Path, first_batch: float, pause: float = 0.0, count: int = 4) -> RecordedRun:
+    """Epochs of 20 steps whose first batch takes long; ``pause`` comes before it, in no span."""
+    with FakeClock() as clock, stepwell.init("epochs", dir=folder) as run:
+        for step in range(20 * count):
+            is_first = step % 20 == 0
+            clock.advance(pause * is_first)
+            with run.span("data_loading"):
+                clock.advance(first_batch if is_first else 0.001)
+            run.set_step(step, step // 20)
+            with run.span("training_single_iteration"), run.span("model_forward"):
+                clock.advance(0.02)
+    return stepwell.open_run(run.path)
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("pause", [0.0, 1.2])
+def test_workers_that_start_in_each_epoch(tmp_path: Path, pause: float, count: int) -> None:
+    """One finding, whatever the number of epochs, with the option that helps."""
+    found = only(epochs(tmp_path, 2.0, pause, count), "data-bound")
+    assert found.sentence.startswith(
+        "The first batch of each epoch takes 2 s, other batches 1 ms ("
+    )
+    assert found.steps == tuple(range(20, 20 * count, 20))
+    assert "persistent_workers=True" in (found.advice or "")
+    wall = count * (pause + 2.0 + 19 * 0.001 + 20 * 0.02)
+    assert found.evidence["share"] == pytest.approx(count * 1.999 / wall, rel=1e-6)
+
+
+def test_first_batches_that_are_a_little_slower(tmp_path: Path) -> None:
+    """That is how it is, and costs little."""
+    nothing(epochs(tmp_path, 0.03))

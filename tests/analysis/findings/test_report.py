@@ -28,7 +28,9 @@ def test_the_answer_comes_first(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "training  finished after 10.5 s at step 119"
     assert lines[1].startswith("1 rank · 120 steps of 81.6 ms (p95 ")
-    assert lines[3].startswith("!! Training waits for data 61% of the time: 49.7 ms of the 81.6 ms")
+    assert lines[3].startswith(
+        "!! Waiting for data takes 57% of the wall time: 49.7 ms of the 81.6"
+    )
     assert all(len(line) <= 80 for line in lines)
     (best,) = [line.split() for line in lines if line.startswith("val/loss")]
     assert (best[0], best[2]) == ("val/loss", "119")

@@ -55,7 +55,7 @@ def test_every_second_batch_is_waited_for(tmp_path: Path) -> None:
         return {"wait for data": 0.06 if step % 2 else 0.0001}
 
     found = only(train(tmp_path, times=times), "data-bound")
-    assert found.sentence.startswith("Training waits for data 49% of the time: 30.")
+    assert found.sentence.startswith("Waiting for data takes 44% of the wall time: 30.")
     assert found.sentence.endswith("ms that a step takes on average.")
 
 

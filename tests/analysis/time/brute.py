@@ -23,7 +23,8 @@ PHASE = {
 }
 CLAIMING = ("validation", "checkpoint")
 HOLDERS = ("application", "training_loop", "epoch")
-NAMES = [*PHASE, *HOLDERS, "my own", "helper"]
+OWN = ("my own", "helper")
+NAMES = [*PHASE, *HOLDERS, *OWN]
 
 
 class Slow:
@@ -149,20 +150,31 @@ class Slow:
             return "garbage collection"
         owner = self.owner(t)
         phase = self.phase(owner) if owner else None
-        if phase not in (None, "own"):
+        if phase not in (None, "own", "training"):
             return str(phase)
+        name = self.own_name(t, iterations)
+        if name is not None:
+            return f"span:{name}"
+        if phase == "training":
+            return "other"
         if iterations:
             if t < begins[0]:
                 return "startup"
-            if t >= iterations[-1]["end"]:
-                return "ending"
-            inside = any(i["start"] <= t < i["end"] for i in iterations)
-            if inside and not self.has_standard_iterations:
-                return "unaccounted"
-            return "unaccounted" if phase == "own" else "idle"
+            return "ending" if t >= iterations[-1]["end"] else "other"
         work = [s for s in self.spans if self.phase(s) not in (None, "own", "startup")]
         if work and t < work[0]["start_ns"]:
             return "startup"
         if work and t >= self.work_end():
             return "ending"
-        return "unaccounted"
+        return "other"
+
+    def own_name(self, t: int, iterations: list[dict[str, Any]]) -> str | None:
+        """The first of the user's own spans that are open, but for those around whole iterations."""
+        for span in self.spans:
+            is_own = span["name"] in OWN and self.phase(span) in (None, "own", "training")
+            holds = any(
+                span["start_ns"] <= i["start"] and i["end"] <= span["end"] for i in iterations
+            )
+            if is_own and not holds and span["start_ns"] <= t < span["end"]:
+                return str(span["name"])
+        return None

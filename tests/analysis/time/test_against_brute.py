@@ -91,17 +91,17 @@ def _compare(process: Process) -> None:
         assert part.cells.sum() == part.wall_ns == END
         by_row = {
             (row - 1 if 0 < row <= len(iterations) else None, phase): int(ns)
-            for code, phase in enumerate(PHASES)
+            for code, phase in enumerate(part.phases)
             for row, ns in enumerate(part.cells[code])
             if ns and iterations
         }
         in_all = dict(ledger(found).select("phase", "ns").rows())
         if iterations:
             # What is before the first one and what is after the last have no step, both.
-            outside = {p: int(part.cells[c, [0, -1]].sum()) for c, p in enumerate(PHASES)}
+            outside = {p: int(part.cells[c, [0, -1]].sum()) for c, p in enumerate(part.phases)}
             by_row |= {(None, phase): ns for phase, ns in outside.items() if ns}
             assert by_row == expected
-        for phase in PHASES:
+        for phase in (*PHASES, "span:my own", "span:helper"):
             assert in_all.get(phase, 0) == sum(n for (_, p), n in expected.items() if p == phase)
         phases = table.select(pl.sum_horizontal(table.columns[8:]).alias("sum"))["sum"]
         assert phases.to_list() == table["period_ns"].to_list()

@@ -70,10 +70,9 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
         "forward": 6,
         "backward": 9,
         "optimizer": 3,
-        "training": 12,
+        "other": 12.5,
         "checkpoint": 30,
         "validation": 20,
-        "idle": 0.5,
         "ending": 2.25,
     }
     wall = 12 + 3 * 10.75 + 50 + 2
@@ -85,8 +84,7 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
         "forward": 2,
         "backward": 3,
         "optimizer": 1,
-        "training": 4,
-        "idle": 0.25,
+        "other": 4.25,
     }
     assert seconds(by_step.filter(pl.col("step").is_null())) == {"startup": 12, "ending": 2}
     assert rows.select("step", "epoch", "duration_ns", "gap_ns", "period_ns").rows() == [
@@ -116,7 +114,7 @@ def test_a_range_of_steps_and_epochs() -> None:
         "forward": 3 + 5 + 7,
         "backward": 9,
         "optimizer": 3,
-        "training": 12,
+        "other": 12,
         "validation": 100,
     }
     assert epochs[0, "forward"] == 2 + 3 + 4
@@ -129,7 +127,7 @@ def test_a_range_of_steps_and_epochs() -> None:
 
 
 def test_what_claims_its_inside_and_what_does_not() -> None:
-    """A checkpoint within validation is a checkpoint; a span of one's own leaves its time to others."""
+    """A checkpoint within validation is a checkpoint; an own span has what is in no phase."""
     with FakeClock() as clock, recorded() as run:
         with stepwell.span("training_single_iteration"):
             with stepwell.span("attention"):
@@ -150,17 +148,18 @@ def test_what_claims_its_inside_and_what_does_not() -> None:
         run.run.flush()
         table = ledger(run.recorded)
     assert seconds(table) == {
-        "training": 1 + 64,
+        "span:attention": 1,
+        "other": 64,
         "forward": 2,
         "communication": 4,
         "validation": 8,
         "checkpoint": 16,
-        "unaccounted": 32,
+        "span:logging to somewhere": 32,
     }
 
 
 def test_a_run_with_plain_names_and_steps_only() -> None:
-    """Steps as they were set, each from the wait for its batch on; inside of one nothing is idle."""
+    """Steps as they were set, each from the wait for its batch on; what is in no span is other."""
     with FakeClock() as clock, recorded() as run:
         with run.run.span("set up"):
             clock.advance(3)
@@ -187,9 +186,8 @@ def test_a_run_with_plain_names_and_steps_only() -> None:
         "forward": 30,
         "backward": 30,
         "validation": 7,
-        "idle": 1,
         "ending": 1.5,
-        "unaccounted": 15,
+        "other": 16,
     }
     assert rows["data"].to_list() == [SECOND, 2 * SECOND, 3 * SECOND]
     assert rows["duration_ns"].to_list() == [25 * SECOND] * 3
@@ -229,7 +227,7 @@ def test_a_run_with_the_ai_tree_only() -> None:
 
 
 def test_a_run_without_steps() -> None:
-    """Before the first work it starts up, after the last it ends; in between it is unaccounted."""
+    """Before the first work it starts up, after the last it ends; in between it is other."""
     with FakeClock() as clock, recorded() as run:
         clock.advance(1)
         for _ in range(2):
@@ -240,15 +238,15 @@ def test_a_run_without_steps() -> None:
         found = account(run.recorded)
         table = seconds(ledger(found))
         assert steps(found).is_empty()
-    assert table == {"startup": 1, "forward": 4, "unaccounted": 4, "ending": 4}
+    assert table == {"startup": 1, "forward": 4, "other": 4, "ending": 4}
 
 
 def test_a_run_without_anything() -> None:
-    """All of it is unaccounted."""
+    """All of it is other."""
     with FakeClock() as clock, recorded() as run:
         clock.advance(3)
         run.run.flush()
-        assert seconds(ledger(run.recorded)) == {"unaccounted": 3}
+        assert seconds(ledger(run.recorded)) == {"other": 3}
 
 
 def test_micro_batches_are_one_step() -> None:
@@ -261,9 +259,9 @@ def test_micro_batches_are_one_step() -> None:
             clock.advance(1)
         run.run.flush()
         rows = steps(run.recorded)
-    assert rows.select("step", "duration_ns", "idle").rows() == [
-        (0, 5 * SECOND, 2 * SECOND),
-        (1, 5 * SECOND, SECOND),
+    assert rows.select("step", "duration_ns", "other").rows() == [
+        (0, 5 * SECOND, 6 * SECOND),
+        (1, 5 * SECOND, 5 * SECOND),
     ]
 
 
@@ -319,7 +317,7 @@ def test_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
         Written("training_single_iteration", 70, 80),
     ]
     run = write_run(tmp_path, Process([Thread(spans)], 100))
-    expected = {"training": 20, "forward": 50, "idle": 10, "ending": 20}
+    expected = {"other": 30, "forward": 50, "ending": 20}
     assert dict(ledger(run).select("phase", "ns").rows()) == expected
 
 
@@ -337,9 +335,8 @@ def test_garbage_collections_are_cut_out_of_everything(tmp_path: Path) -> None:
     assert dict(ledger(run).select("phase", "ns").rows()) == {
         "startup": 5,
         "garbage collection": 7 + 18 + 10,
-        "training": 16 + 15,
+        "other": 16 + 15 + 5,
         "validation": 14,
-        "idle": 5,
         "ending": 10,
     }
     assert steps(run)["garbage collection"].to_list() == [2 + 18 + 5, 5]
@@ -357,7 +354,7 @@ def test_two_ranks_and_attempts_are_kept_apart(tmp_path: Path) -> None:
     run = write_run(
         tmp_path, process(0, 0, 100), process(1, 0, 50), process(0, 1, 30), process(1, 1, 20)
     )
-    table = ledger(run, by=("rank", "attempt")).filter(pl.col("phase") == "training")
+    table = ledger(run, by=("rank", "attempt")).filter(pl.col("phase") == "other")
     assert table.select("rank", "attempt", "ns").rows() == [
         (0, 0, 100),
         (0, 1, 30),
@@ -387,7 +384,7 @@ def test_workers_and_other_threads_own_nothing(tmp_path: Path) -> None:
         Process([Thread(items)], 100, worker=0),
         Process([Thread([Written("draw", 20, 60)])], 100, worker=1),
     )
-    assert dict(ledger(run).select("phase", "ns").rows()) == {"training": 90, "communication": 10}
+    assert dict(ledger(run).select("phase", "ns").rows()) == {"other": 90, "communication": 10}
     assert background(run).rows() == [
         (0, 0, "communication overlapped", 30, 30, 2),
         (0, 0, "checkpoint in the background", 70, 70, 2),
@@ -415,7 +412,7 @@ def test_a_checkpoint_thread_takes_none_of_the_time_of_training() -> None:
             thread.join()
         run.run.flush()
         found = account(run.recorded)
-        assert seconds(ledger(found)) == {"training": 4}
+        assert seconds(ledger(found)) == {"other": 4}
         assert background(found).select("kind", "ns").rows() == [
             ("checkpoint in the background", 3 * SECOND)
         ]
@@ -426,7 +423,7 @@ def test_training_in_another_thread_than_the_main_one(tmp_path: Path) -> None:
     waiting = [Written("application", 0, 100)]
     training = [Written("training_single_iteration", 10, 90)]
     run = write_run(tmp_path, Process([Thread(waiting), Thread(training, "trainer")], 100))
-    expected = {"startup": 10, "training": 80, "ending": 10}
+    expected = {"startup": 10, "other": 80, "ending": 10}
     assert dict(ledger(run).select("phase", "ns").rows()) == expected
 
 
@@ -440,7 +437,7 @@ def test_a_running_run_lasts_until_now() -> None:
             clock.advance(3)
             assert seconds(ledger(run.recorded)) == {"forward": 5}
         clock.advance(1)
-        assert seconds(ledger(run.recorded)) == {"forward": 5, "training": 1}
+        assert seconds(ledger(run.recorded)) == {"forward": 5, "other": 1}
 
 
 def test_a_run_that_stopped_showing_life(tmp_path: Path) -> None:
@@ -456,9 +453,8 @@ def test_a_run_that_stopped_showing_life(tmp_path: Path) -> None:
     assert found.parts[0].status == "killed"
     assert found.parts[0].wall_ns == 90
     assert dict(ledger(found).select("phase", "ns").rows()) == {
-        "training": 70,
+        "other": 80,
         "backward": 10,
-        "idle": 10,
     }
 
 
@@ -520,8 +516,7 @@ def test_long_spans_go_on_over_many_segments(tmp_path: Path) -> None:
     found = account(run)
     assert dict(ledger(found).select("phase", "ns").rows()) == {
         "startup": 10,
-        "training": 80 * 50_000,
-        "idle": 20 * 49_999,
+        "other": 80 * 50_000 + 20 * 49_999,
         "ending": 20,
     }
     assert len(steps(found)) == 50_000

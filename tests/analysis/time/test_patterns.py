@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.analysis.time import bursts, drift, outliers, percentiles
 from stepwell.analysis.time.steps import STEPS
-from stepwell.analysis.time.words import NAMES
+from stepwell.analysis.time.words import PHASES
 
 MS = 1_000_000
 
@@ -19,7 +19,7 @@ def table(count: int = 400, rank: int = 0, seed: int = 0, **phases: np.ndarray) 
     usual = {"data": 1, "forward": 4, "backward": 4, "optimizer": 1}
     columns = {
         name: random.normal(usual.get(name, 0) * MS, usual.get(name, 0) * MS / 20, count)
-        for name in NAMES
+        for name in PHASES
     }
     for name, more in phases.items():
         columns[name.replace("_", " ")] = columns[name.replace("_", " ")] + more * MS
@@ -34,8 +34,8 @@ def table(count: int = 400, rank: int = 0, seed: int = 0, **phases: np.ndarray) 
             "step": np.arange(count),
             "epoch": [0] * count,
             "start_ns": np.cumsum(period),
-            "duration_ns": period - whole["data"] - whole["idle"],
-            "gap_ns": whole["data"] + whole["idle"],
+            "duration_ns": period - whole["data"] - whole["other"],
+            "gap_ns": whole["data"] + whole["other"],
             "period_ns": period,
             **whole,
         },
@@ -111,14 +111,14 @@ def test_what_a_busy_machine_does_to_short_steps_is_not_told() -> None:
 
 def test_every_tenth_step_is_four_times_slower() -> None:
     """In the phase that it is slower in."""
-    (burst,) = bursts(table(training=every(10, 30)))
-    assert (burst.phase, burst.period, burst.count) == ("training", 10, 40)
+    (burst,) = bursts(table(optimizer=every(10, 30)))
+    assert (burst.phase, burst.period, burst.count) == ("optimizer", 10, 40)
 
 
 def test_pauses_between_steps() -> None:
-    """200 ms every 10 steps outside of iterations."""
-    (burst,) = bursts(table(idle=every(10, 200)))
-    assert (burst.phase, burst.period) == ("idle", 10)
+    """200 ms every 10 steps in no span."""
+    (burst,) = bursts(table(other=every(10, 200)))
+    assert (burst.phase, burst.period) == ("other", 10)
     assert burst.lost_ns == pytest.approx(40 * 200 * MS, rel=0.01)
 
 

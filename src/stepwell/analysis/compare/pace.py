@@ -11,7 +11,7 @@ import polars as pl
 from stepwell.analysis.compare.axis import amounts_if_known
 from stepwell.analysis.compare.significance import SIGNIFICANT, mean, welch
 from stepwell.analysis.goodput import goodput
-from stepwell.analysis.time import PHASES, steps
+from stepwell.analysis.time import phase_columns, steps
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 
@@ -137,7 +137,7 @@ def _pace(run: RecordedRun, table: pl.DataFrame) -> Pace | None:
     whole = float(each.sum())
     count = table.select("attempt", "step").n_unique()
     each_ns = whole / table.height
-    sums = {phase: float(table[phase].sum()) for phase in PHASES}
+    sums = {phase: float(table[phase].sum()) for phase in phase_columns(table)}
     phases = [
         PhaseTime(phase, ns / table.height, _middle(table[phase]), ns / whole)
         for phase, ns in sums.items()

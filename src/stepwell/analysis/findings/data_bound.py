@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -25,27 +26,72 @@ WINDOW = 20
 """So many steps in a row at least are a stretch of the run …"""
 STRETCH = 0.03
 """… if they waited for so much of its time."""
+FEWEST_EPOCHS = 3
+MOST_EPOCHS = 0.8
+"""Of the epochs, those that must begin with a slow batch."""
+TIMES = 5.0
+LEAST_START_NS = 20_000_000
+"""A first batch is slow if it takes so many times as long as others, and so much longer."""
+
+
+@dataclass(frozen=True)
+class SlowEpochs:
+    """Epochs whose first batch is waited for much longer than others: their workers start then."""
+
+    steps: tuple[int, ...]
+    """The first steps of these epochs."""
+    slow_ns: float
+    typical_ns: float
+    lost_ns: int
+    """What the first batches took beyond the typical wait, that of the first epoch included."""
+
+    def follow(self, steps: Sequence[int]) -> bool:
+        """Whether most of these steps are the last ones of epochs."""
+        last = {step - 1 for step in self.steps}
+        return sum(step in last for step in steps) > len(steps) / 2
+
+
+def slow_epochs(facts: Facts) -> SlowEpochs | None:
+    """Whether most epochs begin with a batch that takes long; None if not, or after fewer than 3 epochs."""
+    is_first = pl.col("rank") == pl.col("rank").min()
+    table = facts.steps.filter(is_first).select("attempt", "epoch", "step", "data")
+    first = table.drop_nulls("epoch").group_by("attempt", "epoch").agg(pl.all().first())
+    later = first.filter(pl.col("epoch") > pl.col("epoch").min()).sort("step")
+    rest = table.join(first, on=("attempt", "step"), how="anti")["data"]
+    if later.height < FEWEST_EPOCHS - 1 or rest.len() < WINDOW:
+        return None
+    typical, slow = _float(rest.median()), _float(later["data"].median())
+    is_slow = later["data"] > max(TIMES * typical, typical + LEAST_START_NS)
+    if is_slow.sum() < MOST_EPOCHS * later.height:
+        return None
+    lost = int((first["data"] - int(typical)).clip(0).sum())
+    return SlowEpochs(tuple(later["step"].to_list()), slow, typical, lost)
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for the run; a single rank that waits is a straggler and none of this."""
     ns, share = facts.share("data")
+    epochs = slow_epochs(facts)
+    if epochs is not None and epochs.lost_ns >= max(WARN / 2 * facts.running_ns, ns / 2):
+        yield _at_epochs(facts, epochs)
+        return
     burst = _burst(facts, ns)
     if share >= WARN / 2 and (burst is None or burst.period is None) and _is_everywhere(facts):
         # Other programs had the processor: what is usual tells.
-        waits, step = _typical(facts)
-        burst, usual = None, min(share, waits / step)
+        typical, step = _typical(facts)
+        burst, usual = None, min(share, typical / step)
         ns, share = int(ns * usual / share), usual
     if share < (WARN / 2 if burst else WARN):
         yield from _for_a_while(facts)
         return
     severity = "critical" if share >= CRITICAL else "warning"
     evidence = {"phase": "data", "share": share, "ns": ns, "typical_ns": _typical(facts)[0]}
+    waits = f"Waiting for data takes {percent(facts.part_of_wall(facts.table['data']))} of the wall time"
     if burst is None:
         yield Finding(
             "data-bound",
             severity,
-            f"Training waits for data {percent(share)} of the time: {_each(facts, share)}.",
+            f"{waits}: {_each(facts, share)}.",
             evidence,
             _ends(facts),
             advice="More DataLoader workers or prefetching, cheaper transforms, data closer by.",
@@ -56,14 +102,37 @@ def rule(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "data-bound",
         severity,
-        f"Training waits for data {percent(share)} of the time, mostly for {frequency(burst, 'batch')}: "
+        f"{waits}, mostly for {frequency(burst, 'batch')}: "
         f"it takes {duration(burst.slow_ns)}, the others {duration(burst.typical_ns)} "
         f"({listed(burst.steps)}).",
         {**evidence, "period": burst.period, "burst_share": burst.share, "slow_ns": burst.slow_ns},
         burst.steps,
-        advice=_advice(facts, burst),
+        advice="Prefetch further ahead, or find what is special about these batches (a slow file, a "
+        "lock).",
         link=facts.command("show"),
         cost_ns=ns,
+    )
+
+
+def _at_epochs(facts: Facts, epochs: SlowEpochs) -> Finding:
+    share = facts.part_of_wall(epochs.lost_ns)
+    return Finding(
+        "data-bound",
+        "critical" if share >= CRITICAL else "warning",
+        f"The first batch of each epoch takes {duration(epochs.slow_ns)}, other batches "
+        f"{duration(epochs.typical_ns)} ({listed(epochs.steps)}). Waiting for first batches takes "
+        f"{percent(share)} of the wall time.",
+        {
+            "phase": "data",
+            "share": share,
+            "ns": epochs.lost_ns,
+            "slow_ns": epochs.slow_ns,
+            "typical_ns": epochs.typical_ns,
+        },
+        epochs.steps,
+        advice="DataLoader workers start anew in each epoch: persistent_workers=True keeps them.",
+        link=facts.command("show"),
+        cost_ns=epochs.lost_ns,
     )
 
 
@@ -116,16 +185,6 @@ def _burst(facts: Facts, ns: int) -> Burst | None:
     found = [b for b in facts.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
     burst = sharpened(facts, found[0]) if found else None
     return None if burst is None or is_one_time(burst) else burst
-
-
-def _advice(facts: Facts, burst: Burst) -> str:
-    epochs = facts.steps.filter(pl.col("rank") == burst.rank).select("step", "epoch")
-    first = epochs.drop_nulls().group_by("epoch").agg(pl.col("step").min())["step"].to_list()
-    if len(first) > 2 and sum(step in first for step in burst.steps) >= 0.8 * len(burst.steps):
-        return "These are the first batches of epochs: persistent_workers=True keeps the workers."
-    return (
-        "Prefetch further ahead, or find what is special about these batches (a slow file, a lock)."
-    )
 
 
 def _is_everywhere(facts: Facts) -> bool:

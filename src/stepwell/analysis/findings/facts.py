@@ -12,7 +12,6 @@ import polars as pl
 from stepwell.analysis.engine import Engine, Summary, summarise
 from stepwell.analysis.findings.curves import SYSTEM, Curves
 from stepwell.analysis.time import (
-    PHASES,
     Accounts,
     Burst,
     Drift,
@@ -20,8 +19,11 @@ from stepwell.analysis.time import (
     Patterns,
     RankTime,
     patterns,
+    phase_columns,
     steps,
+    time_table,
 )
+from stepwell.analysis.time.ledger import BETWEEN_ATTEMPTS
 from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import joint_status
@@ -113,12 +115,25 @@ class Facts:
 
     @cached_property
     def wall_ns(self) -> int:
-        """From the start of the first process of an attempt to the end of its last, gaps left out."""
-        spans: dict[int, tuple[int, int]] = {}
-        for part in self.accounts.parts:
-            low, high = spans.get(part.attempt, (part.start_ns, part.end_ns))
-            spans[part.attempt] = min(low, part.start_ns), max(high, part.end_ns)
-        return sum(high - low for low, high in spans.values())
+        """From the start of the first process to the end of the last one, over all attempts."""
+        parts = self.accounts.parts
+        if not parts:
+            return 0
+        return max(part.end_ns for part in parts) - min(part.start_ns for part in parts)
+
+    @cached_property
+    def running_ns(self) -> int:
+        """The wall time without that between attempts: what limits of rules are shares of."""
+        return self.wall_ns - self.table.get(BETWEEN_ATTEMPTS, 0)
+
+    @cached_property
+    def table(self) -> dict[str, int]:
+        """Nanoseconds by line of the time table; they sum to the wall time. Of several ranks the mean."""
+        return time_table(self.accounts.parts)
+
+    def part_of_wall(self, ns: float) -> float:
+        """Which share of the wall time so many nanoseconds of a rank are."""
+        return ns / self.wall_ns if self.wall_ns else 0.0
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -170,7 +185,7 @@ class Facts:
 
     @cached_property
     def _spent(self) -> dict[str, dict[int, int]]:
-        times = pl.col("period_ns", *PHASES).sum()
+        times = pl.col("period_ns", *phase_columns(self.steady)).sum()
         table = self.steady.group_by("rank").agg(times).sort("rank")
         ranks = table["rank"].to_list()
         columns = table.drop("rank").to_dict(as_series=False)
@@ -189,12 +204,9 @@ class Facts:
         return ns, share
 
     @cached_property
-    def outside(self) -> list[str]:
-        """The phases that are outside of all parts of a step that were told apart; none if none were."""
-        parts = ("forward", "backward", "optimizer")
-        if any(self.steps[phase].sum() for phase in parts):
-            return ["idle", "unaccounted", "training"]
-        return ["idle", "unaccounted"] if self.steps["training"].sum() else []
+    def has_parts(self) -> bool:
+        """Whether anything is known of what a step consists of."""
+        return any(self.steps[phase].sum() for phase in ("forward", "backward", "optimizer"))
 
     @cached_property
     def _patterns(self) -> Patterns:

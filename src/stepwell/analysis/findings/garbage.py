@@ -26,7 +26,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "gc-pauses",
         "critical" if share >= CRITICAL else "warning",
-        f"Garbage collections take {percent(share)} of the time: {duration(longest[PHASE])} "
+        f"Garbage collection takes {percent(facts.part_of_wall(facts.table[PHASE]))} of the wall time: "
+        f"{duration(longest[PHASE])} "
         f"in step {longest['step']}, the longest.",
         {"phase": PHASE, "share": share, "ns": ns, "longest_ns": longest[PHASE]},
         tuple(sorted(set(rows["step"].head(1000).to_list()))),

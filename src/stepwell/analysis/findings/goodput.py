@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from stepwell.analysis.findings import hanging
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import duration, percent
@@ -16,7 +17,7 @@ LOW = 0.5
 VERY_LOW = 0.25
 RESTARTS = 0.05
 BUSY = 0.7
-COMPUTING = ("forward", "backward", "optimizer", "training")
+COMPUTING = ("forward", "backward", "optimizer")
 LOST = ("gap between attempts", "redone", "restore")
 WORDS = {
     "redone": "doing steps again",
@@ -26,7 +27,7 @@ WORDS = {
     "data": "waiting for data",
     "stall": "stalls",
     "straggler wait": "waiting for slow ranks",
-    "idle": "between steps",
+    "idle": "code between steps, in no span",
     "ending": "after the last step",
 }
 
@@ -46,21 +47,23 @@ def rule(facts: Facts) -> Iterator[Finding]:
             "restarts",
             "warning",
             f"{facts.attempts - 1} restart{'s' if facts.attempts > 2 else ''} cost "
-            f"{duration(lost)} ({percent(lost / found.wall_ns)}): {', '.join(filter(None, parts))}.",
+            f"{duration(lost)} ({percent(lost / found.wall_ns)} of the wall time): "
+            f"{', '.join(filter(None, parts))}.",
             {"ns": lost, "redone_steps": found.redone_steps, "attempts": facts.attempts},
             advice="Save checkpoints more often, and find out why the attempt before ended.",
             link=facts.command("report"),
             cost_ns=lost,
         )
-    if found.share < LOW and found.wall_ns >= LEAST_NS:
+    # A hang is a finding of its own, and the reason.
+    if found.share < LOW and found.wall_ns >= LEAST_NS and not any(hanging.rule(facts)):
         rest = {part: ns for part, ns in found.parts.items() if part != "productive" and ns}
         largest = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
         named = ", ".join(f"{percent(rest[p] / found.wall_ns)} {WORDS.get(p, p)}" for p in largest)
         yield Finding(
             "low-goodput",
             "critical" if found.share < VERY_LOW else "warning",
-            f"Only {percent(found.share)} of {duration(found.wall_ns)} moved the training on; "
-            f"the rest went to: {named}.",
+            f"Goodput is {percent(found.share)}: of {duration(found.wall_ns)} wall time, "
+            f"{duration(found.parts['productive'])} made progress. The largest losses: {named}.",
             {"share": found.share, "parts": found.parts},
             advice=f"Begin with the largest: {WORDS.get(largest[0], largest[0])}.",
             link=facts.command("report"),

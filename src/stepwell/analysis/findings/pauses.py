@@ -1,4 +1,4 @@
-"""Time that passes outside of all parts of a step, inside of nothing that was recorded."""
+"""Long pauses after some steps, in no span."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.recurring import is_everywhere, recurring
@@ -13,69 +14,59 @@ from stepwell.analysis.findings.wording import duration, listed, ordinal, percen
 from stepwell.analysis.time import Burst
 
 WARN = 0.1
-EACH = 0.3
-"""Of the time, when it is about the same after each step: loops have some code of their own."""
 CRITICAL = 0.3
 LONG_NS = 10_000_000
-EACH_NS = 1_000_000
-"""Pauses that are shorter than this, now and then or after each step, are none that a person would make."""
+"""Shorter pauses are not worth a finding."""
+PHASE = "other"
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding for the run; of ranks the one in the middle tells."""
-    if facts.steady.height < FEWEST:
+    """At most one finding for the run, about the median rank.
+
+    Code in no span that takes about as long in each step is part of the loop: the loss, metrics, waiting for
+    a device. It has a line in the time table, and is no finding. Pauses that only some steps have are.
+    """
+    if facts.steady.height < FEWEST or not facts.has_parts:
         return
-    shares = sorted(
-        (sum(facts.spent_ns(phase)[rank] for phase in facts.outside) / whole, rank)
-        for rank, whole in facts.loop_ns.items()
-        if whole
-    )
+    spent = facts.spent_ns(PHASE)
+    shares = sorted((spent[rank] / whole, rank) for rank, whole in facts.loop_ns.items() if whole)
     if not shares:
         return
     share, rank = shares[(len(shares) - 1) // 2]
     if share < WARN:
         return
     rows = facts.steady.filter(pl.col("rank") == rank)
-    outside = rows.select(pl.sum_horizontal(facts.outside).alias("ns"))["ns"]
-    ns = int(outside.sum())
-    burst = recurring(rows["step"].to_numpy(), outside.to_numpy(), "idle", rank)
-    if burst is not None and (burst.lost_ns < ns / 2 or burst.slow_ns < LONG_NS):
-        burst = None
-    if burst is not None and burst.period is None and is_everywhere(facts, rank, facts.outside):
-        burst = None
-    each = _number(outside.median())
-    if burst is None and (share < EACH or each < EACH_NS):
+    burst = recurring(rows["step"].to_numpy(), rows[PHASE].to_numpy(), PHASE, rank)
+    if burst is None or burst.lost_ns < spent[rank] / 2 or burst.slow_ns < LONG_NS:
         return
-    yield _finding(facts, share, ns, burst, each)
+    if burst.period is None and is_everywhere(facts, rank, [PHASE]):
+        return
+    if (epochs := slow_epochs(facts)) is not None and epochs.follow(burst.steps):
+        return
+    yield _finding(facts, burst, burst.lost_ns / facts.loop_ns[rank])
 
 
-def _finding(facts: Facts, share: float, ns: int, burst: Burst | None, each: float) -> Finding:
-    evidence = {"phase": "idle", "share": share, "ns": ns}
-    text = f"{percent(share)} of the time passes between the parts of steps, in nothing that was recorded: "
-    steps: tuple[int, ...] = ()
-    if burst is None:
-        text += f"{duration(each)} in each step."
-    else:
-        often = (
-            f"after every {ordinal(burst.period)} step"
-            if burst.period
-            else f"after 1 step in {max(2, round(1 / burst.share))}"
-        )
-        text += f"a pause of {duration(burst.slow_ns)} {often} ({listed(burst.steps)})."
-        evidence |= {"period": burst.period, "slow_ns": burst.slow_ns}
-        steps = burst.steps
+def _finding(facts: Facts, burst: Burst, share: float) -> Finding:
+    often = (
+        f"After every {ordinal(burst.period)} step"
+        if burst.period
+        else f"After 1 step in {max(2, round(1 / burst.share))}"
+    )
     return Finding(
         "pauses",
         "critical" if share >= CRITICAL else "warning",
-        text,
-        evidence,
-        steps,
-        advice='Put it in a span to see what it is: with stepwell.span("validation"), "checkpoint" '
-        "or a name of yours.",
+        f"{often} there is a pause of {duration(burst.slow_ns)} in no span ({listed(burst.steps)}). "
+        f"These pauses take {percent(facts.part_of_wall(burst.lost_ns))} of the wall time.",
+        {
+            "phase": PHASE,
+            "share": share,
+            "ns": burst.lost_ns,
+            "period": burst.period,
+            "slow_ns": burst.slow_ns,
+        },
+        burst.steps,
+        advice='If you want this work, put it into a span, with stepwell.span("rollout"): … The time table '
+        "then has a line for it.",
         link=facts.command("show"),
-        cost_ns=ns,
+        cost_ns=burst.lost_ns,
     )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

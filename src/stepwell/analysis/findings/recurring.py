@@ -12,6 +12,7 @@ from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.wording import ordinal
 from stepwell.analysis.time import Burst
 from stepwell.analysis.time.rhythm import rhythm
+from stepwell.analysis.time.words import OWN_SPAN
 
 MOST_OF_IT = 0.9
 """Of the lost time: what the slow ones that are told of must account for."""
@@ -20,8 +21,8 @@ ONE_TIME = 0.2
 EVIDENCE = 1000
 FEWEST = 3
 NOISE = 8.0
-PARTS = ("data", "transfer", "forward", "backward", "optimizer", "training", "idle", "unaccounted")
-"""What steps consist of, whatever else comes after them now and then."""
+PARTS = ("data", "transfer", "forward", "backward", "optimizer", "other")
+"""What steps consist of, beside the user's own spans and whatever else comes after them now and then."""
 ALIKE = 3.0
 """Up to so many times as much is as much."""
 
@@ -94,7 +95,8 @@ def is_everywhere(facts: Facts, rank: int, phases: Sequence[str]) -> bool:
     Then it is no matter of these phases: other programs had the processor.
     """
     rows = facts.steady.filter(pl.col("rank") == rank)
-    others = [phase for phase in PARTS if phase not in phases]
+    parts = [*PARTS, *(name for name in rows.columns if name.startswith(OWN_SPAN))]
+    others = [phase for phase in parts if phase not in phases]
     held_up, usual = np.array([_held_up(rows, phases), _held_up(rows, others)]).T
     return bool(usual[1] > 0 and held_up[0] * usual[1] <= ALIKE * held_up[1] * usual[0])
 

@@ -19,7 +19,7 @@ from stepwell.analysis.findings.wording import capital, duration, listed, percen
 from stepwell.analysis.time import Burst
 
 ELSEWHERE = ("data", "garbage collection")
-"""Phases whose bursts other rules tell of; so are those outside of all parts of a step."""
+"""Phases whose bursts other rules report; so is ``other``, where the parts of steps are known."""
 NOW_AND_THEN = ("optimizer", "communication", "transfer")
 """Phases that some steps do without where gradients are accumulated: that some have them is no fault."""
 LEAST = 0.05
@@ -31,8 +31,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for each phase that is slow now and then, on the rank where that costs most."""
     told: set[str] = set()
     blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
-    whole = max(1, facts.wall_ns)
-    elsewhere = {*ELSEWHERE, *facts.outside}
+    whole = max(1, facts.running_ns)
+    elsewhere = {*ELSEWHERE, "other"} if facts.has_parts else set(ELSEWHERE)
     for raw in facts.bursts:
         if raw.phase in elsewhere or raw.phase in told or again_ns(raw) < LEAST * whole:
             continue
@@ -50,7 +50,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
         if is_one_time(burst):
             continue
         told.add(burst.phase)
-        yield _finding(facts, burst, cost, cost / whole)
+        yield _finding(facts, burst, cost, facts.part_of_wall(cost))
 
 
 def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.recurring import again_ns
@@ -21,9 +22,13 @@ MOST = 3
 def rule(facts: Facts) -> Iterator[Finding]:
     """One finding for each of the longest few; where a rank is to blame, it is a straggler's."""
     blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
-    whole = max(1, facts.wall_ns)
+    whole = max(1, facts.running_ns)
     told: set[int] = set()
     under_way = _under_way(facts)
+    epochs = slow_epochs(facts)
+    # That workers start in each epoch is one finding, whatever it takes.
+    epochs_begin = {("data", step) for step in epochs.steps} if epochs else set()
+    epochs_begin |= {("other", step - 1) for step in epochs.steps} if epochs else set()
     for one in [*_among_slow(facts), *facts.outliers]:
         waited = facts.waited_ns(one.rank, one.phase).get((one.attempt, one.step), 0)
         lost = one.ns - one.typical_ns - waited
@@ -33,6 +38,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
             or not is_long
             or one.step in told
             or one.step in blamed
+            or (one.phase, one.step) in epochs_begin
             or (one.rank, one.attempt, one.step) in under_way
             or len(told) == MOST
         ):
@@ -43,7 +49,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
             "warning",
             f"Step {one.step} took {duration(one.ns)}, others {duration(one.typical_ns)}: "
             f"{duration(one.phase_ns)} of it in {phase_word(one.phase)} "
-            f"({percent(lost / whole)} of the wall time).",
+            f"({percent(facts.part_of_wall(lost))} of the wall time).",
             {"phase": one.phase, "ns": one.ns, "typical_ns": one.typical_ns},
             (one.step,),
             (one.rank,) if facts.ranks > 1 else (),

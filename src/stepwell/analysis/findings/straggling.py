@@ -11,7 +11,7 @@ import polars as pl
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
-from stepwell.analysis.time.words import NAMED, code_of
+from stepwell.analysis.time.words import OWN_NAME, code_of
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks import Straggler
@@ -37,7 +37,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
     for one in facts.stragglers:
         share = min(1.0, one.ns / facts.wall_ns)
         least = LEAST_MEANT if one.phase in MEANT else LEAST
-        if one.phase == "checkpoint" or share < least or told == MOST:
+        if one.phase == "checkpoint" or one.ns < least * facts.running_ns or told == MOST:
             continue
         told += 1
         yield _finding(facts, one, share)
@@ -142,7 +142,7 @@ def _own_span(facts: Facts, one: Straggler) -> str | None:
             )
             rows = frame.filter((pl.col("thread") == "MainThread") & is_there)
             for name, category, ns in rows.select("name", "category", "duration_ns").iter_rows():
-                if code_of(name, category or "") == NAMED and ns:
+                if code_of(name, category or "") & OWN_NAME and ns:
                     totals[name] = totals.get(name, 0) + int(ns)
     name = max(totals, key=totals.__getitem__, default=None)
     if name is None or totals[name] * len(one.steps) < one.ns * len(windows) / 2:

@@ -47,9 +47,9 @@ def rule(facts: Facts) -> Iterator[Finding]:
 def _advice(phase: str) -> str:
     if phase == "data":
         return "A cache that is full, a disk that is shared, or workers that leak memory."
-    if phase in ("idle", "unaccounted"):
+    if phase == "other":
         return (
-            "Something between steps grows with their number, such as a list that is gone through."
+            "Code in no span grows with the number of steps, such as a loop over a list that grows."
         )
     return (
         "Look for longer batches, a graph that grows (loss kept with its history), or a hot device."

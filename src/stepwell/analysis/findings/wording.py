@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepwell.analysis.time.words import OWN_SPAN
 from stepwell.journal.text import duration as duration
 from stepwell.journal.text import number as number
 
@@ -21,15 +22,23 @@ PHASE_WORDS = {
     "testing": "testing",
     "training": "the training step",
     "garbage collection": "garbage collection",
-    "idle": "pauses between steps",
-    "ending": "the time after the last step",
-    "unaccounted": "code in no known span",
+    "idle": "code between steps, in no span",
+    "ending": "code after the last step",
+    "other": "code in no span",
 }
+TITLES = {"ending": "after the last step"}
 
 
 def phase_word(phase: str) -> str:
     """A phase as a person would say it."""
+    if phase.startswith(OWN_SPAN):
+        return f'the span "{phase.removeprefix(OWN_SPAN)}"'
     return PHASE_WORDS.get(phase, phase)
+
+
+def phase_title(phase: str) -> str:
+    """A phase as it stands in the time table; the user's own spans under their names."""
+    return TITLES.get(phase, phase.removeprefix(OWN_SPAN))
 
 
 def percent(share: float) -> str:

@@ -11,6 +11,7 @@ from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.phases import KEPT_S, SECOND, PhaseClock
 from stepwell.analysis.live.recent import RecentLog, RecentSpans
 from stepwell.analysis.live.snapshot import RankNow
+from stepwell.journal import clock
 from stepwell.journal.follow_document import ALWAYS
 from stepwell.journal.records import EventRecord, MetricRecord, SpanRecord
 from stepwell.vocabulary import StandardTrainingJobSpanName
@@ -144,9 +145,9 @@ class LiveRank:
     def until(self) -> int:
         """As of when something is known of it: now, or when it ended."""
         if self.spans.status == "running":
-            return time.time_ns()
+            return clock.wall()
         known = [self.about.get("heartbeat"), self.clock.at_ns]
-        return max((n for n in known if isinstance(n, int)), default=time.time_ns())
+        return max((n for n in known if isinstance(n, int)), default=clock.wall())
 
 
 def _whole(attributes: dict[str, Any], name: str) -> int | None:

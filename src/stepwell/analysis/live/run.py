@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from stepwell.analysis.findings.wording import phase_title
 from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.rank import LiveRank
 from stepwell.analysis.live.rules import LiveFindings
 from stepwell.analysis.live.snapshot import Snapshot
 from stepwell.analysis.progress import EPOCHS, STEPS, whole_number
+from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 from stepwell.reading.process import process_folders, read_document
 
@@ -45,7 +46,7 @@ class LiveRun:
             rank.look(self._curves)
         found, new = ((), ()) if self._findings is None else self._findings.take(last)
         ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
-        until = max((rank.until() for rank in ranks), default=time.time_ns())
+        until = max((rank.until() for rank in ranks), default=clock.wall())
         leader = next((rank for rank in ranks if rank.step is not None), None)
         # While it hangs there is no pace, and nobody knows how long it will take.
         hangs = any(finding.rule == "hang" for finding in found)
@@ -60,7 +61,7 @@ class LiveRun:
             id=self.run.id,
             name=self.run.name,
             path=self.run.path,
-            time_ns=time.time_ns(),
+            time_ns=clock.wall(),
             status=status,
             error=self._error(),
             seconds=max(0, until - min(self._started.values(), default=until)) / 1e9,
@@ -99,7 +100,7 @@ class LiveRun:
             if attempt < self._attempt:
                 self._past.add(folder.name)
                 continue
-            self._started[folder.name] = int(about.get("started") or time.time_ns())
+            self._started[folder.name] = int(about.get("started") or clock.wall())
             if len(self._ranks) < MOST_RANKS:
                 self._ranks[folder.name] = LiveRank(folder)
             else:
@@ -139,6 +140,6 @@ def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:
         for phase, ns in rank.clock.shares(max(until, rank.until())).items():
             sums[phase] = sums.get(phase, 0) + ns
     whole = sum(sums.values())
-    order = sorted(sums, key=lambda phase: -sums[phase])
-    shares = {phase: sums[phase] / whole for phase in order if sums[phase]}
+    order = sorted(sums, key=lambda phase: (phase == "other", -sums[phase]))
+    shares = {phase_title(phase): sums[phase] / whole for phase in order if sums[phase]}
     return shares, whole / 1e9 / max(1, len(ranks))

@@ -5,7 +5,7 @@ that. Imports reading and the vocabulary; knows nothing of goodput, other ranks 
 """
 
 from stepwell.analysis.time.account import Accounts, RankTime, account
-from stepwell.analysis.time.ledger import background, ledger
+from stepwell.analysis.time.ledger import background, ledger, time_table
 from stepwell.analysis.time.patterns import (
     Burst,
     Drift,
@@ -16,7 +16,7 @@ from stepwell.analysis.time.patterns import (
     outliers,
     patterns,
 )
-from stepwell.analysis.time.steps import percentiles, steps
+from stepwell.analysis.time.steps import percentiles, phase_columns, steps
 from stepwell.analysis.time.words import PHASES, phase_of_span
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "outliers",
     "patterns",
     "percentiles",
+    "phase_columns",
     "phase_of_span",
     "steps",
+    "time_table",
 ]

@@ -14,6 +14,7 @@ from stepwell.analysis.time import intervals
 from stepwell.analysis.time.background import Background, background_of
 from stepwell.analysis.time.intervals import Ints, Set
 from stepwell.analysis.time.lanes import FOREVER, Lane, LaneReader
+from stepwell.analysis.time.own_spans import own_spans
 from stepwell.analysis.time.ownership import Pieces, owned
 from stepwell.analysis.time.periods import (
     Changes,
@@ -22,13 +23,12 @@ from stepwell.analysis.time.periods import (
     find_iterations,
     stretches,
 )
-from stepwell.analysis.time.words import CODE_MASK, FINAL, NAMES, NOTHING, Bytes
+from stepwell.analysis.time.words import CODE_MASK, NOTHING, PHASES, Bytes, final_phases
 from stepwell.journal import clock
 from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.tables import ProcessTables
 
-_FINAL = FINAL.ravel()
 NO_SPANS = Lane(
     "",
     True,
@@ -50,7 +50,9 @@ class RankTime:
         steps: the step of each row of ``cells``, -1 for none; the first row is what was before the first
             step, the last one what was after the last.
         epochs: likewise the epoch.
-        cells: nanoseconds, a row for each phase (as in ``PHASES``) and a column for each row above.
+        own: names of the user's own spans that have a row in ``cells``.
+        cells: nanoseconds, a row for each phase (as in ``PHASES``) and each of ``own``, and a column for each
+            row above.
         background: what other threads and workers did meanwhile.
     """
 
@@ -63,6 +65,7 @@ class RankTime:
     iterations: Iterations | None
     steps: Ints
     epochs: Ints
+    own: tuple[str, ...]
     cells: Ints
     background: list[Background] = field(default_factory=list)
 
@@ -87,6 +90,11 @@ class RankTime:
         if self.status == "finished" or self.iterations is None or not self.iterations.are_spans:
             return False
         return int(self.iterations.ends[-1]) >= self.end_ns
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The names of the rows of ``cells``."""
+        return (*PHASES, *self.own)
 
     @property
     def wall_ns(self) -> int:
@@ -197,6 +205,8 @@ def account_threads(threads: Threads, helpers: list[ProcessTables], alive: Liven
     pauses = intervals.clip(_joined(threads.pauses), start, end)
     iterations = find_iterations(main, changes, start, end)
     rows = stretches(main, iterations, changes, start, end)
+    own = own_spans(main, iterations, threads.tables.process.names)
+    cut = rows.overlaid(own.spans, own.places).overlaid(pauses)
     others = [lane for lane in lanes if lane is not main]
     return RankTime(
         rank=about["rank"],
@@ -208,7 +218,8 @@ def account_threads(threads: Threads, helpers: list[ProcessTables], alive: Liven
         iterations=None if iterations is None else iterations.within(rows.steps, rows.epochs),
         steps=rows.steps,
         epochs=rows.epochs,
-        cells=fill(main, rows.overlaid(pauses), start, end),
+        own=own.names,
+        cells=fill(main, cut, final_phases(len(own.names), own.iteration), start, end),
         background=background_of(main, others, helpers, (start, end)),
     )
 
@@ -249,10 +260,13 @@ def _wall(
     return start, max([start, *known_signs, *lasts])
 
 
-def fill(lane: Lane, rows: Stretches, start: int, end: int) -> Ints:
-    """Nanoseconds by phase and row, for all of the time from ``start`` to ``end``."""
-    cells = np.zeros((len(NAMES), len(rows.steps)), np.int64)
-    filling = _Filling(cells, rows, end)
+def fill(lane: Lane, rows: Stretches, final: Bytes, start: int, end: int) -> Ints:
+    """Nanoseconds by line of the ledger and row, for all of the time from ``start`` to ``end``.
+
+    ``final`` has the line for each place and code, as ``final_phases`` gives it.
+    """
+    cells = np.zeros((int(final.max()) + 1, len(rows.steps)), np.int64)
+    filling = _Filling(cells, rows, final, end)
     first = int(lane.starts[0]) if len(lane.starts) else end
     nothing = np.array([NOTHING], np.uint8)
     filling.add_cut(nothing, np.array([start]), np.array([first]))
@@ -264,12 +278,13 @@ def fill(lane: Lane, rows: Stretches, start: int, end: int) -> Ints:
 class _Filling:
     """Adds pieces of time to the cells that they belong in."""
 
-    def __init__(self, cells: Ints, rows: Stretches, end: int) -> None:
+    def __init__(self, cells: Ints, rows: Stretches, final: Bytes, end: int) -> None:
         self._cells = cells
+        self._final = final.ravel()
         self._begins = rows.begins
         self._rows = rows.rows
         # Where the line of a place begins in the table of phases.
-        self._lines = rows.places * np.uint8(FINAL.shape[1])
+        self._lines = rows.places * np.uint16(final.shape[1])
         self._beyond = np.append(rows.begins, end)
 
     def add_chunk(self, lane: Lane, low: int, high: int, lists: list[Pieces]) -> None:
@@ -291,7 +306,7 @@ class _Filling:
                 far = np.flatnonzero(reaches)
                 self.add_cut(codes[far], start[far], end[far])
                 end = np.where(reaches, start, end)
-            phases = _FINAL.take(lines[local] + codes)
+            phases = self._final.take(lines[local] + codes)
             keys.append(phases * np.intp(width) + rows[local])
             amounts.append(end - start)
         self._count(np.concatenate(keys), np.concatenate(amounts), first, width)
@@ -302,7 +317,7 @@ class _Filling:
         at = np.searchsorted(self._begins, low, side="right") - 1
         rows = self._rows[at]
         first, width = int(rows.min()), int(rows.max() - rows.min()) + 1
-        phases = _FINAL.take(self._lines[at] + codes[source])
+        phases = self._final.take(self._lines[at] + codes[source])
         self._count(phases * np.intp(width) + rows - first, high - low, first, width)
 
     def _count(self, keys: NDArray[np.intp], amounts: Ints, first: int, width: int) -> None:

@@ -12,13 +12,16 @@ from stepwell.analysis.time.intervals import Ints
 from stepwell.analysis.time.words import (
     CODE_MASK,
     GARBAGE,
+    HAS_NO_PHASE,
     INHERITED,
     IS_COMPUTING,
     ITERATION,
     LIKE_ITERATION,
     NOTHING,
+    OWN_NAME,
     Bytes,
     Mask,
+    is_one_of,
     table_of,
 )
 from stepwell.journal.format import SLOT_BITS, SPAN_SLOTS
@@ -35,6 +38,7 @@ LOOPS = (
     StandardTrainingJobSpanName.VALIDATION_LOOP.value,
 )
 LOOP_COLUMNS = {"id", "name", "rank", "attempt", "step", "start_ns", "attributes"}
+_HAS_NO_PHASE = is_one_of(HAS_NO_PHASE)
 BLOCK = 1 << 16
 """Spans that are looked through at once, so that memory does not grow with their number."""
 
@@ -44,7 +48,8 @@ class Lane:
     """The spans of one thread: times in nanoseconds since the epoch, and the code of their own time.
 
     ``told`` has row, step and epoch (-1 for none) of those iterations that say so themselves, ``failed`` the
-    rows of those that an exception went through.
+    rows of those that an exception went through. ``named`` has row and number of the name of the user's own
+    spans that are in no phase, ``around_steps`` is the name that the user gave to spans around steps.
     """
 
     thread: str
@@ -54,6 +59,8 @@ class Lane:
     codes: Bytes
     told: Ints
     failed: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    named: Ints = field(default_factory=lambda: np.empty((2, 0), np.int64))
+    around_steps: int | None = None
 
     @property
     def rank_as_trainer(self) -> tuple[int, bool, bool, int]:
@@ -88,6 +95,8 @@ class _Columns:
         self.row_of: dict[int, int] = {}
         self.told: list[Ints] = []
         self.failed: list[int] = []
+        self.named: list[Ints] = []
+        self.around_steps: int | None = None
 
     def add(self, starts: Ints, ends: Ints, codes: Bytes) -> None:
         """Put these spans after those that are there."""
@@ -103,6 +112,7 @@ class _Columns:
         codes = self.codes[: self.count]
         np.maximum(ends, starts, out=ends)
         told = np.concatenate([np.empty((3, 0), np.int64), *self.told], axis=1)
+        named = np.concatenate([np.empty((2, 0), np.int64), *self.named], axis=1)
         failed = np.array(sorted(set(self.failed)), np.int64)
         if (starts[1:] < starts[:-1]).any():
             # A start was set back, or what began in a segment that is lost came with a later one.
@@ -111,7 +121,19 @@ class _Columns:
             rows = np.empty_like(order)
             rows[order] = np.arange(len(order))
             told[0], failed = rows[told[0]], np.sort(rows[failed])
-        return Lane(self.thread, self.is_main, starts, ends, codes, told, failed)
+            named[0] = rows[named[0]]
+            named = named[:, np.argsort(named[0], kind="stable")]
+        return Lane(
+            self.thread,
+            self.is_main,
+            starts,
+            ends,
+            codes,
+            told,
+            failed,
+            named,
+            self.around_steps,
+        )
 
 
 class LaneReader:
@@ -169,6 +191,7 @@ class LaneReader:
         self._note_failed(lane, rows, codes, kept, numbers)
         self._note(lane, segment, rows, codes, kept, numbers)
         self._note_loops(segment, rows)
+        self._note_names(lane, rows, own, codes, kept, numbers)
         own_rows = as_slice(kept)
         lane.add(starts[own_rows], ends[own_rows], codes[own_rows])
 
@@ -282,3 +305,21 @@ class LaneReader:
                 texts = self._texts.get(segment.seq)
                 kept = rows.where(is_loop)
                 self.loops.append(self._tables.span_frame(segment, kept, texts, LOOP_COLUMNS))
+
+    def _note_names(
+        self,
+        lane: _Columns,
+        rows: SpanRows,
+        own: Bytes,
+        codes: Bytes,
+        kept: Mask,
+        numbers: Ints,
+    ) -> None:
+        """The names of the user's own spans that are in no phase, and of those around steps."""
+        if lane.around_steps is None:
+            around = rows.name[(own & LIKE_ITERATION != 0) & kept]
+            lane.around_steps = int(around[0]) if len(around) else None
+        is_named = (own & OWN_NAME != 0) & kept
+        if is_named.any():
+            at = np.flatnonzero(is_named & _HAS_NO_PHASE[codes])
+            lane.named.append(np.stack((numbers[at], rows.name[at].astype(np.int64))))

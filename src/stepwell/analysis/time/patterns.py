@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from stepwell.analysis.time.intervals import Ints
 from stepwell.analysis.time.rhythm import rhythm
-from stepwell.analysis.time.words import CLAIMING, NAMES, STARTUP
+from stepwell.analysis.time.steps import phase_columns
+from stepwell.analysis.time.words import CLAIMING, OWN_SPAN, PHASES, STARTUP
 
 WARM_UP = 3
 """Steps at the beginning of an attempt that are slow as a rule, and not looked at."""
@@ -35,13 +36,14 @@ IRREGULAR_LOST = 0.1
 """… nor, if they come irregularly, than this: other programs on a machine may cause as much."""
 DRIFT = 1.15
 """Ratio of the last steps to the first ones from which on it is a drift."""
+FASTEST = 10
+"""Percentile of the steps that must have become slower, too."""
 WINDOWS = 10
 EVIDENCE = 1000
 
-EXPECTED = tuple(name for code, name in enumerate(NAMES) if code in CLAIMING or code == STARTUP)
-"""Phases that come now and then as they are meant to."""
-STEADY = tuple(name for name in NAMES if name not in EXPECTED)
-"""Phases that should take as long in one step as in the next."""
+EXPECTED = tuple(name for code, name in enumerate(PHASES) if code in CLAIMING or code == STARTUP)
+"""Phases that come now and then as they are meant to. All others should take as long in one step as in the
+next."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,14 @@ class RankSteps:
         self.rank = rank
         self.attempts = attempts
         self.numbers = numbers
-        # Those that ever took time; one of them must be there to be named.
-        used = {name: values for name, values in phases.items() if values.any()}
-        self.phases = used or {"training": phases["training"]}
+        # Those that ever took time; one of them must be there to be named. A span of the user's own that
+        # most steps do without is there now and then because the user wants it.
+        used = {
+            name: values
+            for name, values in phases.items()
+            if (np.median(values) > 0 if name.startswith(OWN_SPAN) else values.any())
+        }
+        self.phases = used or {"other": phases["other"]}
         # What was not meant to take time now and then.
         self.times: Ints = sum(self.phases.values(), np.zeros(len(numbers), np.int64))
 
@@ -131,7 +138,8 @@ def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
     if not table["rank"].is_sorted():
         table = table.sort("rank", maintain_order=True)
     ranks = table["rank"].to_numpy()
-    used = [name for name in STEADY if name == "training" or table[name].max()]
+    steady = [name for name in phase_columns(table) if name not in EXPECTED]
+    used = [name for name in steady if name == "other" or table[name].max()]
     edges = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1], [True])))
     for low, high in pairwise(edges.tolist()) if len(ranks) else ():
         part = table[low:high]
@@ -267,6 +275,10 @@ def _drift(steps: RankSteps) -> Drift | None:
     ends = edges[[0, 1]], edges[[-2, -1]]
     low, high = sorted(float(np.median(values[a:b])) for a, b in ends)
     if low <= 0 or high < DRIFT * low:
+        return None
+    # Another program on the machine holds some steps up; a drift is in the fastest ones, too.
+    fastest = sorted(float(np.percentile(values[a:b], FASTEST)) for a, b in ends)
+    if fastest[1] < DRIFT * fastest[0]:
         return None
     windows = np.array([np.median(values[a:b]) for a, b in pairwise(edges.tolist())])
     if not _is_trend(windows, values, edges):

@@ -1,4 +1,4 @@
-"""Which step each instant belongs to, and where it lies: before, inside, between or after iterations."""
+"""Which step each instant belongs to, and where it lies: before, during or after the steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from stepwell.analysis.time.numbering import number_iterations
 from stepwell.analysis.time.words import (
     AFTER,
     BEFORE,
-    BETWEEN,
     COLLECTING,
-    INSIDE,
+    DURING,
     IS_COMPUTING,
     IS_DATA,
     IS_OTHER,
@@ -88,18 +87,23 @@ class Stretches:
     steps: Ints
     epochs: Ints
 
-    def overlaid(self, pauses: Set) -> Stretches:
-        """The same with garbage collections as stretches of their own."""
-        starts, ends = pauses
+    def overlaid(self, over: Set, places: Ints | int = COLLECTING) -> Stretches:
+        """The same with disjoint intervals as stretches of their own, each in its place."""
+        starts, ends = over
         if not len(starts):
             return self
         begins = np.unique(np.concatenate((self.begins, starts, ends)))
         begins = begins[begins >= self.begins[0]]
         at = np.searchsorted(self.begins, begins, side="right") - 1
-        pause = np.searchsorted(starts, begins, side="right") - 1
-        paused = (pause >= 0) & (begins < ends[np.maximum(pause, 0)])
-        places = np.where(paused, COLLECTING, self.places[at]).astype(np.uint8)
-        return Stretches(begins, self.rows[at], places, self.steps, self.epochs)
+        which = np.searchsorted(starts, begins, side="right") - 1
+        is_over = (which >= 0) & (begins < ends[np.maximum(which, 0)])
+        new = np.broadcast_to(places, len(starts))[np.maximum(which, 0)]
+        return replace(
+            self,
+            begins=begins,
+            rows=self.rows[at],
+            places=np.where(is_over, new, self.places[at]).astype(np.uint8),
+        )
 
 
 def find_iterations(lane: Lane, changes: Changes, begin: int, end: int) -> Iterations | None:
@@ -211,26 +215,12 @@ def stretches(
     count = len(iterations)
     last_end = int(iterations.ends[-1])
     tail = max(last_end, _last_work(lane, end))
-    rows = np.arange(1, count + 1)
-    if iterations.are_spans:
-        parts = [(iterations.begins, BETWEEN)]
-    else:
-        parts = [
-            (iterations.begins, BETWEEN),
-            (iterations.starts, INSIDE),
-            (iterations.ends, BETWEEN),
-        ]
-    begins = np.concatenate([[begin], *(times for times, _ in parts), [last_end, tail]])
-    places = np.concatenate(
-        [[BEFORE], *(np.full(count, place) for _, place in parts), [AFTER, AFTER]]
-    )
-    numbers = np.concatenate([[0], *(rows for _ in parts), [count, count + 1]])
-    order = np.lexsort((numbers, begins)) if len(parts) > 1 else slice(None)
     none = np.array([-1])
+    begins = np.concatenate(([begin], iterations.begins, [last_end, tail]))
     return Stretches(
-        np.clip(begins[order], begin, end),
-        numbers[order],
-        places[order].astype(np.uint8),
+        np.clip(begins, begin, end),
+        np.append(np.arange(count + 1), (count, count + 1)),
+        np.concatenate(([BEFORE], np.full(count, DURING), [AFTER, AFTER])).astype(np.uint8),
         np.concatenate((none, iterations.steps, none)),
         np.concatenate((none, iterations.epochs, none)),
     )
@@ -249,7 +239,7 @@ def _without_steps(lane: Lane, changes: Changes, begin: int, end: int) -> Stretc
     return Stretches(
         np.concatenate(([begin], times, [last])),
         np.arange(count + 2),
-        np.array([BEFORE, *[INSIDE] * count, AFTER], np.uint8),
+        np.array([BEFORE, *[DURING] * count, AFTER], np.uint8),
         np.full(count + 2, -1),
         np.concatenate(([-1], epochs, [-1])),
     )

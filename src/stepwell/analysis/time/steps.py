@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell.analysis.time.account import Accounts, RankTime, account
-from stepwell.analysis.time.words import NAMES
+from stepwell.analysis.time.words import OWN_SPAN, PHASES
 from stepwell.reading import RecordedRun
 
 STEPS = pl.Schema(
@@ -22,7 +22,7 @@ STEPS = pl.Schema(
         "duration_ns": pl.Int64(),
         "gap_ns": pl.Int64(),
         "period_ns": pl.Int64(),
-        **{name: pl.Int64() for name in NAMES},
+        **{name: pl.Int64() for name in PHASES},
     }
 )
 NULLABLE = ("epoch", "gap_ns")
@@ -38,7 +38,8 @@ def steps(run: RecordedRun | Accounts) -> pl.DataFrame:
     ``start_ns`` and ``duration_ns`` are those of the training iteration, ``gap_ns`` is what lies between the
     one before and this. ``period_ns`` is all of the time that belongs to the step, and what the phases, a
     column each, sum to: from when its batch was waited for until the same of the next step. So validation,
-    checkpoints and pauses belong to the step that they come after.
+    checkpoints and pauses belong to the step that they come after. After the phases there is a column
+    for each of the user's own spans that are in no phase, such as ``span:rollout``.
 
     Micro-batches are one row; a step that is done twice in one attempt has two.
     """
@@ -48,14 +49,21 @@ def steps(run: RecordedRun | Accounts) -> pl.DataFrame:
     count = sum(len(part.steps) for part in parts)
     # Large parts stay where they are; many small ones are better laid out in one piece.
     groups = [[part] for part in parts] if count >= LARGE * len(parts) else [parts]
-    return pl.concat([_frame([_columns(part) for part in group]) for group in groups])
+    own = dict.fromkeys(name for part in parts for name in part.own)
+    schema = pl.Schema({**STEPS, **{name: pl.Int64() for name in own}})
+    return pl.concat([_frame([_columns(part) for part in group], schema) for group in groups])
 
 
-def _frame(parts: list[Columns]) -> pl.DataFrame:
+def phase_columns(table: pl.DataFrame) -> list[str]:
+    """The columns of a table of steps that sum to ``period_ns``: phases and the user's own spans."""
+    return [*PHASES, *(name for name in table.columns if name.startswith(OWN_SPAN))]
+
+
+def _frame(parts: list[Columns], schema: pl.Schema) -> pl.DataFrame:
     """These parts below each other."""
     nothing = np.zeros(sum(len(part["step"]) for part in parts), np.int64)
     columns = {}
-    for name, kind in STEPS.items():
+    for name, kind in schema.items():
         found = [part.get(name) for part in parts]
         if all(values is None for values in found):
             # Shared: phases that never come up take no memory.
@@ -91,7 +99,7 @@ def _columns(part: RankTime) -> Columns:
         "duration_ns": found.ends - found.starts,
         "gap_ns": gaps,
         "period_ns": period,
-        **{NAMES[code]: cells[code] for code in used},
+        **{part.phases[code]: cells[code] for code in used},
     }
 
 
@@ -101,7 +109,7 @@ def percentiles(table: pl.DataFrame) -> pl.DataFrame:
     ``phase`` is also ``step`` (the iteration), ``gap`` and ``period``. Nothing is left out, warm-up neither.
     """
     values = {"step": "duration_ns", "gap": "gap_ns", "period": "period_ns"}
-    values |= {name: name for name in NAMES if table[name].max()}
+    values |= {name: name for name in phase_columns(table) if table[name].max()}
     found = []
     for phase, column in values.items():
         value = pl.col(column)

@@ -10,24 +10,30 @@ from numpy.typing import NDArray
 
 import stepwell.vocabulary as vocabulary
 
+TRAINING_PHASE = "training"
+"""The phase of spans around whole iterations. Their own time is ``other``: it is no line of the ledger."""
 PHASES: dict[str, str] = {
-    **vocabulary.PHASES,
-    "garbage collection": "Python looked for garbage, and all threads waited",
-    "idle": "between two training iterations, inside of nothing that has a phase",
-    "ending": "after the last training iteration, inside of nothing that has a phase",
-    "unaccounted": "inside of spans that no phase is known for, or of none although a step was under way",
+    **{name: text for name, text in vocabulary.PHASES.items() if name != TRAINING_PHASE},
+    "garbage collection": "Python's garbage collector; all threads wait",
+    "ending": "after the last training step, in no span that has a phase or a name of its own",
+    "other": "code in no span, or in a span that only contains others, such as the training loop",
 }
 """What the ledger tells apart, and what each of them means."""
+OWN_SPAN = "span:"
+"""What the name of a user's own span is preceded by where it stands beside phases."""
 
-NAMES = tuple(PHASES)
+NAMES = (*PHASES, TRAINING_PHASE, "idle")
+"""The phases, and two that only the grid of ranks tells apart: inside and outside of iterations."""
 CODES = {name: code for code, name in enumerate(NAMES)}
-STARTUP, IDLE, ENDING = CODES["startup"], CODES["idle"], CODES["ending"]
-DATA, TRANSFER, TRAINING = CODES["data"], CODES["transfer"], CODES["training"]
-GARBAGE, UNACCOUNTED = CODES["garbage collection"], CODES["unaccounted"]
+STARTUP, ENDING, OTHER = CODES["startup"], CODES["ending"], CODES["other"]
+DATA, TRANSFER, TRAINING = CODES["data"], CODES["transfer"], CODES[TRAINING_PHASE]
+GARBAGE = CODES["garbage collection"]
 NOTHING = len(NAMES)
 """No phase: no span is open, or one that merely holds others, such as a training loop."""
 NAMED = NOTHING + 1
-"""No phase, but a span that somebody gave a name of their own."""
+"""No phase, but a span that somebody gave a name of their own, without a category."""
+HAS_NO_PHASE = frozenset((TRAINING, NOTHING, NAMED))
+"""Time with these codes is named after the user's own span around it, if there is one."""
 
 CLAIMING = frozenset(CODES[name] for name in ("validation", "testing", "checkpoint", "restore"))
 """These have all that is inside of them, whatever it is."""
@@ -38,6 +44,8 @@ ITERATION = 1 << 6
 """Flag beside a code: a training iteration by its standard name."""
 LIKE_ITERATION = 1 << 5
 """Flag beside a code: probably one, by a name such as "train step"."""
+OWN_NAME = 1 << 7
+"""Flag beside a code: a span that the user gave a name of their own."""
 CODE_MASK = LIKE_ITERATION - 1
 
 Bytes = NDArray[np.uint8]
@@ -99,7 +107,7 @@ def _as_ai_path(name: str) -> tuple[str, str]:
 
 
 def code_of(name: str, category: str = "") -> int:
-    """The code of a span by its name and category, with a flag where it looks like an iteration."""
+    """The code of a span by its name and category, with flags."""
     if (name, category) == ("gc", "runtime"):
         return GARBAGE
     phase = phase_of_span(name, category)
@@ -107,9 +115,11 @@ def code_of(name: str, category: str = "") -> int:
         if name == vocabulary.StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION.value:
             return TRAINING | ITERATION
         return CODES[phase] | (LIKE_ITERATION if phase == "training" else 0)
-    if vocabulary.word_of(name, category) or category or _plain(name) in HOLDERS:
+    if vocabulary.word_of(name, category) or _plain(name) in HOLDERS:
         return NOTHING
-    return NAMED
+    if not category:
+        return NAMED | OWN_NAME
+    return NOTHING if vocabulary.is_category(category) else NOTHING | OWN_NAME
 
 
 def table_of(names: dict[int, tuple[str, str, str]]) -> Bytes:
@@ -139,21 +149,24 @@ def _table(function: Any) -> Bytes:
 INHERITED: Bytes = _table(_inherit)
 """[code of the time of the span around, own code] → code of the span's time."""
 
-BEFORE, BETWEEN, INSIDE, AFTER, COLLECTING = range(5)
-"""Where an instant lies: before the first step, between iterations, inside one, after the last; or in a
-garbage collection, wherever that is."""
-_WITHOUT_PHASE = {
-    BEFORE: (STARTUP, STARTUP),
-    BETWEEN: (IDLE, UNACCOUNTED),
-    INSIDE: (UNACCOUNTED, UNACCOUNTED),
-    AFTER: (ENDING, ENDING),
-}
-FINAL: Bytes = np.array(
-    [[*range(NOTHING), *_WITHOUT_PHASE[place]] for place in (BEFORE, BETWEEN, INSIDE, AFTER)]
-    + [[GARBAGE] * (NAMED + 1)],
-    np.uint8,
-)
-"""[place, code of the time of a span] → phase that the ledger has it under."""
+BEFORE, DURING, AFTER, COLLECTING, OWN = range(5)
+"""Where an instant lies: before the first step, from there on, after the last; or in a garbage collection,
+wherever that is. From ``OWN`` on: in the first, second … of the user's own spans that have a line."""
+_WITHOUT_PHASE = {BEFORE: STARTUP, DURING: OTHER, AFTER: ENDING}
+
+
+def final_phases(own: int = 0, iteration: int | None = None) -> Bytes:
+    """[place, code of the time of a span] → line of the ledger that has it.
+
+    After the phases come the lines of so many spans of the user's own; of these ``iteration`` is the
+    number of the one that the user put around each step.
+    """
+    inside = OTHER if iteration is None else len(PHASES) + iteration
+    phases = list(range(TRAINING))
+    found = [[*phases, inside, line, line, line] for line in _WITHOUT_PHASE.values()]
+    found.append([GARBAGE] * (NAMED + 1))
+    found += [[*phases, *[len(PHASES) + number] * 4] for number in range(own)]
+    return np.array(found, np.uint8)
 
 
 def is_one_of(codes: frozenset[int]) -> Mask:
