@@ -21,6 +21,7 @@ from stepwell.journal.format import (
     NAME_SHIFT,
     ROW_BYTES,
     SLOT_MASK,
+    SPAN_SLOTS,
     STEP_BIAS,
     STEP_SHIFT,
     WHOLE_ROW,
@@ -214,6 +215,19 @@ class OpenSpan:
             pass
         self._finish_slowly(lane, end | flags)
         return False
+
+    @quietly
+    def _withdraw(self) -> None:
+        """Take it back, as if it had never been opened: spans inside of it belong to its parent.
+
+        A span that began in an earlier segment stays.
+        """
+        lane = self._lane
+        slot = self.id % SPAN_SLOTS
+        if lane is not None and slot and lane.seq_bits | slot == self.id:
+            # A row without a start is none.
+            lane.starts[slot] = 0
+        self._finish(_now())
 
     @quietly
     def _set_aside(self, aside: bool) -> None:

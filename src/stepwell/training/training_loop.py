@@ -199,11 +199,19 @@ class TrainingLoop:
         self._count(span.start, end, samples, tokens, optimizer_step)
 
     def skip(self) -> None:
-        """End the iteration that is under way, in which nothing was trained: it is recorded, not counted."""
+        """Withdraw the iteration that is under way: nothing was trained in it."""
         span, self.inside = self.inside, None
         if span is not None:
-            stop_span(span, clock.now())
+            self._objects.pop(span.id, None)
+            self.withdraw([span])
             end_parts(span, span.end)
+
+    def withdraw(self, spans: list[Span]) -> None:
+        """Withdraw iterations in which no optimizer step was made; the step before them is the latest."""
+        for span in spans:
+            span._withdraw()
+        if self._step > self.progress.start:
+            set_context(self._step - 1, None)
 
     def _look_whether_due(self) -> None:
         """Report if it is time, and see to it that not too many iterations wait to be counted."""

@@ -191,3 +191,70 @@ def test_an_iterator_that_outlives_a_watch() -> None:
         found, spans = read(watch.run)
         assert updates(found)[-1]["num_iterations"] == steps
         assert edges(spans)["training_single_iteration", "training_loop"] == steps
+
+
+LEFT = ("break", "continue", "dropped", "accumulated", "evaluated", "looked at")
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_an_iteration_without_an_optimizer_step_is_none(how: str) -> None:
+    """Spans, losses, the step and the counts of the updates agree with the optimizer steps."""
+    model, optimizer, loader = parts()
+    steps = 0
+    with stepwell.watch(model, optimizer, loader) as watch:
+        for _ in range(2):
+            for i, (x, y) in enumerate(loader):
+                if how == "break" and i == 2:
+                    break
+                if how == "continue" and i == BATCHES - 1:
+                    continue
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                if how == "accumulated" and i != 1:
+                    continue
+                if how != "dropped" or i < 2:
+                    optimizer.step()
+                    steps += 1
+                optimizer.zero_grad()
+            if how == "evaluated":
+                evaluate(model, loader)
+            if how == "looked at":
+                with torch.no_grad():
+                    for x, _ in loader:
+                        model(x)
+    found, spans = read(watch.run)
+    iterations = spans.filter(pl.col("name") == "training_single_iteration")
+    assert iterations["step"].unique().sort().to_list() == list(range(steps))
+    assert [step for step, _ in curve(found)] == list(range(steps))
+    assert updates(found)[-1]["num_iterations"] == steps
+    assert found.processes().collect()["step"].to_list() == [steps - 1]
+
+
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+def test_an_exception_and_the_optimizer_step(when: str) -> None:
+    """A step that was made before the exception counts; a step that was not made is none."""
+    model, optimizer, loader = parts()
+
+    def loop() -> None:
+        for i, (x, y) in enumerate(loader):
+            if i == 2 and when == "before":
+                raise ZeroDivisionError
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            if i == 2 and when == "in":
+                raise ZeroDivisionError
+            optimizer.step()
+            if i == 2 and when == "after":
+                raise ZeroDivisionError
+
+    watch = stepwell.watch(model, optimizer, loader)
+    with pytest.raises(ZeroDivisionError), watch:
+        loop()
+    found, spans = read(watch.run)
+    steps = 3 if when == "after" else 2
+    iterations = spans.filter(
+        (pl.col("name") == "training_single_iteration") & (pl.col("status") == "ok")
+    )
+    assert iterations["step"].to_list() == list(range(steps))
+    assert len(curve(found)) == steps
+    assert updates(found)[-1]["num_iterations"] == steps
+    # It failed in the third iteration, whether that counts or not.
+    assert found.processes().collect()["step"].to_list() == [2]

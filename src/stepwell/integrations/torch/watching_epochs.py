@@ -18,12 +18,19 @@ class CountedEpoch(int):
 
 
 class Epochs:
-    """``number`` is that of the epoch under way, one less than the first before that."""
+    """The epochs of a training.
 
-    __slots__ = ("_begun_at", "_first", "_latest", "_leader", "number")
+    Attributes:
+        number: the epoch under way, one less than the first before that.
+        left_at: the step at which the loop was left last without an optimizer step, by ``break`` or an
+            exception; None before that.
+    """
+
+    __slots__ = ("_begun_at", "_first", "_latest", "_leader", "left_at", "number")
 
     def __init__(self, first: int) -> None:
         self.number = first - 1
+        self.left_at: int | None = None
         # Steps that were made when it began; None before the first.
         self._begun_at: int | None = None
         self._leader: Callable[[], Any] = nothing

@@ -28,6 +28,8 @@ from stepwell.integrations.torch.watching_tasks import go_on_inside
 from stepwell.integrations.torch.watching_validation import Validation
 from stepwell.journal.errors import report
 from stepwell.journal.lane import Lane
+from stepwell.journal.metrics import set_context
+from stepwell.telemetry.live import Span
 from stepwell.training import calls
 from stepwell.training.current import current
 from stepwell.training.training_loop import TrainingLoop
@@ -67,6 +69,8 @@ class WatchedTraining(InLoop):
         self._stepped = False
         self._in_step = False
         self._backwards = 0
+        # Iterations since the last optimizer step: accumulated gradients.
+        self._partial: list[Span] = []
         self._samples: int | None = None
 
     @property
@@ -144,6 +148,8 @@ class WatchedTraining(InLoop):
     def epoch_is_left(self) -> None:
         """Nobody wants more batches: the loop was left early, perhaps by an exception."""
         if self._stepped or not self._backwards:
+            if self._open is not None and not self._stepped:
+                self._epochs.left_at = self.step
             self.epoch_ends()
 
     def epoch_ends(self) -> None:
@@ -348,9 +354,10 @@ class WatchedTraining(InLoop):
                 self.is_counting = False
             if samples is not None:
                 samples *= self._replicas
-            if error is not None:
+            if error is not None and not self._stepped:
                 loop.end(samples, None, False, error)
             elif self._stepped:
+                self._partial.clear()
                 if loop._step + 1 >= loop._look:
                     self._before_update(loop, loop._step + 1)
                 loop.end_sized(samples, lane)
@@ -358,6 +365,8 @@ class WatchedTraining(InLoop):
                 if self.step % self._every == 0 or self._first_size is None:
                     self._look(loop)
             elif self._backwards:
+                if loop.inside is not None:
+                    self._partial.append(loop.inside)
                 loop.end(samples, None, False)
             else:
                 # Looked at, not trained on.
@@ -367,12 +376,23 @@ class WatchedTraining(InLoop):
 
     # The end
 
+    def _withdraw_partial(self) -> None:
+        """Withdraw accumulated passes that no optimizer step followed."""
+        loop, job = self._loop, current.job
+        partial, self._partial = self._partial, []
+        if partial and loop is not None and job is not None and job.loop is loop:
+            loop.withdraw(partial)
+
     def run_ends(self, status: str) -> None:
         """The run ends while training is watched: what it did until now belongs to it."""
         if self._validation.span is not None:
             self._validation.end()
-        if self._open is not None and status == "finished":
+        if self._open is not None and (self._stepped or status == "finished"):
             self._end()
+        self._withdraw_partial()
+        if status == "failed" and self._epochs.left_at == self.step:
+            # By an exception, before anything was trained: it failed at this step.
+            set_context(self.step, None)
         self._loss.finish()
         job, loop = current.job, self._loop
         if job is not None and loop is not None and job.loop is loop:
@@ -389,6 +409,7 @@ class WatchedTraining(InLoop):
             self._validation.end()
         if self._open is not None:
             self._end(error)
+        self._withdraw_partial()
         self._loss.finish()
         job, loop = self._job, self._loop
         self._loop = None
