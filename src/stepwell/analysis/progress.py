@@ -53,7 +53,8 @@ def time_left(facts: Facts, undone: Undone) -> TimeLeft | None:
     rank = steps.filter(pl.col("rank") == steps["rank"].min()).sort("start_ns")
     last = rank["step"].max()
     done = int(last) + 1 if isinstance(last, int) else 0
-    target = _target(facts, rank)
+    every = completed(facts.steps, undone)
+    target = _target(facts, every.filter(pl.col("rank") == rank["rank"][0]))
     if target is None or target < done:
         return None
     latest = rank.tail(LATEST)
@@ -69,14 +70,27 @@ def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
     epochs = whole_number(config, EPOCHS)
     if epochs is None:
         return None
+    return _from_epochs(steps, epochs) or _from_loader(facts, epochs)
+
+
+def _from_epochs(steps: pl.DataFrame, epochs: int) -> int | None:
+    """Optimizer steps by those of the epochs that are over; None without any."""
     counts = (
         steps.drop_nulls("epoch").group_by("epoch").agg(pl.col("step").n_unique()).sort("epoch")
     )
-    if counts.height < 2:
-        return None
-    # The last one is under way, and the first may lack its warm-up.
-    whole = counts["step"].head(counts.height - 1).max()
-    return epochs * int(whole) if isinstance(whole, int) else None
+    # The last one is under way, and a training that was resumed may have begun inside of one.
+    is_resumed = steps["step"].min() != 0
+    whole = counts["step"][int(is_resumed) : counts.height - 1].max()
+    return epochs * whole if isinstance(whole, int) else None
+
+
+def _from_loader(facts: Facts, epochs: int) -> int | None:
+    """Optimizer steps by the length of the loader; None if it is not known."""
+    for loop in reversed(facts.loop_attributes(TRAINING_LOOP)):
+        batches = whole_number(loop, ("batches_per_epoch",))
+        if batches is not None:
+            return epochs * batches // (whole_number(loop, ("batches_per_step",)) or 1)
+    return None
 
 
 def _from_loop(facts: Facts) -> int | None:

@@ -19,7 +19,7 @@ from stepwell.diagnostics.holdout import Piece, keep_first
 from stepwell.diagnostics.model_watch import ModelWatch
 from stepwell.diagnostics.no_trace import same_random_numbers
 from stepwell.journal import metrics
-from stepwell.journal.errors import is_strict, misuse, report, warn_once
+from stepwell.journal.errors import StepwellError, is_strict, misuse, report, warn_once
 from stepwell.journal.values import text_of
 from stepwell.telemetry.run import span
 
@@ -214,6 +214,10 @@ def _ask(one: Family, context: Context) -> Any:
     """What a family gives; None when it fails, which is said once."""
     try:
         return one.function(context)
+    except StepwellError as error:
+        # A wrong call, not a fault of the family.
+        misuse(f"diagnostic family {one.name}", f"{one.name} is not collected: {error}")
+        return None
     except Exception as error:
         if one.is_own or is_strict():
             report(f"diagnostic family {one.name}", error)

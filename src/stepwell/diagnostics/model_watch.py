@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.diagnostics.foresight import Foresight
 from stepwell.diagnostics.gradients import Gradients
 from stepwell.diagnostics.weights import WeightBaseline
-from stepwell.journal.errors import report
+from stepwell.journal.errors import StepwellError, misuse, report
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,10 @@ class ModelWatch:
         try:
             found = self._gradients.latest() is not self._seen
         except Exception as error:  # inside the optimizer's step it was only kept
-            report("diagnostic family gradient_norm", error)
+            if isinstance(error, StepwellError):
+                misuse("diagnostic family gradient_norm", f"gradient_norm is not collected: {error}")
+            else:
+                report("diagnostic family gradient_norm", error)
             # It was a step all the same: other ranks, where nothing failed, have to foresee alike.
             found = True
         self._is_armed = not found

@@ -235,3 +235,52 @@ def test_wrong_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(stepwell.StepwellError, match=next(iter(wrong))):
         stepwell.watch(**wrong)
     assert stepwell.active_run() is None
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_facts_about_the_loop(accumulate: int) -> None:
+    """How many parameters are trained and how long an epoch is: for findings and the time left."""
+    model, _, loader = parts()
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([model[0].weight, model[3].bias], lr=0.1)
+    with stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader, accumulate=accumulate)
+    _, spans = read(watch.run)
+    facts = json.loads(spans.filter(pl.col("name") == "training_loop")["attributes"][0])
+    assert facts["trainable_parameters"] == 3
+    assert facts["optimized_parameters"] == 2
+    assert facts["batches_per_epoch"] == BATCHES
+    assert facts.get("batches_per_step", 1) == accumulate
+
+
+def test_an_optimizer_of_another_model(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no problem of ours, and is not called so."""
+    monkeypatch.delenv("STEPWELL_STRICT")
+    model, _, loader = parts()
+    optimizer = make_optimizer(make_model())
+    with stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+    assert "inside stepwell" not in caplog.text
+    assert "the optimizer updates none of the model's parameters" in caplog.text
+    _, spans = read(watch.run)
+    facts = json.loads(spans.filter(pl.col("name") == "training_loop")["attributes"][0])
+    assert facts["optimized_parameters"] == 0
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_the_target_by_loader_and_epochs(epochs: int) -> None:
+    """Exactly as many steps as the epochs have batches, from the first step on."""
+    from stepwell.analysis.findings import Facts
+    from stepwell.analysis.progress import time_left
+
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader, config={"epochs": 96}) as watch:
+        train(model, optimizer, loader, epochs=epochs)
+        batches = iter(loader)
+        train(model, optimizer, [next(batches)])
+    assert watch.run is not None
+    left = time_left(Facts(stepwell.open_run(watch.run.path)), {})
+    assert left is not None
+    assert (left.done, left.target) == (epochs * BATCHES + 1, 384)

@@ -60,6 +60,9 @@ class Follower(Protocol):
     def step_ends(self, optimizer: Any) -> None:
         """It has made it."""
 
+    def save_begins(self) -> int | None:
+        """A checkpoint is about to be saved; returns the steps so far, None if it is not of this training."""
+
     def follows(self, loader: Any) -> bool:
         """Whether the batches of this loader are those that are trained on."""
 

@@ -57,19 +57,20 @@ class Patches:
 
     def __init__(self, find: Callable[[Patches], Iterable[Patch]]) -> None:
         self._find = find
-        self._patches: list[Patch] | None = None
+        self._patches: dict[tuple[int, str], Patch] = {}
         self._users = 0
         self.active = False
 
     def install(self) -> Callable[[], None]:
         """Become a user of them; what is returned ends that."""
         with _lock:
-            if self._patches is None:
-                self._patches = list(self._find(self))
             self._users += 1
             self.active = True
             if self._users == 1:
-                for patch in self._patches:
+                # There may be more than before: modules that were imported meanwhile.
+                for patch in self._find(self):
+                    self._patches.setdefault((id(patch.owner), patch.name), patch)
+                for patch in self._patches.values():
                     patch.install()
         return self._remove
 
@@ -78,7 +79,7 @@ class Patches:
             self._users -= 1
             if self._users == 0:
                 self.active = False
-                for patch in self._patches or ():
+                for patch in self._patches.values():
                     patch.remove()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,9 @@ from stepwell.integrations.torch.annotating import Annotations, _each, annotate
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
 from stepwell.integrations.torch.models import unwrapped
+from stepwell.integrations.torch.saves import SAVES
 from stepwell.integrations.torch.watching_batches import Feed
+from stepwell.integrations.torch.watching_epochs import nothing
 from stepwell.integrations.torch.watching_loop import Options
 from stepwell.integrations.torch.watching_loss import GRADIENTS
 from stepwell.integrations.torch.watching_training import WatchedTraining
@@ -49,7 +52,7 @@ class Watch:
         self._annotations: Annotations | None = None
         self._job: TrainingJob | None = None
         self._own_run: Run | None = None
-        self._remove_patches: Callable[[], None] | None = None
+        self._remove_patches: Callable[[], object] | None = None
 
     @property
     def is_on(self) -> bool:
@@ -169,6 +172,7 @@ def watch(
         flops=_positive("flops_per_sample", flops_per_sample) or bool(count_flops),
         peak=_positive("peak_flops", peak_flops),
         diagnostics=settings,
+        describe=_describer(models, optimizers, loaders),
     )
     made = Watch(given)
     if not chosen:
@@ -209,7 +213,40 @@ def _start(made: Watch, training: WatchedTraining, name: str | None, config: Any
         calls.start_application()
         made._job = job
     following.follower = training
-    made._remove_patches = GRADIENTS.install()
+    removals = [GRADIENTS.install(), SAVES.install()]
+    made._remove_patches = lambda: [remove() for remove in removals]
+
+
+def _describer(
+    models: list[torch.nn.Module], optimizers: list[Any], loaders: list[Any]
+) -> Callable[[], dict[str, int]]:
+    """A function that returns facts about these, for the training loop; it keeps none of them alive."""
+    refs = [weakref.ref(model) for model in models]
+    optimizer_refs = [weakref.ref(optimizer) for optimizer in optimizers]
+    loader_ref: Callable[[], Any] = weakref.ref(loaders[0]) if loaders else nothing
+
+    def describe() -> dict[str, int]:
+        facts = {}
+        known = [model for ref in refs if (model := ref()) is not None]
+        trained = {id(p) for model in known for p in model.parameters() if p.requires_grad}
+        optimized = {
+            id(p)
+            for ref in optimizer_refs
+            if (optimizer := ref()) is not None
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        if known and optimizer_refs:
+            facts["trainable_parameters"] = len(trained)
+            facts["optimized_parameters"] = len(trained & optimized)
+        try:
+            # Of a stream there is no length.
+            facts["batches_per_epoch"] = len(loader_ref())
+        except (TypeError, AttributeError, NotImplementedError):
+            pass
+        return facts
+
+    return describe
 
 
 def _values(given: Any) -> Any:

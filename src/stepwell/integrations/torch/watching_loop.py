@@ -33,6 +33,7 @@ class Options:
     flops: bool | float = True
     peak: float | None = None
     diagnostics: TelemetryConfig | None = None
+    describe: Callable[[], dict[str, int]] = dict
 
 
 class InLoop:
@@ -73,6 +74,8 @@ class InLoop:
             self._operations.begin(job, self._loop)
             if self._loop is not None:
                 self._times.begin(self._loop)
+                for name, value in self._options.describe().items():
+                    self._loop.span.add_attribute(name, value)
         elif job.loop is not self._loop:
             # The user's own: its iterations are theirs to count.
             return job.loop if job.loop.inside is not None else None

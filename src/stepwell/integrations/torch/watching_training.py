@@ -318,6 +318,15 @@ class WatchedTraining(InLoop):
     def _diagnose(self, optimizer: Any) -> None:
         self._next_look = self._diagnostics.look(self._model(), optimizer, self.step, self._batch)
 
+    def save_begins(self) -> int | None:
+        """A checkpoint is about to be saved; returns the steps so far, None if it is not of this training."""
+        job, loop = current.job, self._loop
+        if loop is None or job is None or job.loop is not loop or get_ident() != self._thread:
+            return None
+        if self._validation.span is not None:
+            self._validation.end()
+        return self.steps_made
+
     # Iterations
 
     def _begin(self) -> None:
@@ -357,7 +366,10 @@ class WatchedTraining(InLoop):
             if error is not None and not self._stepped:
                 loop.end(samples, None, False, error)
             elif self._stepped:
-                self._partial.clear()
+                if self._partial:
+                    if self._first_size is None:
+                        loop.span.add_attribute("batches_per_step", len(self._partial) + 1)
+                    self._partial.clear()
                 if loop._step + 1 >= loop._look:
                     self._before_update(loop, loop._step + 1)
                 loop.end_sized(samples, lane)

@@ -1,0 +1,121 @@
+"""Checkpoints of a watched training: ``torch.save`` and ``torch.distributed.checkpoint``.
+
+A call in the training thread while the training loop is under way is recorded as a checkpoint save, if it
+writes to a file. Of calls inside of calls, the outermost one counts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from stepwell.integrations.checkpoints import record_save
+from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.journal.errors import report
+from stepwell.telemetry.live import NO_SPAN, Span
+from stepwell.training import calls
+
+DISTRIBUTED = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver")
+
+
+def _save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.save(obj, f)``."""
+
+    @looks_like(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        file = args[1] if len(args) > 1 else kwargs.get("f")
+        path = _path_of(file)
+        step = None if path is None else _step()
+        if step is None:
+            return original(*args, **kwargs)
+        return record_save(original, args, kwargs, step=step, path=path)
+
+    return save
+
+
+def _save_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.distributed.checkpoint.save(state_dict, checkpoint_id=…)``."""
+
+    @looks_like(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        step = _step()
+        if step is None:
+            return original(*args, **kwargs)
+        path = _path_of(kwargs.get("checkpoint_id"))
+        return record_save(original, args, kwargs, step=step, path=path, is_whole=False)
+
+    return save
+
+
+def _save_in_background(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.distributed.checkpoint.async_save``: it returns a future of the checkpoint."""
+
+    @looks_like(original)
+    def async_save(*args: Any, **kwargs: Any) -> Any:
+        step = _step()
+        span = NO_SPAN if step is None else calls.start_save(step, strategy="async")
+        if step is None or span is NO_SPAN:
+            return original(*args, **kwargs)
+        path = _path_of(kwargs.get("checkpoint_id"))
+        if path is not None:
+            span.add_attribute("checkpoint_path", path)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            calls.conclude_save(error)
+            raise
+        calls.conclude_save(None)
+        _tell_outcome(result, step, span)
+        return result
+
+    return async_save
+
+
+def _tell_outcome(future: Any, step: int, span: Span) -> None:
+    """Record what becomes of a checkpoint that is saved in the background."""
+    # Newer versions of PyTorch return two futures: one of staging, one of the upload.
+    future = getattr(future, "upload_completion", future)
+
+    def is_done(done: Any) -> None:
+        error = done.exception()
+        if error is None:
+            calls.succeed(step, span=span)
+        else:
+            calls.fail(step, error, span=span)
+
+    try:
+        future.add_done_callback(is_done)
+    except Exception as error:
+        report("checkpoint", error)
+
+
+def _step() -> int | None:
+    """Optimizer steps so far; None where a save is no checkpoint of the watched training."""
+    follower = following.follower
+    return follower.save_begins() if follower is not None and SAVES.active else None
+
+
+def _path_of(file: Any) -> str | None:
+    """The path that is written to; None for a buffer in memory."""
+    if not isinstance(file, str | os.PathLike):
+        file = getattr(file, "name", None)
+    return os.fspath(file) if isinstance(file, str | os.PathLike) else None
+
+
+def _find(patches: Patches) -> Iterator[Patch]:
+    yield Patch(torch, "save", _save)
+    yield Patch(torch.serialization, "save", _save)
+    for name in DISTRIBUTED:
+        # Importing it takes seconds: whoever uses it has done so.
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "async_save"):
+            yield Patch(module, "save", _save_distributed)
+            yield Patch(module, "async_save", _save_in_background)
+
+
+SAVES = Patches(_find)
