@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 """Each part with those right below it; what these may import, it may import too."""
 
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
-    TOP: ("reading", "annotations", "integrations"),
+    TOP: ("reading", "annotations", "integrations", "loggers"),
     "exporters": ("reading",),
     "loggers": ("reading", "diagnostics"),
     "telemetry": ("reading",),

@@ -15,6 +15,8 @@ EXPORTED = [
     "event",
     "finish",
     "flush",
+    "Histogram",
+    "Image",
     "init",
     "list_runs",
     "log",
@@ -23,6 +25,8 @@ EXPORTED = [
     "set_step",
     "span",
     "StepwellError",
+    "Table",
+    "Text",
     "watch",
 ]
 

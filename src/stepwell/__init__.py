@@ -19,6 +19,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.state import state
+from stepwell.telemetry.media import Histogram, Image, Table, Text
 from stepwell.telemetry.run import (
     Run,
     active_run,
@@ -38,13 +40,18 @@ if TYPE_CHECKING:
 
     from stepwell.annotations.tree import ai as ai
     from stepwell.integrations.torch import Watch
+    from stepwell.journal.journal import Journal
     from stepwell.reading import RecordedRun
 
 __version__ = VERSION
 
 __all__ = [
+    "Histogram",
+    "Image",
     "Run",
     "StepwellError",
+    "Table",
+    "Text",
     "__version__",
     "active_run",
     "artifact",
@@ -65,6 +72,16 @@ if any("multiprocessing" in argument for argument in sys.orig_argv[1:]):
     from stepwell.telemetry.children import join_parent_when_used
 
     join_parent_when_used()
+
+
+def _keep_value(journal: Journal, name: str, value: Any, step: int | None) -> bool:
+    """Keep an image, a figure, a histogram, a table or a text that was logged; whether it is one."""
+    from stepwell.loggers.items.logged import keep_logged
+
+    return keep_logged(journal, name, value, step)
+
+
+state.keep_value = _keep_value
 
 
 # Reading needs Polars, which a training process should not load: it is imported here when it is used.

@@ -29,6 +29,8 @@ DOCUMENTED = [
     "figure",
     "image",
     "text",
+    "histogram",
+    "table",
     "model",
     "best_model",
     "dataset",
@@ -43,7 +45,7 @@ DOCUMENTED = [
 
 
 def test_all_documented_kinds_are_there() -> None:
-    """Eighteen of them, each with words about what its item is."""
+    """Twenty of them, each with words about what its item is."""
     assert list(KINDS) == DOCUMENTED
     assert all(KINDS.values())
 

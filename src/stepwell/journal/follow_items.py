@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.journal.follow_document import MAX_TIME
-from stepwell.journal.journal import ITEM, LOGGER
+from stepwell.journal.journal import ITEM, LOGGER, VALUE
 from stepwell.journal.liveness import ENDINGS
 from stepwell.journal.records import ItemRecord
 from stepwell.journal.tail import Tail, parse_object
@@ -54,7 +54,11 @@ class FollowedItems:
         about = line.get("attributes")
         if not isinstance(about, dict):
             return
-        if line.get("kind") == ITEM:
+        if line.get("kind") == VALUE:
+            # Logged without a logger, as a metric that is no number: for who takes all of the run.
+            if self._number is None and about.get("value") is not None:
+                self._lines.append((place, line))
+        elif line.get("kind") == ITEM:
             if self._number is None or self._number in _audience(about):
                 self._lines.append((place, line))
         elif self.ended is None and self._is_end(line, about):
@@ -79,7 +83,7 @@ def item_of(line: Line, offset: int) -> ItemRecord:
     """The record of a line; ``offset`` makes clock values times since the epoch."""
     about = line["attributes"]
     return ItemRecord(
-        kind=str(about.get("item")),
+        kind=VALUE if line.get("kind") == VALUE else str(about.get("item")),
         name=str(line.get("name")),
         audience=_audience(about),
         step=_whole(about.get("step")),

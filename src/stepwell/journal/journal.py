@@ -24,7 +24,7 @@ from stepwell.journal.lane import Lane
 from stepwell.journal.names import names
 from stepwell.journal.scalars import DeviceScalars
 from stepwell.journal.segment import Segment, file_name
-from stepwell.journal.state import current_lane
+from stepwell.journal.state import current_lane, state
 from stepwell.journal.values import cut, encode, on_host, text_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ EVENTS = "events.jsonl"
 NAMES = "names.jsonl"
 ERROR_EVENT = "error"
 LOGGER = "logger"
+VALUE = "value"
 """Kind of the line that says that a logger begins or ends; no event of the run."""
 ITEM = "item"
 """Kind of the line with something that was logged and is no number; no event of the run either."""
@@ -350,4 +351,6 @@ class Journal:
                 self.scalars.resolve_in_background()
             return
         step = None if step_word & IMPLICIT_STEP else step_word - STEP_BIAS
-        self.write_event("value", text_of(name), {"value": value, "step": step})
+        keep = state.keep_value
+        if keep is None or not keep(self, text_of(name), value, step):
+            self.write_event(VALUE, text_of(name), {"value": value, "step": step})

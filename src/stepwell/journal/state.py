@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
@@ -17,13 +17,15 @@ local = threading.local()
 class State:
     """The active journal, or how to open one when this process first records."""
 
-    __slots__ = ("enabled", "journal", "opener", "opening", "switches")
+    __slots__ = ("enabled", "journal", "keep_value", "opener", "opening", "switches")
 
     def __init__(self) -> None:
         self.enabled = False
         self.journal: Journal | None = None
         self.opener: Callable[[], Journal | None] | None = None
         self.opening: threading.RLock | None = None
+        self.keep_value: Callable[[Journal, str, Any, int | None], bool] | None = None
+        """Keeps a logged value that is no number as an item; whether it did. Others stay values."""
         self.switches: list[Callable[[bool], None]] = []
 
     def activate(self, journal: Journal | None) -> None:

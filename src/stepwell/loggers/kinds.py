@@ -19,6 +19,8 @@ KINDS: dict[str, str] = {
     "figure": "a figure of Matplotlib or Plotly",
     "image": "a picture as an array, a tensor, a PIL image or a file",
     "text": "a text",
+    "histogram": "an array, a tensor or a sequence of numbers, counted in bins",
+    "table": "rows, a dict of columns or a DataFrame, kept as JSON",
     "model": "a model, of which the weights are kept",
     "best_model": "the same, of the best model so far",
     "dataset": "what data was used: described, not copied",

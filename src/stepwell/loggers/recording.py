@@ -8,16 +8,16 @@ from typing import Any
 
 from stepwell.journal import clock, metrics
 from stepwell.journal.errors import counts, misuse, quietly, warn_once
-from stepwell.journal.follow_items import OWN_KEYS
-from stepwell.journal.format import ROW_BYTES, STEP_BIAS, WHOLE_ROW
-from stepwell.journal.journal import ITEM, Journal
+from stepwell.journal.format import IMPLICIT_STEP, ROW_BYTES, STEP_BIAS, WHOLE_ROW
+from stepwell.journal.journal import Journal
 from stepwell.journal.metrics import context as current
 from stepwell.journal.state import current_journal, current_lane
-from stepwell.journal.values import MAX_TEXT, number, shown, text_of
+from stepwell.journal.values import number, shown, text_of
 from stepwell.loggers.audience import Words
 from stepwell.loggers.context import Context
 from stepwell.loggers.items import documents as prov_items
 from stepwell.loggers.items import making as items
+from stepwell.loggers.items.logged import keep_logged, kind_of, write_items
 from stepwell.loggers.items.making import CannotKeep, Item
 
 _pack = WHOLE_ROW.pack_into
@@ -58,6 +58,9 @@ def write_metric(context: Context, words: Words, identifier: str, value: Any, st
     step_word = step_word or metrics.step_word_of(metrics.word_of(identifier))
     found, now = number(value), _now()
     if found is None:
+        whole = None if step_word & IMPLICIT_STEP else step_word - STEP_BIAS
+        if kind_of(value) and keep_logged(journal, identifier, value, whole, words.numbers):
+            return
         journal.take_odd_value(lane, identifier, value, step_word, now, word)
         if not hasattr(value, "detach") or value.numel() != 1:
             _say_no_number(identifier, value)
@@ -123,30 +126,8 @@ def record(context: Context, words: Words, kind: str, made: list[Item], step: An
     journal = journal_of(context)
     if journal is None or context.run is None:
         return
-    about: dict[str, Any] = {
-        "item": kind,
-        "audience": words.numbers,
-        "step": current.step if step is None else _whole_step(step),
-        "epoch": current.epoch,
-    }
-    for one in made:
-        kept = {key: value for key, value in one.meta.items() if key not in OWN_KEYS} | about
-        value, content, file = one.value, one.content, one.file
-        if content is None and (data := _too_large(value)) is not None:
-            value, content, file = None, data, items.file_name(one.name, ".json")
-        if content is None:
-            kept["value"] = value
-        else:
-            try:
-                sha256, size = items.store(context.run.path, content)
-            except OSError:
-                journal.count_drop("artifacts")
-                raise
-            media = Item(one.name, file=file).media
-            kept |= {"content": sha256, "size": size, "media": media}
-        if file is not None:
-            kept["file"] = file
-        journal.write_event(ITEM, one.name, kept)
+    where = current.step if step is None else _whole_step(step)
+    write_items(journal, kind, made, where, words.numbers)
 
 
 def _made_of(
@@ -189,14 +170,6 @@ def _watch(
 def _whole_step(step: Any) -> int | None:
     word = metrics._explicit(step)
     return word - STEP_BIAS if word else None
-
-
-def _too_large(value: Any) -> bytes | None:
-    """The value as JSON, when it is too large for a line of the journal."""
-    if value is None or isinstance(value, bool | int | float):
-        return None
-    data = items.as_json(value)
-    return data if data is not None and len(data) > 2 * MAX_TEXT else None
 
 
 def _say_no_number(identifier: str, value: Any) -> None:

@@ -26,6 +26,7 @@ from stepwell.reading.remote import Mirror, address_of, is_document, path_of
 from stepwell.reading.tables import (
     ARTIFACTS,
     EVENTS,
+    ITEMS,
     METRICS,
     OPEN_SPANS,
     PLACE,
@@ -270,6 +271,13 @@ class RecordedRun:
         """Artifacts: one row for each file kept; its content is ``artifacts/<sha256>``."""
         return self.table("artifacts")
 
+    def items(self) -> pl.LazyFrame:
+        """Logged values that are no numbers: images, histograms, tables, texts, parameters, models, …
+
+        ``value`` is a small one as JSON; else ``artifacts/<sha256>`` in the run folder has its content.
+        """
+        return scan(ITEMS, lambda wanted: self._each("items", wanted, None))
+
     def processes(self) -> pl.LazyFrame:
         """Processes: ranks and their workers, with state, host and what they could not keep."""
         return self.table("processes")
@@ -352,6 +360,8 @@ class RecordedRun:
                 yield from tables.spans(wanted, only_open=table == "open_spans")
             elif table == "metrics":
                 yield from tables.metrics(wanted)
+            elif table == "items":
+                yield from tables.items(wanted)
             else:
                 yield from tables.events(wanted, artifacts=table == "artifacts")
 

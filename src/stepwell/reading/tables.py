@@ -13,8 +13,9 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
+from stepwell.journal.follow_items import OWN_KEYS
 from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, OWNER_SHIFT, STEP_BIAS
-from stepwell.journal.journal import ITEM, LOGGER
+from stepwell.journal.journal import ITEM, LOGGER, VALUE
 from stepwell.journal.open_span import ATTRIBUTES as LATE
 from stepwell.reading.context import ContextLog
 from stepwell.reading.process import Name, Process
@@ -61,10 +62,27 @@ ARTIFACTS = pl.Schema(
     }
 )
 
+ITEMS = pl.Schema(
+    {
+        **PLACE,
+        "time_ns": pl.Int64,
+        "kind": pl.String,
+        "value": pl.String,
+        "sha256": pl.String,
+        "size": pl.Int64,
+        "file": pl.String,
+        "media": pl.String,
+        "caption": pl.String,
+        "attributes": pl.String,
+    }
+)
+
 LOST: Name = ("", "", "(name was lost)")
 """Stands for a name that a full disk took."""
 Frames = Callable[[set[str]], Iterator[pl.DataFrame]]
 PROCESS_BITS = 32
+ITEM_KEYS = (*OWN_KEYS, "caption")
+"""Attributes of items that have columns of their own, or are for delivery."""
 
 
 class ProcessTables:
@@ -189,6 +207,31 @@ class ProcessTables:
         columns["attributes"] = [_json(e["attributes"]) for e in found]
         yield _frame(columns, ARTIFACTS if artifacts else EVENTS, wanted)
 
+    def items(self, wanted: set[str]) -> Iterator[pl.DataFrame]:
+        """Rows of ITEMS: logged values that are no numbers."""
+        found = [e for e in self.process.events() if e.get("kind") in (ITEM, VALUE)]
+        if not found:
+            return
+        about = [event["attributes"] for event in found]
+        clock = np.array([e["time"] for e in found], np.int64)
+        columns = self._place(0, len(found), wanted)
+        columns["thread"] = [self._thread(e) for e in found]
+        columns |= self._context(clock, {"step", "epoch"})
+        own = pl.Series([_integer(a.get("step")) for a in about], dtype=pl.Int64)
+        columns["step"] = own.fill_null(columns["step"])
+        columns["name"] = [str(e["name"]) for e in found]
+        columns["time_ns"] = clock + self.offset
+        columns["kind"] = [str(a.get("item") or VALUE) for a in about]
+        columns["value"] = [_json_text(a["value"]) if "value" in a else None for a in about]
+        columns["sha256"] = [_sha256(str(a.get("content") or "")) for a in about]
+        columns["size"] = [_integer(a.get("size")) for a in about]
+        for key in ("file", "media", "caption"):
+            columns[key] = [None if a.get(key) is None else str(a[key]) for a in about]
+        columns["attributes"] = [
+            _json({key: value for key, value in a.items() if key not in ITEM_KEYS}) for a in about
+        ]
+        yield _frame(columns, ITEMS, wanted)
+
     @property
     def threads(self) -> dict[int, str]:
         """Names of the threads by the number of their lane, no two alike."""
@@ -311,6 +354,17 @@ def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:
         "name": pl.Series("name", [entry[2] for entry in entries], dtype=pl.String),
         "category": pl.Series("category", [entry[1] for entry in entries], dtype=pl.String),
     }
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int and abs(value) < 1 << 63 else None
+
+
+def _json_text(value: Any) -> str | None:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return None
 
 
 def _json(attributes: dict[str, Any]) -> str | None:

@@ -84,6 +84,8 @@ MAKERS: dict[str, str] = {
     "text": "making.text",
     "figure": "pictures.figure",
     "image": "pictures.image",
+    "histogram": "distributions.histogram",
+    "table": "distributions.table",
     "torch": "models.anything",
     "model": "models.model",
     "best_model": "models.model",

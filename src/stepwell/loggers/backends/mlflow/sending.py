@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 NAME_TAG = "stepwell.name"
 CHANGED_TAG = "stepwell.changed"
 NUMBERS = ("system", "carbon", "execution_time", "flops_pb", "flops_pe", "watch")
+TABLES_TAG = "mlflow.loggedArtifacts"
 SUMMARY = "summary"
+VALUE = "value"
 SYSTEM = "system/"
 """MLflow shows metrics whose names begin with this in a place of their own."""
 
@@ -65,6 +67,7 @@ class Sending:
         self.files: list[tuple[str, Path | bytes]] = []
         self.pictures: list[Picture] = []
         self.datasets: list[DatasetInput] = []
+        self.tables: list[str] = []
 
     # Collecting
 
@@ -81,6 +84,9 @@ class Sending:
             self._param(item)
         elif item.kind == SUMMARY:
             self._summary(item)
+        elif item.kind == VALUE:
+            # Perhaps logged at every step: the latest one is a tag.
+            self.tags[self._key(item.name)] = cut(text_of_param(item.value), LONGEST_TAG)
         elif item.kind in NUMBERS and (numbers := backend_files.numbers_of(item)) is not None:
             above = SYSTEM if item.kind == "system" else ""
             for name, value in numbers.items():
@@ -94,7 +100,9 @@ class Sending:
         else:
             if item.kind == "dataset":
                 self.datasets.append(_dataset(item))
-            self._file(backend_files.path_of(item), self._content(item), item.step)
+            path = self._file(backend_files.path_of(item), self._content(item), item.step)
+            if item.kind == "table":
+                self.tables.append(path)
 
     def _metric(self, name: str, value: float, step: int | None, time_ns: int) -> None:
         from mlflow.entities import Metric
@@ -147,9 +155,11 @@ class Sending:
             self.tags[f"{NAME_TAG}.{digest}"] = cut(name, LONGEST_TAG)
         return key
 
-    def _file(self, path: str, content: Path | bytes, step: int | None) -> None:
+    def _file(self, path: str, content: Path | bytes, step: int | None) -> str:
         digest = content.name if isinstance(content, Path) else hashlib.sha256(content).hexdigest()
-        self.files.append((self.paths.free(path_of(path), digest[:16], step), content))
+        free = self.paths.free(path_of(path), digest[:16], step)
+        self.files.append((free, content))
+        return free
 
     def _content(self, item: ItemRecord) -> Path | bytes:
         if item.content is not None:
@@ -168,6 +178,8 @@ class Sending:
             self._log("params", portion)
         if self.pictures:
             self.tags["mlflow.loggedImages"] = "True"
+        if self.tables:
+            self.tags[TABLES_TAG] = self._shown_tables()
         tags = [RunTag(key, text) for key, text in self.tags.items()]
         for some in portions(tags, MOST_PARAMS):
             self._log("tags", some)
@@ -179,6 +191,19 @@ class Sending:
             self._upload(path, content)
         for picture in self.pictures:
             picture.upload(self._upload)
+
+    def _shown_tables(self) -> str:
+        """Return the tag by which MLflow knows which files it shows as tables."""
+        try:
+            shown = json.loads(self.client.get_run(self.run_id).data.tags.get(TABLES_TAG) or "[]")
+        except ValueError:
+            shown = []
+        shown += [{"path": path, "type": "table"} for path in self.tables]
+        unique = [one for number, one in enumerate(shown) if one not in shown[:number]]
+        while len(text := json.dumps(unique)) > LONGEST_TAG:
+            # The files are there all the same.
+            unique.pop(0)
+        return text
 
     def _log(self, what: str, portion: list[Any]) -> None:
         """Log these; where MLflow refuses some of them for good, all the others."""

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal.document import read_json
 from stepwell.loggers.backends.tensorboard.image_size import image_size
-from stepwell.loggers.backends.tensorboard.tfevents import image, scalar, text
+from stepwell.loggers.backends.tensorboard.tfevents import histogram, image, scalar, text
 from stepwell.loggers.delivery.backend import ItemRecord
 from stepwell.loggers.delivery.kept_files import keep_file
 
@@ -19,6 +20,7 @@ MEASURES = ("system", "carbon", "flops_pb", "flops_pe", "execution_time")
 SUMMARY = "summary"
 MAX_IMAGE = 64 << 20
 MAX_TEXT = 1 << 20
+MAX_ROWS = 200
 MAX_TAGS = 10_000
 """Of so many it is remembered what they hold."""
 
@@ -51,11 +53,17 @@ class ItemEvents:
         if numbers:
             return [scalar(self.scalar_tag(n), value, step, time_ns) for n, value in numbers]
         kept = self._keep(item)
+        if item.kind == "histogram" and (bins := _json_of(item, kept)) is not None:
+            event = histogram(self._tag(item.name, "histograms"), bins, step, time_ns)
+            if event is not None:
+                return [event]
         if kept is not None and (item.media or "").startswith("image/") and item.size is not None:
             content = kept.read_bytes() if item.size <= MAX_IMAGE else b""
             size = image_size(content)
             if size is not None:
-                return [image(self._tag(item.name, "images"), content, step, time_ns, size)]
+                caption = str(item.attributes.get("caption") or "")
+                tag = self._tag(item.name, "images")
+                return [image(tag, content, step, time_ns, size, caption)]
         return [text(self._tag(item.name, "text"), self._words(item, kept), step, time_ns)]
 
     def _tag(self, name: str, plugin: str) -> str:
@@ -83,8 +91,10 @@ class ItemEvents:
 
     def _words(self, item: ItemRecord, kept: Path | None) -> str:
         """An item in Markdown."""
-        if item.kind == "text" and isinstance(item.value, str):
+        if item.kind in ("text", "value") and isinstance(item.value, str):
             return item.value
+        if item.kind == "table" and (content := _json_of(item, kept)) is not None:
+            return _as_markdown(content, item.attributes.get("caption"))
         if kept is not None and item.kind in ("text", "dict") and (item.size or 0) <= MAX_TEXT:
             words = kept.read_text("utf-8", "replace")
             return words if item.kind == "text" else f"```json\n{words}\n```"
@@ -93,6 +103,22 @@ class ItemEvents:
         if kept is None:
             return f"```json\n{json.dumps(item.value, indent=2, ensure_ascii=False)}\n```"
         return _table(item, kept.relative_to(self._files.parent))
+
+
+def _json_of(item: ItemRecord, kept: Path | None) -> dict[str, Any] | None:
+    """Return the value of an item, or what is in its file."""
+    value = item.value if kept is None else read_json(kept, MAX_IMAGE)
+    return value if isinstance(value, dict) else None
+
+
+def _as_markdown(table: dict[str, Any], caption: Any) -> str:
+    """Return the first rows of a table as Markdown."""
+    columns, rows = list(table.get("columns") or ()), list(table.get("data") or ())
+    lines = [f"| {' | '.join(map(_cell, columns))} |", "|" + "---|" * len(columns)]
+    lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows[:MAX_ROWS]]
+    if len(rows) > MAX_ROWS:
+        lines += ["", f"The first {MAX_ROWS} of {len(rows)} rows."]
+    return "\n".join(lines + (["", _cell(caption)] if caption else []))
 
 
 def _numbers(item: ItemRecord) -> Iterator[tuple[str, float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from stepwell.loggers.backends.tensorboard.crc32c import crc32c
@@ -64,11 +65,42 @@ def text(tag: str, content: str, step: int, time_ns: int) -> bytes:
     return _summary(tag, value, step, time_ns)
 
 
-def image(tag: str, content: bytes, step: int, time_ns: int, size: tuple[int, int, int]) -> bytes:
+def image(
+    tag: str,
+    content: bytes,
+    step: int,
+    time_ns: int,
+    size: tuple[int, int, int],
+    caption: str = "",
+) -> bytes:
     """A PNG, JPEG or GIF; ``size`` is its width, its height and its number of channels."""
     width, height, channels = size
     about = _number(1, height) + _number(2, width) + _number(3, channels)
-    return _summary(tag, _message(4, about + _message(4, content)), step, time_ns)
+    described = _message(9, _text(3, caption)) if caption else b""
+    return _summary(tag, _message(4, about + _message(4, content)) + described, step, time_ns)
+
+
+def histogram(tag: str, bins: Mapping[str, Any], step: int, time_ns: int) -> bytes | None:
+    """``counts`` between ``edges``, one more, and what else is known of the numbers; None without any."""
+    counts, edges = bins.get("counts"), bins.get("edges")
+    if not counts or not isinstance(edges, list) or len(edges) != len(counts) + 1:
+        return None
+    # TensorBoard has the upper limits only: the lower one of the first bin is an empty bin's.
+    limits, buckets = edges, [0.0, *counts]
+    total = float(sum(counts))
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    mean, std = bins.get("mean"), bins.get("std")
+    if mean is None or std is None:
+        mean = sum(c * m for c, m in zip(counts, middles, strict=True)) / total if total else 0.0
+        squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
+    else:
+        squares = total * (std**2 + mean**2)
+    low, high = bins.get("min", edges[0]), bins.get("max", edges[-1])
+    fields = enumerate((low, high, total, mean * total, squares), 1)
+    numbers = b"".join(_key(field, _FIXED64) + struct.pack("<d", value) for field, value in fields)
+    packed = struct.pack(f"<{len(limits)}d", *limits), struct.pack(f"<{len(buckets)}d", *buckets)
+    content = numbers + _message(6, packed[0]) + _message(7, packed[1])
+    return _summary(tag, _message(5, content), step, time_ns)
 
 
 def hparams_start(values: Mapping[str, Any], group: str, time_ns: int) -> bytes:

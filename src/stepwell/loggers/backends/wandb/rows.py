@@ -30,6 +30,7 @@ KEPT = "kept"
 """Type of artifacts that have what W&B did not take otherwise."""
 LONGEST_NAME = 120
 LARGEST_PAGE = 1 << 20
+LARGEST_TABLE = 64 << 20
 
 
 class Plan:
@@ -60,9 +61,9 @@ class Plan:
         elif item.kind in NUMBERS and (numbers := backend_files.numbers_of(item)) is not None:
             for name, value in numbers.items():
                 self._value(item, name, number(value))
-        elif item.content is not None and is_media(item):
+        elif is_media(item):
             self._media(item)
-        elif item.content is None and item.kind in ("text", "dict"):
+        elif item.content is None and item.kind in ("text", "dict", "value"):
             self._value(item, item.name, finite(item.value))
         else:
             self._file(item)
@@ -75,7 +76,14 @@ class Plan:
 
     def _media(self, item: ItemRecord) -> None:
         key = self._key(item.name)
-        self._row(item, key)["media"][key] = [item.content, item.file, item.media]
+        self._row(item, key)["media"][key] = {
+            "kind": item.kind,
+            "content": item.content,
+            "file": item.file,
+            "media": item.media,
+            "value": item.value,
+            "caption": item.attributes.get("caption"),
+        }
 
     def _row(self, record: LogRecord, key: str) -> Act:
         """The row of this step; another one where it has such a value already."""
@@ -145,7 +153,7 @@ def as_files(act: Act) -> Act:
             {"names": str(list(act["artifact"]["files"]))},
         )
     else:
-        files = {f"{i}": kept[0] for i, kept in enumerate(act["media"].values())}
+        files = {f"{i}": _file_of(kept) for i, kept in enumerate(act["media"].values())}
         files["row.json"] = {"text": json.dumps(act["row"], default=str)}
         name, about = digest(str(act["index"])), {"names": str(list(act["media"]))}
     artifact = {
@@ -158,20 +166,26 @@ def as_files(act: Act) -> Act:
     return {"index": act["index"], "artifact": artifact}
 
 
-def kept_as_file(key: str, sha256: str, file: str | None) -> dict[str, Any]:
-    """A picture that W&B cannot show, as an artifact."""
+def _file_of(kept: dict[str, Any]) -> Any:
+    return kept["content"] or {"text": json.dumps(kept["value"], default=str)}
+
+
+def kept_as_file(key: str, kept: dict[str, Any]) -> dict[str, Any]:
+    """Something that W&B cannot show, as an artifact."""
     return {
         "name": artifact_name(key),
         "type": KEPT,
         "aliases": ["latest"],
         "metadata": {"identifier": key},
-        "files": {(file or "").strip("/") or "file": sha256},
+        "files": {(kept["file"] or "").strip("/") or "file": _file_of(kept)},
     }
 
 
 def is_media(item: ItemRecord) -> bool:
-    """Whether W&B can show it: a picture, or a page."""
-    if item.kind not in ("figure", "image"):
+    """Whether W&B can show it: a picture, a page, a histogram or a table."""
+    if item.kind in ("histogram", "table"):
+        return (item.size or 0) <= LARGEST_TABLE
+    if item.kind not in ("figure", "image") or item.content is None:
         return False
     return item.media in PICTURES or (
         item.media == "text/html" and (item.size or 0) <= LARGEST_PAGE

@@ -7,6 +7,7 @@ a number of ours, and what is not on disk yet is given to the next fragment.
 
 from __future__ import annotations
 
+import json
 import netrc
 import os
 import sys
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 OFFLINE, ONLINE, DISABLED = "offline", "online", "disabled"
 INTERRUPTED = 1
+MOST_BINS = 512
+"""Of a histogram."""
 INIT_TIMEOUT = 30.0
 FINISH_TIMEOUT = 300.0
 """Seconds that W&B's server may take: what is not uploaded by then is by ``wandb sync``."""
@@ -121,16 +124,15 @@ class Session:
         row = dict(act["row"], _timestamp=act["time"] / 1e9)
         # W&B copies files when it is given the row.
         with ExitStack() as until_then:
-            for key, (sha256, file, media) in act["media"].items():
-                path = content(sha256)
-                if path is None:
+            for key, kept in act["media"].items():
+                path = None if kept["content"] is None else content(kept["content"])
+                if path is None and kept["content"] is not None:
                     continue
                 try:
-                    row[key] = until_then.enter_context(shown(path, media))
+                    row[key] = until_then.enter_context(shown(kept, path))
                 except (ValueError, ImportError) as error:
                     row[key] = f"cannot be shown: {error}"
-                    unseen = kept_as_file(key, sha256, file)
-                    self._log_artifact(unseen, number - 1, content)
+                    self._log_artifact(kept_as_file(key, kept), number - 1, content)
             self.run.log(row, step=number, commit=True)
 
     def _log_artifact(
@@ -155,15 +157,40 @@ class Session:
 
 
 @contextmanager
-def shown(path: Path, media: str) -> Iterator[Any]:
-    """A picture or a page as W&B shows it; what is neither raises ValueError."""
+def shown(kept: Mapping[str, Any], path: Path | None) -> Iterator[Any]:
+    """An item as W&B shows it; what W&B cannot show raises ValueError."""
     import wandb
 
-    if media == "text/html":
+    if path is None or kept["kind"] in ("histogram", "table"):
+        value = kept["value"] if path is None else json.loads(path.read_bytes())
+        yield _table(value) if kept["kind"] == "table" else _histogram(value)
+    elif kept["media"] == "text/html":
         yield wandb.Html(path.read_text(encoding="utf-8", errors="replace"), inject=False)
-        return
-    with backend_files.named(path, "picture" + _suffix(path, media)) as named:
-        yield wandb.Image(str(named))
+    else:
+        with backend_files.named(path, "picture" + _suffix(path, kept["media"])) as named:
+            yield wandb.Image(str(named), caption=kept["caption"])
+
+
+def _histogram(value: Any) -> Any:
+    import wandb
+
+    try:
+        counts, edges = value["counts"], value["edges"]
+    except (KeyError, TypeError):
+        raise ValueError("this is no histogram") from None
+    if not counts or len(counts) > MOST_BINS:
+        raise ValueError(f"W&B takes 1 to {MOST_BINS} bins, not {len(counts)}")
+    return wandb.Histogram(np_histogram=(counts, edges))
+
+
+def _table(value: Any) -> Any:
+    import wandb
+
+    try:
+        # Mixed types are allowed: W&B would refuse a column with both.
+        return wandb.Table(columns=value["columns"], data=value["data"], allow_mixed_types=True)
+    except (KeyError, TypeError, AssertionError) as error:
+        raise ValueError(f"this is no table: {error}") from None
 
 
 def _suffix(path: Path, media: str) -> str:

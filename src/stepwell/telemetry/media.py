@@ -1,0 +1,117 @@
+"""What ``log`` takes besides numbers: images, histograms, tables and texts, each with a caption.
+
+These classes only hold what they are given. It is converted when it is logged, by ``stepwell.loggers.items``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+
+class Media:
+    """Base class: something to log that is no number.
+
+    Attributes:
+        kind: which kind of item it becomes.
+        data: what it was made of.
+        options: further arguments of the conversion.
+    """
+
+    kind: ClassVar[str] = ""
+
+    def __init__(self, data: Any, caption: str | None, **options: Any) -> None:
+        self.data = data
+        self.options = {name: value for name, value in options.items() if value is not None}
+        if caption is not None:
+            self.options["caption"] = str(caption)
+
+    @property
+    def caption(self) -> str | None:
+        """What is shown below it."""
+        return self.options.get("caption")
+
+    def __repr__(self) -> str:
+        return f"<stepwell.{type(self).__name__} of {type(self.data).__name__}>"
+
+
+class Image(Media):
+    """A picture, kept as PNG.
+
+    Args:
+        data: a NumPy array or tensor (height × width, × channels, or channels first; several become a
+            grid), a PIL image, a figure of Matplotlib or Plotly, or the path of a picture. Floats are
+            brightness from 0 to 1, integers from 0 to 255.
+        caption: what is shown below it.
+        dataformats: the axes where they cannot be told, such as "HWC", "CHW" or "NCHW".
+    """
+
+    kind = "figure"
+
+    def __init__(
+        self,
+        data: Any,
+        caption: str | None = None,
+        *,
+        dataformats: str | None = None,
+    ) -> None:
+        super().__init__(data, caption, dataformats=dataformats)
+
+
+class Histogram(Media):
+    """The distribution of many numbers.
+
+    Args:
+        data: an array, a tensor or a sequence of numbers; or counts, where ``edges`` are given.
+        bins: into how many bins of equal width the numbers are counted.
+        edges: the limits of the bins, one more than there are counts.
+        caption: what is shown below it.
+    """
+
+    kind = "histogram"
+
+    def __init__(
+        self,
+        data: Any,
+        bins: int = 64,
+        *,
+        edges: Sequence[float] | None = None,
+        caption: str | None = None,
+    ) -> None:
+        super().__init__(data, caption, bins=bins, edges=edges)
+
+
+class Table(Media):
+    """A table, kept as JSON.
+
+    Args:
+        data: rows as sequences (with ``columns``) or as dicts, a dict of columns, a two-dimensional
+            array, or a pandas or Polars DataFrame.
+        columns: the names of the columns.
+        caption: what is shown below it.
+    """
+
+    kind = "table"
+
+    def __init__(
+        self,
+        data: Iterable[Any] | Mapping[str, Iterable[Any]] | Any,
+        columns: Sequence[str] | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        super().__init__(data, caption, columns=columns)
+
+
+class Text(Media):
+    """A text of any length; backends show it as Markdown where they can.
+
+    Args:
+        data: the text.
+        caption: what is shown below it.
+    """
+
+    kind = "text"
+
+    def __init__(self, data: str, caption: str | None = None) -> None:
+        super().__init__(data, caption)
