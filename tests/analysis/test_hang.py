@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stepwell.analysis.findings import findings
 from stepwell.analysis.ranks import hang
 from stepwell.reading import RecordedRun
 from tests.analysis.time.writing import Process, Thread, Written, write_run
@@ -153,6 +155,21 @@ def test_a_rank_that_is_gone(tmp_path: Path) -> None:
     found = hang(run_of(tmp_path, rank(0, [("all_reduce", 60)]), rank(1, [], status="finished")))
     assert found is not None
     assert found.sentence.endswith("rank 1 never came: it has finished")
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "is_told"),
+    [("killed", "it was killed 60 s before", False), ("finished", "it finished 60 s before", True)],
+)
+def test_a_rank_that_ended_before(tmp_path: Path, status: str, words: str, is_told: bool) -> None:
+    """The others wait for it in vain. That it was killed is the finding, and the wait a consequence."""
+    gone = rank(1, [("data_loading", 100)] if status == "killed" else [], status=status)
+    run = run_of(tmp_path, rank(0, [("all_reduce", 60)]), replace(gone, end=round((END - 60) * S)))
+    found = hang(run)
+    assert found is not None
+    assert found.sentence.endswith(f"rank 1 never came: {words}")
+    told = [finding.rule for finding in findings(run) if finding.rule != "low-goodput"]
+    assert told == (["died", "hang"] if is_told else ["died"])
 
 
 def test_a_collective_within_a_pass(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_rank_0_validates_alone(tmp_path: Path, ranks: int) -> None:
     assert (found.ranks, found.steps) == ((0,), (39, 79))
     assert found.evidence["phase"] == "validation"
     assert found.cost_ns == pytest.approx(1.0e9, rel=0.01)
-    assert "Rank 0 does validation alone for 500 ms" in found.sentence
+    assert "Rank 0 validates alone for 500 ms" in found.sentence
     assert "on all ranks" in found.advice
 
 
@@ -59,7 +59,7 @@ def test_a_rank_that_sleeps_once(tmp_path: Path, ranks: int) -> None:
     assert (found.ranks, found.steps) == ((1,), (80,))
     assert found.evidence["phase"] == "training"
     assert found.cost_ns == pytest.approx(20e9, rel=1e-3)
-    assert "Rank 1 spends 20 s in code that no span covers, in step 80." in found.sentence
+    assert "Rank 1 spends 20 s in code that no span covers in step 80." in found.sentence
     assert found.evidence["share"] == pytest.approx(20 / 21.15, rel=0.01)
 
 
@@ -80,4 +80,4 @@ def test_a_rank_that_is_late_every_20_steps(
     assert (found.evidence["phase"], found.evidence["period"]) == (phase, 20)
     assert found.cost_ns == pytest.approx(5 * 0.2e9, rel=0.01)
     assert words in found.sentence
-    assert "every 20 steps (steps 19, 39, 59, …)" in found.sentence
+    assert "every 20 steps (in steps 19, 39, 59, …)" in found.sentence

@@ -13,7 +13,9 @@ from stepwell.analysis.findings.wording import capital, duration, listed, percen
 from stepwell.analysis.time.rhythm import rhythm
 
 WARN = 0.1
+WARN_SOME = 0.05
 CRITICAL = 0.3
+"""Shares of the wall time; the second where only some ranks save, and the others could do without."""
 LEAST_NS = 500_000_000
 LONG = 5.0
 """A checkpoint that takes this many times as long as usual has stalled."""
@@ -39,8 +41,9 @@ def rule(facts: Facts) -> Iterator[Finding]:
     times, numbers = saves["checkpoint"].to_numpy(), saves["step"].to_list()
     usual, ns = float(np.median(times)), int(times.sum())
     share = ns / max(1, facts.wall_ns)
-    if share >= WARN and ns >= LEAST_NS and len(times) > 1:
-        ranks = sorted(set(rows["rank"].to_list()))
+    ranks = sorted(set(rows["rank"].to_list()))
+    least = WARN if len(ranks) == facts.ranks else WARN_SOME
+    if share >= least and ns >= LEAST_NS and len(times) > 1:
         yield Finding(
             "checkpoint-stall",
             "critical" if share >= CRITICAL else "warning",

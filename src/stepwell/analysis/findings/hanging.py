@@ -44,6 +44,11 @@ def rule(facts: Facts) -> Iterator[Finding]:
     if found is None:
         yield from _silence(facts)
         return
+    is_running = facts.status == "running"
+    ended = [absent.status for absent in found.missing if absent.ended_s is not None]
+    if not is_running and any(status != "finished" for status in ended):
+        # The others waited for a rank that had died: that is the finding, and how it died.
+        return
     missing = tuple(absent.rank for absent in found.missing)
     waiting = tuple(rank for group in found.waiting for rank in group.ranks)
     stuck = (missing or waiting)[:1]
@@ -55,7 +60,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
         {"phase": found.collective, "waiting": list(waiting), "missing": list(missing)},
         () if found.step is None else (found.step,),
         missing or waiting,
-        _advice(found, lines, facts.status == "running"),
+        _advice(found, lines, is_running),
         facts.command("stacks"),
         lines=lines,
     )
@@ -114,6 +119,11 @@ def _longest_quiet(facts: Facts) -> float:
 
 
 def _advice(found: Hang, lines: tuple[str, ...], is_running: bool) -> str:
+    ended = [absent.status for absent in found.missing if absent.ended_s is not None]
+    if "finished" in ended:
+        return "Give all ranks the same number of steps (drop_last=True, or model.join())."
+    if ended:
+        return "Stop the job: a rank that has ended does not come back. Find out why it ended."
     if found.missing:
         what = "the line that" if lines else "what"
         of = "is at" if lines else "is inside of"

@@ -24,7 +24,7 @@ MOST = 5
 MOST_STEPS = 50
 """Steps in which the spans of a rank are looked up."""
 GARBAGE = "garbage collection"
-MEANT = ("validation", "testing", "restore")
+MEANT = {"validation": "validates", "testing": "tests", "restore": "loads checkpoints"}
 UNCOVERED = ("idle", "training")
 """Code in no span that has a phase, between steps and in them."""
 
@@ -73,31 +73,31 @@ def _finding(facts: Facts, one: Straggler, share: float) -> Finding:
 
 
 def _symptom(one: Straggler, phase: str, span: str | None, each: int) -> str:
-    who, often = f"Rank {one.rank}", _often(one)
-    after = "after" if phase in (*MEANT, "idle") else "in"
+    who, long = f"Rank {one.rank}", duration(each)
+    often = _often(one, "after" if phase in (*MEANT, "idle") else "in")
     if span is not None:
-        return f"{who} spends {duration(each)} in the span {span!r}, {after} {often}."
-    if phase in MEANT:
-        return f"{who} does {phase_word(phase)} alone for {duration(each)}, {after} {often}."
+        return f"{who} spends {long} in the span {span!r} {often}."
+    if phase in MEANT and one.typical_ns < each / 10:
+        return f"{who} {MEANT[phase]} alone for {long} {often}."
     if phase in UNCOVERED:
-        return f"{who} spends {duration(each)} in code that no span covers, {after} {often}."
+        return f"{who} spends {long} in code that no span covers {often}."
     if phase == GARBAGE:
-        return f"{who} collects garbage for {duration(each)}, {after} {often}."
+        return f"{who} collects garbage for {long} {often}."
     what = "in getting its data" if phase == "data" else f"in {phase_word(phase)}"
     took = f"{duration(one.typical_ns + each)} against {duration(one.typical_ns)}"
-    return f"{who} is slower than the others {what}, {after} {often}: {took}."
+    return f"{who} is slower than the others {what}, {often}: {took}."
 
 
-def _often(one: Straggler) -> str:
+def _often(one: Straggler, at: str) -> str:
     if one.kind == "one-off":
-        return listed(one.steps)
+        return f"{at} {listed(one.steps)}"
     if one.share > 0.9:
-        return "nearly all steps"
+        return f"{at} nearly all steps"
     if one.period is not None:
-        return f"every {one.period} steps ({listed(one.steps)})"
+        return f"every {one.period} steps ({at} {listed(one.steps)})"
     if one.steps[-1] - one.steps[0] < 1.2 * len(one.steps):
-        return f"steps {one.steps[0]} to {one.steps[-1]}"
-    return f"{percent(one.share)} of the steps ({listed(one.steps)})"
+        return f"{at} steps {one.steps[0]} to {one.steps[-1]}"
+    return f"{at} {percent(one.share)} of the steps ({listed(one.steps)})"
 
 
 def _advice(one: Straggler, phase: str, span: str | None) -> str:

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.arrivals import meeting_layers, step_ns
 from stepwell.analysis.ranks.grid import BETWEEN, Grid
-from stepwell.analysis.ranks.stragglers import FEW, LONG_NS, LONG_STEPS, Group, straggler_groups
+from stepwell.analysis.ranks.stragglers import (
+    FEW,
+    LONG_NS,
+    LONG_STEPS,
+    WARM_UP,
+    Group,
+    straggler_groups,
+)
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -18,8 +25,6 @@ DATA_SHARE = 0.2
 """Steps that wait for data for this share of their time are bound by it."""
 LEAST_STRETCH = 5
 MOST_HOLES = 2
-WARM_UP = 3
-"""In so many first steps of an attempt things are compiled and allocated."""
 
 
 @dataclass(frozen=True)

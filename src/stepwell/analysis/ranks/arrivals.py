@@ -22,6 +22,8 @@ Bools = NDArray[np.bool_]
 LEAST_SHARE = 0.1
 """Of a typical step: who is late by less is not late."""
 SIGMAS = 6.0
+ALWAYS = 0.75
+"""Share of the steps in which a rank is last, for a delay below the noise to count."""
 TOGETHER = 0.5
 """Ranks leave together if the last to arrive leaves later by less than this share of its delay."""
 CELLS = 1 << 20
@@ -30,6 +32,8 @@ DELAYS = "delays"
 MEETINGS = "meetings"
 TRAINING = "training"
 COMMUNICATION = "communication"
+STEP = "step"
+"""Phase of a layer that is the whole step."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,15 @@ class _Meeting:
     """Place of the rank."""
     delay: Ints
     is_together: Bools
+    apart: Ints
+    """How much later than the others the last rank leaves."""
     noise: float
+
+    def releases(self, columns: Ints, least: float) -> Bools:
+        """In which of these columns all ranks leave it together, however they came."""
+        at = np.minimum(np.searchsorted(self.columns, columns), len(self.columns) - 1)
+        is_released = self.apart[at] <= np.maximum(least, TOGETHER * self.delay[at])
+        return np.asarray(is_released & (self.columns[at] == columns))
 
 
 def step_ns(grid: Grid) -> int:
@@ -97,6 +109,7 @@ def delays(grid: Grid) -> Delays:
         if len(grid.ranks) > 1 and len(grid.steps):
             least = LEAST_SHARE * step_ns(grid)
             parts += [_delays_at(grid, meeting, least) for meeting in _meetings(grid)]
+            parts.append(_delays_at_steps(grid, _joined(parts), least))
         grid.notes[DELAYS] = _joined(parts)
     found: Delays = grid.notes[DELAYS]
     return found
@@ -143,7 +156,7 @@ def _arrivals(layer: Layer) -> _Meeting | None:
     if here is None:
         return None
     ranks, columns = here
-    last, delay = np.empty((2, len(columns)), np.int64)
+    last, delay, apart = np.empty((3, len(columns)), np.int64)
     is_together = np.empty(len(columns), bool)
     noise = []
     for low, chosen in _blocks(columns, len(ranks)):
@@ -153,11 +166,13 @@ def _arrivals(layer: Layer) -> _Meeting | None:
         each = np.arange(len(chosen))
         ends = start + ns
         leaves = ends[which, each] - median_of_others(ends, which)
+        latest = ends.argmax(axis=0)
+        apart[low:high] = ends[latest, each] - median_of_others(ends, latest)
         noise.append(_noise(start))
         delay[low:high] = start[which, each] - median_of_others(start, which)
         last[low:high] = ranks[which]
         is_together[low:high] = np.abs(leaves) < TOGETHER * delay[low:high]
-    return _Meeting(layer, ranks, columns, last, delay, is_together, float(np.median(noise)))
+    return _Meeting(layer, ranks, columns, last, delay, is_together, apart, float(np.median(noise)))
 
 
 def _is_meeting(found: _Meeting) -> bool:
@@ -176,26 +191,46 @@ def _noise(start: Ints) -> float:
     return float(np.median(changes)) / 0.954 * count / (count - 1)
 
 
-def _delays_at(grid: Grid, meeting: _Meeting, least: float) -> Delays:
-    """The delays at one meeting, each with its reasons."""
+def _delays_at_steps(grid: Grid, known: Delays, least: float) -> Delays:
+    """The delays of ranks that begin a step late, and the next one with the others.
+
+    The others wait within the step, whatever span they are in: with a GPU that is where they fetch a result.
+    """
+    ns = np.full(grid.begin.shape, -1, np.int64)
+    is_known = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)
+    ns[:, :-1] = np.where(is_known, np.diff(grid.begin, axis=1), -1)
+    whole = Layer(STEP, 0, grid.begin, np.zeros_like(ns), ns)
+    meeting = _arrivals(whole)
+    return _NONE if meeting is None else _delays_at(grid, meeting, least, known.waited)
+
+
+def _delays_at(grid: Grid, meeting: _Meeting, least: float, without: Ints | None = None) -> Delays:
+    """The delays at one meeting, each with its reasons, without those in some columns."""
     late = meeting.delay > max(least, SIGMAS * meeting.noise)
+    # A rank that is last nearly always is no accident, however much arrivals vary.
+    counts = np.bincount(meeting.last[meeting.delay > least], minlength=len(grid.ranks))
+    late |= (meeting.delay > least) & (counts >= ALWAYS * len(late))[meeting.last]
     for place in np.unique(meeting.last[late]).tolist():
         # A root that sends does not wait for those who receive: each rank is judged by itself.
         mine = late & (meeting.last == place)
         together = int(meeting.delay[mine & meeting.is_together].sum())
         late[mine] = 2 * together > int(meeting.delay[mine].sum())
-    chosen = np.flatnonzero(late & meeting.is_together)
+    late &= meeting.is_together
+    if without is not None:
+        late &= ~np.isin(meeting.columns, without)
+    chosen = np.flatnonzero(late)
     parts = [_NONE]
     for _, block in _blocks(chosen, len(meeting.ranks)):
-        parts.append(_Reasons(grid, meeting, block).split(least))
+        parts.append(_Reasons(grid, meeting, block, least).split())
     return _joined(parts)
 
 
 class _Reasons:
     """What ranks did between the meeting before and this one, in the steps in which one of them came late."""
 
-    def __init__(self, grid: Grid, meeting: _Meeting, chosen: Ints) -> None:
+    def __init__(self, grid: Grid, meeting: _Meeting, chosen: Ints, least: float) -> None:
         self.grid = grid
+        self.least = least
         self.layer = meeting.layer
         self.ranks = meeting.ranks
         self.columns = meeting.columns[chosen]
@@ -209,6 +244,10 @@ class _Reasons:
 
     def _since(self) -> Ints:
         """When each rank left the meeting before, or began the step if there was none."""
+        begin = self.grid.begin[np.ix_(self.ranks, self.before)]
+        begin = np.where(begin < 0, self.grid.begin[np.ix_(self.ranks, self.columns)], begin)
+        if self.layer.phase == STEP:
+            return np.minimum(begin, self.arrival)
         since = np.full(self.arrival.shape, -1, np.int64)
         for columns in (self.columns, self.before):
             is_open = since < 0
@@ -217,23 +256,26 @@ class _Reasons:
                     continue
                 start, ns = meeting.layer.cells(self.ranks, columns)
                 is_past = is_open & (ns >= 0) & (start < self.arrival)
+                is_past &= meeting.releases(columns, self.least)
                 since = np.where(is_past, np.maximum(since, start + ns), since)
-        begin = self.grid.begin[np.ix_(self.ranks, self.before)]
-        begin = np.where(begin < 0, self.grid.begin[np.ix_(self.ranks, self.columns)], begin)
         return np.minimum(np.where(since < 0, begin, since), self.arrival)
 
-    def split(self, least: float) -> Delays:
+    def split(self) -> Delays:
         """Charge each delay to what took longest beyond the usual; what is less than ``least`` is dropped."""
-        totals, earlier = self._totals()
+        least = self.least
+        totals, in_steps, earlier = self._totals()
         rest = self.arrival - self.since
         for total in totals.values():
             rest -= total
         # Who takes longer in a collective waits there itself.
         totals.pop(CODES[COMMUNICATION], None)
-        reasons = [
-            (self._against_others(total), np.full(len(self.each), code), earlier[code])
-            for code, total in totals.items()
-        ]
+        reasons = []
+        for code, total in totals.items():
+            more, typical = self._against_others(total)
+            if code in in_steps:
+                # Stages of a pipeline do the same one after the other: none of them takes longer.
+                more = np.minimum(more, self._against_others(in_steps[code])[0])
+            reasons.append(((more, typical), np.full(len(self.each), code), earlier[code]))
         amounts = self._against_others(np.maximum(rest, 0))
         reasons.append((amounts, *self._outside(amounts[0])))
         excess, typical = (np.array([reason[0][i] for reason in reasons]) for i in (0, 1))
@@ -259,22 +301,26 @@ class _Reasons:
             typical[row, at],
         )
 
-    def _totals(self) -> tuple[dict[int, Ints], dict[int, Bools]]:
-        """By phase the time of each rank between the two meetings, and whether it lies in the step before.
+    def _totals(self) -> tuple[dict[int, Ints], dict[int, Ints], dict[int, Bools]]:
+        """By phase the time of each rank between the two meetings, and the time in both steps.
 
-        Only spans that have a phase: what they leave is code that no such span covers.
+        Also whether it lies in the step before. Only spans that have a phase: what they leave is code that no
+        such span covers. Time in which ranks meet counts as communication.
         """
         totals: dict[int, Ints] = {}
+        in_steps: dict[int, Ints] = {}
+        met = [meeting.layer for meeting in _meetings(self.grid)]
         own: dict[int, list[Ints]] = {}
         for layer in self.grid.layers:
             if layer.phase in (IDLE, TRAINING) or layer is self.layer:
                 continue
-            code = CODES[layer.phase]
+            code = CODES[COMMUNICATION if layer in met else layer.phase]
             for place, columns in enumerate((self.columns, self.before)):
                 start, ns = layer.cells(self.ranks, columns)
                 is_here = (ns >= 0) & (start >= self.since) & (start < self.arrival)
                 amount = np.where(is_here, np.minimum(ns, self.arrival - start), 0)
-                totals[code] = totals[code] + amount if code in totals else amount
+                totals[code] = totals.get(code, 0) + amount
+                in_steps[code] = in_steps.get(code, 0) + np.maximum(ns, 0)
                 mine = own.setdefault(code, [np.zeros(len(self.each), np.int64) for _ in range(2)])
                 mine[place] += amount[self.own, self.each]
         earlier = {code: amounts[1] > amounts[0] for code, amounts in own.items()}
@@ -284,7 +330,7 @@ class _Reasons:
             if any(code in self.grid.events[place].codes for place in self.ranks.tolist()):
                 totals[code], first = self._events(code)
                 earlier[code] = first < begin
-        return totals, earlier
+        return totals, in_steps, earlier
 
     def _events(self, code: int) -> tuple[Ints, Ints]:
         """The same for checkpoints and the like; and when the first of them began on the last rank."""

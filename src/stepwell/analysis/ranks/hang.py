@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepwell.analysis.ranks.habits import Habits
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
@@ -13,6 +13,8 @@ from stepwell.reading import RecordedRun
 
 AFTER_S = 10.0
 """What has taken fewer seconds does not hang yet."""
+HEARTBEATS = 2.0
+"""A rank whose last sign of life is this many heartbeats older than that of the others ended before them."""
 PASSES = ("forward", "backward", "optimizer")
 """Phases in which ranks wait for each other without a span of its own."""
 
@@ -48,6 +50,8 @@ class Missing:
     """The span that ended last, when it is in none."""
     place: str | None = None
     """The line of Python code that it is at, if that was recorded."""
+    ended_s: float | None = None
+    """How long before the last sign of life of the others it ended; None when it did not."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +173,16 @@ def _missing(
     is_pass = _phase(meeting[0]) in PASSES
     most = max(habits.collectives.get(s.rank, 0) for s in meeting)
     here = {s.rank: s for s in mains}
+    documents = [
+        about
+        for about in run.documents()
+        if about["attempt"] == meeting[0].attempt and about["role"] != "worker"
+    ]
+    waiting = {stack.rank for stack in meeting}
+    last_ns = max(int(d["heartbeat"] or 0) for d in documents if int(d["rank"]) in waiting)
     found = []
-    for about in run.documents():
+    for about in documents:
         rank = int(about["rank"])
-        if about["attempt"] != meeting[0].attempt or about["role"] == "worker":
-            continue
         stack = here.get(rank)
         if stack is not None and (is_pass or _phase(stack) == "communication"):
             is_there = (
@@ -181,7 +190,11 @@ def _missing(
             )
             if is_there:
                 continue
-        found.append(_absent(rank, stack, status_of(about)))
+        missing = _absent(rank, stack, status_of(about))
+        since_s = (last_ns - int(about["heartbeat"] or 0)) / 1e9
+        if missing.status != "running" and since_s > HEARTBEATS * about["interval"]:
+            missing = replace(missing, ended_s=since_s)
+        found.append(missing)
     return sorted(found, key=lambda m: m.rank)
 
 
@@ -223,6 +236,9 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _whereabouts(missing: Missing) -> str:
+    if missing.ended_s is not None:
+        how = "was killed" if missing.status == "killed" else missing.status
+        return f"it {how} {missing.ended_s:.0f} s before"
     at = "" if missing.place is None else f", at {missing.place}"
     return _span_words(missing) + at
 

@@ -20,11 +20,14 @@ LONG_STEPS = 4.0
 LONG_NS = 500_000_000
 """A delay that is longer than this, in typical steps and in nanoseconds, counts also when it happens once."""
 FEW = 0.01
+WARM_UP = 3
+"""First steps of an attempt, in which things are compiled and allocated."""
 OUTLIER = 10.0
 """A delay this many times as long as the median delay is a case of its own."""
 FEWEST = 3
+FEWEST_REGULAR = 5
 LEAST_STEPS = 10
-"""Delays that make a pattern: the first if they are long and regular, the second if not."""
+"""Delays that make a pattern: if they are long and regular, if they are regular, and if they are not."""
 LEAST_LOSS = 0.01
 """Share of the time of all steps that a pattern must cost."""
 DOMINANCE = 3.0
@@ -119,6 +122,8 @@ def _groups(grid: Grid, everything: Delays, chosen: Bools, typical_step: int) ->
     found = everything.where(chosen)
     place, code = int(found.place[0]), int(found.code[0])
     is_long = found.ns > max(LONG_STEPS * typical_step, LONG_NS)
+    # Ranks warm up at different speeds.
+    is_long &= found.column >= min(WARM_UP, len(grid.steps) // 2)
     is_single = is_long & (found.ns > OUTLIER * np.median(found.ns))
     if is_single.sum() > max(FEWEST, FEW * len(grid.steps)):
         # What takes so long again and again does not happen once.
@@ -144,7 +149,10 @@ def _core(found: Delays) -> Delays:
 
 
 def _is_own(grid: Grid, everything: Delays, again: Delays) -> bool:
-    """Whether the other ranks, those in the middle, have far fewer delays like these with the same reason."""
+    """Whether these come at a rhythm, or other ranks, those in the middle, have far fewer of the kind."""
+    columns = np.unique(again.column)
+    if len(columns) >= FEWEST_REGULAR and rhythm(columns) is not None:
+        return True
     place, code = again.place[0], again.code[0]
     alike = (everything.code == code) & (everything.ns >= again.ns.min())
     counts = np.bincount(everything.place[alike], minlength=len(grid.ranks))
@@ -162,4 +170,4 @@ def _is_pattern(found: Delays, typical_step: int, steps: int) -> bool:
     if len(columns) >= min(LEAST_STEPS, max(FEWEST, steps // 2)):
         return True
     is_long = float(np.median(found.ns)) > LONG_STEPS * typical_step
-    return is_long and len(columns) >= FEWEST and rhythm(columns) is not None
+    return len(columns) >= (FEWEST if is_long else FEWEST_REGULAR) and rhythm(columns) is not None

@@ -1,0 +1,161 @@
+"""Late arrivals, worked out by hand: ranks that wait for each other in many ways, at exact times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepwell.analysis.ranks import stragglers
+from stepwell.reading import RecordedRun
+from tests.analysis.time.writing import Process, Thread, Written, write_run
+
+MS = 1_000_000
+STEPS = 100
+Body = Callable[["Ranks", int], None]
+
+
+class Ranks:
+    """The clocks and spans of some ranks, in milliseconds."""
+
+    def __init__(self, count: int, offset: int = 0) -> None:
+        # The clock of the last rank is wrong by this.
+        self.now = [0] * (count - 1) + [offset]
+        self.offset = offset
+        self.spans: list[list[Written]] = [[] for _ in range(count)]
+        self.told: list[list[tuple[int, int | None, int | None]]] = [[] for _ in range(count)]
+
+    def work(self, name: str | None, *times: int) -> None:
+        """A span that takes each rank so long; without a name, time in no span."""
+        for rank, ms in enumerate(times):
+            self._span(rank, name, self.now[rank] + ms)
+
+    def meet(self, name: str | None, ms: int = 1, after: int | None = None) -> None:
+        """A span that all leave together, so long after the last came; or after one of them, the root."""
+        shifts = [0] * (len(self.now) - 1) + [self.offset]
+        times = [now - shift for now, shift in zip(self.now, shifts, strict=True)]
+        ready = max(times) if after is None else times[after]
+        for rank, shift in enumerate(shifts):
+            self._span(rank, name, max(ready, times[rank]) + ms + shift)
+
+    def _span(self, rank: int, name: str | None, end: int) -> None:
+        if name is not None:
+            self.spans[rank].append(Written(name, self.now[rank] * MS, end * MS))
+        self.now[rank] = end
+
+    def record(self, folder: Path, body: Body) -> RecordedRun:
+        for step in range(STEPS):
+            for rank, now in enumerate(self.now):
+                self.told[rank].append((now * MS, step, None))
+            body(self, step)
+        return write_run(
+            folder,
+            *(
+                Process([Thread(spans)], self.now[rank] * MS, self.told[rank], rank)
+                for rank, spans in enumerate(self.spans)
+            ),
+        )
+
+
+def named(run: RecordedRun) -> list[tuple[int, str, int, int]]:
+    """Rank, phase, how many steps and how many milliseconds, of each straggler."""
+    return [(s.rank, s.phase, len(s.steps), round(s.ns / MS)) for s in stragglers(run)]
+
+
+def every(step: int, period: int) -> bool:
+    return step % period == period - 1
+
+
+def ddp(ranks: Ranks, step: int) -> None:
+    """A step of two ranks; rank 0 does something alone after every tenth one."""
+    ranks.work("forward", 10, 10)
+    ranks.meet("backward", 20)
+    ranks.work("optimizer", 2, 2)
+    ranks.work("checkpoint" if every(step, 10) else None, 500 if every(step, 10) else 0, 0)
+
+
+def test_the_rank_that_waits_in_a_pass_is_not_named(tmp_path: Path) -> None:
+    """After the last step nobody waits."""
+    assert named(Ranks(2).record(tmp_path, ddp)) == [(0, "checkpoint", 9, 9 * 500)]
+
+
+@pytest.mark.parametrize("offset", [3, 100, 2000])
+def test_a_clock_that_is_wrong(tmp_path: Path, offset: int) -> None:
+    """A healthy run has no straggler; with one, the rank whose clock is wrong is not named for it."""
+    healthy = Ranks(2, offset).record(tmp_path, lambda ranks, _: ddp(ranks, 0))
+    assert named(healthy) == []
+    assert {rank for rank, *_ in named(Ranks(2, offset).record(tmp_path, ddp))} <= {0}
+
+
+def on_gpu(ranks: Ranks, step: int) -> None:
+    """Passes are only launched; ranks wait where they fetch the loss, which no span covers."""
+    ranks.work("forward", 2, 2)
+    ranks.work("backward", 3, 3)
+    ranks.meet(None, 20)
+    ranks.work("optimizer", 1, 1)
+    ranks.work(None, 500 if every(step, 10) else 1, 1)
+
+
+def test_ranks_that_wait_in_no_span(tmp_path: Path) -> None:
+    """The one that begins a step late is named, not the one whose step takes long."""
+    assert named(Ranks(2).record(tmp_path, on_gpu)) == [(0, "idle", 9, 9 * 499)]
+
+
+def pipeline(ranks: Ranks, step: int) -> None:
+    """Two stages, each of which waits for the other one."""
+    ranks.work("forward", 10, 0)
+    ranks.meet("all_reduce")
+    ranks.work("forward", 0, 10)
+    ranks.work("backward", 0, 20)
+    ranks.meet("all_reduce")
+    ranks.work("backward", 20, 0)
+    ranks.work("optimizer", 1, 1)
+
+
+def test_stages_of_a_pipeline(tmp_path: Path) -> None:
+    """They take equally long for the same, one after the other."""
+    assert named(Ranks(2).record(tmp_path, pipeline)) == []
+
+
+def broadcast(ranks: Ranks, step: int) -> None:
+    """Rank 0 sends buffers before the forward pass, and does not wait for those who receive them."""
+    ranks.work("data_loading", 300 if every(step, 10) else 1, 400 if every(step, 20) else 1)
+    ranks.meet("model_forward", 10, after=0)
+    ranks.meet("model_backward", 20)
+
+
+def test_a_root_that_does_not_wait(tmp_path: Path) -> None:
+    """Rank 0 is late in every tenth step; in every twentieth rank 1 is 100 ms later than rank 0."""
+    found = Ranks(2).record(tmp_path, broadcast)
+    assert named(found) == [(0, "data", 5, 5 * 299), (1, "data", 5, 5 * 100)]
+
+
+def buckets(ranks: Ranks, step: int) -> None:
+    """Gradients are averaged in three pieces; the backward pass of rank 1 is slow before the second."""
+    ranks.work("forward", 10, 10)
+    begun, places = ranks.now.copy(), [len(spans) for spans in ranks.spans]
+    for times in ((10, 10), (10, 40), (10, 10)):
+        ranks.work(None, *times)
+        ranks.meet("all_reduce", 2)
+    for rank, (start, place) in enumerate(zip(begun, places, strict=True)):
+        ranks.spans[rank].insert(place, Written("backward", start * MS, ranks.now[rank] * MS))
+        for child in ranks.spans[rank][place + 1 :]:
+            child.parent = place
+
+
+def test_a_slow_backward_pass_with_collectives(tmp_path: Path) -> None:
+    """Where the collectives in it are recorded, the rank that computes for longer is known."""
+    assert named(Ranks(2).record(tmp_path, buckets)) == [(1, "backward", STEPS, STEPS * 30)]
+
+
+def test_nobody_is_late_at_the_first_steps(tmp_path: Path) -> None:
+    """A rank that starts or compiles for longer is no straggler."""
+
+    def warm_up(ranks: Ranks, step: int) -> None:
+        ranks.work("forward", 10, 3000 if step == 0 else 10)
+        ranks.meet("backward", 20)
+
+    ranks = Ranks(2)
+    ranks.now[0] = 5000
+    assert named(ranks.record(tmp_path, warm_up)) == []
