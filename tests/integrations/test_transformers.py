@@ -62,6 +62,7 @@ def test_a_training_with_accumulation_evaluation_and_prediction(
         ("model_forward", "training_single_iteration"): 14,
         ("model_backward", "training_single_iteration"): 14,
         ("optimizer_update", "training_single_iteration"): 4,
+        ("diagnostics", "training_single_iteration"): 1,
         ("data_loader_initialization", "training_loop"): 2,
         ("validation_loop", "training_loop"): 2,
         ("validation_loop", "application"): 1,
@@ -108,6 +109,24 @@ def test_the_loss_of_each_step_is_there_also_where_the_trainer_logs_means(
     assert curve(run, "logged_loss") == logged(trainer, "loss")
     means = [sum(losses[:7]) / 7, sum(losses[7:]) / 7]
     assert [value for _, value in curve(run, "logged_loss")] == pytest.approx(means)
+
+
+def test_diagnostics_are_those_of_the_trainer(recorded: Run, tmp_path: Path) -> None:
+    """Norm and rate of the first step, before the Trainer logs any, and before it clips."""
+    trainer = make_trainer(tmp_path, [StepwellCallback()], max_steps=2, logging_steps=1)
+    trainer.train()
+    run, _ = finished(recorded.path)
+    norm, *_ = curve(run, "gradient_norm/overall")
+    assert norm == (0, pytest.approx(logged(trainer, "grad_norm")[0][1], rel=1e-5))
+    rate, *_ = curve(run, "learning_rate/group_0")
+    assert rate == (0, 0.01)
+
+
+def test_diagnostics_can_be_switched_off(recorded: Run, tmp_path: Path) -> None:
+    make_trainer(tmp_path, [StepwellCallback(diagnostics=False)], max_steps=1).train()
+    run, spans = finished(recorded.path)
+    assert "diagnostics" not in spans["name"]
+    assert curve(run, "learning_rate/group_0") == []
 
 
 def test_tokens_are_as_the_trainer_counts_them_where_it_does(recorded: Run, tmp_path: Path) -> None:

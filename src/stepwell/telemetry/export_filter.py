@@ -13,8 +13,8 @@ SHORT_SPANS = tuple(word.value for word in DEFAULT_SPANS_EXPORT_BLACKLIST)
 """Spans of every iteration, which exporters are not given unless asked for: there are so many."""
 
 
-PAUSES = "gc"
-"""Pauses of Python's garbage collection, which tell about the machinery and not about the job."""
+MACHINERY = ("gc", "diagnostics")
+"""Pauses of Python's garbage collection, and the time that diagnostics take: no parts of the job."""
 
 
 class ExportCustomizationMode(enum.Enum):
@@ -31,8 +31,8 @@ _MODES = ", ".join(f"ExportCustomizationMode.{mode.name}" for mode in ExportCust
 class ExportFilter:
     """Which spans are exported: all, only those named, or all but those named.
 
-    Without arguments: all but the short ones of every iteration (``SHORT_SPANS``) and pauses of the
-    garbage collection. Children of a span that is left out hang on the nearest ancestor that is not.
+    Without arguments: all but the short ones of every iteration (``SHORT_SPANS``), pauses of the garbage
+    collection and diagnostics. Children of a span that is left out hang on the nearest ancestor that is not.
     """
 
     __slots__ = ("mode", "names")
@@ -43,7 +43,13 @@ class ExportFilter:
         span_name_filter: Iterable[str | enum.Enum] | None = None,
     ) -> None:
         if mode is None and span_name_filter is None:
-            mode, span_name_filter = ExportCustomizationMode.BLACKLIST_SPANS, (*SHORT_SPANS, PAUSES)
+            mode, span_name_filter = (
+                ExportCustomizationMode.BLACKLIST_SPANS,
+                (
+                    *SHORT_SPANS,
+                    *MACHINERY,
+                ),
+            )
         self.mode = _mode(mode)
         self.names = _names(self.mode, span_name_filter)
 

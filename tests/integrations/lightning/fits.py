@@ -158,6 +158,12 @@ class Recorded:
         assert [name for name in inside if name in one] == one * iterations
         assert self.about("telemetry_data_error") == []
 
+    def check_iterations(self, iterations: int) -> None:
+        """So many iterations are recorded and counted."""
+        assert self.count("training_single_iteration", "training_loop") == iterations
+        assert self.about("training_metrics_update")[-1]["num_iterations"] == iterations
+        assert self.about("telemetry_data_error") == []
+
     def _below(self, above: str) -> list[str]:
         loops = self.spans.filter(pl.col("name") == above)["id"]
         first = self.spans.filter(pl.col("parent").is_in(loops.implode()))

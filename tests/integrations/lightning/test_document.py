@@ -143,6 +143,7 @@ def test_full_example(tmp_path: Path, package: str, hook: str, end: str) -> None
         ("model_forward", "training_single_iteration"): STEPS,
         ("model_backward", "training_single_iteration"): STEPS,
         ("optimizer_update", "training_single_iteration"): STEPS,
+        ("diagnostics", "training_single_iteration"): 1,
         # The trainer's own: at the end of the first epoch, and of the last.
         ("checkpoint_save_sync", "training_loop"): 2,
     }

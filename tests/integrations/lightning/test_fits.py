@@ -29,11 +29,21 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 Model = model_class()
 
 
+class Stepping(Model):  # type: ignore[misc, valid-type]
+    """Keeps its weights before and after the first step."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if len(self.losses) == 0:
+            self.first = [p.detach().clone() for p in self.parameters()]
+        elif len(self.losses) == 1:
+            self.second = [p.detach().clone() for p in self.parameters()]
+
+
 def test_fit() -> None:
     """Every batch is an iteration with its parts, below one loop; the counters are the trainer's."""
     Hooked = hooked(log_every_n_train_iterations=4)
     trainer = Hooked(**options(max_epochs=2))
-    model = Model()
+    model = Stepping()
     trainer.fit(model, loader())
     recorded = Recorded()
     recorded.check_fit(2 * BATCHES)
@@ -48,6 +58,7 @@ def test_fit() -> None:
         ("model_forward", "training_single_iteration"): trainer.global_step,
         ("model_backward", "training_single_iteration"): trainer.global_step,
         ("optimizer_update", "training_single_iteration"): trainer.global_step,
+        ("diagnostics", "training_single_iteration"): 1,
     }
     (loop,) = recorded.attributes("training_loop")
     assert loop["train_iterations_start"] == 0
@@ -61,6 +72,11 @@ def test_fit() -> None:
     assert updates[-1]["avg_dataloader_time_sec"] > 0
     assert recorded.metric("loss") == steps(model.losses)
     assert recorded.metric("train_loss") == steps(model.losses)
+    # The norm of the first step by hand: its gradient over the learning rate is what changed the weights.
+    moved = [before - after for before, after in zip(model.first, model.second, strict=True)]
+    norm = math.sqrt(sum(float((part / 0.1).square().sum()) for part in moved))
+    assert recorded.metric("gradient_norm/overall")[0] == (0, pytest.approx(norm, rel=1e-4))
+    assert recorded.metric("learning_rate/group_0")[0] == (0, 0.1)
     assert recorded.open() == ["application"]
     assert_untouched(trainer)
 

@@ -66,6 +66,7 @@ TREE = {
     ("model_forward", "training_single_iteration"): STEPS,
     ("model_backward", "training_single_iteration"): STEPS,
     ("optimizer_update", "training_single_iteration"): STEPS,
+    ("diagnostics", "training_single_iteration"): 1,
     ("checkpoint_save_sync", "training_loop"): 2,
 }
 

@@ -12,6 +12,7 @@ from stepwell.integrations.lightning.packages import MODULES, loaded_packages, m
 from stepwell.integrations.lightning.parts import WHERE
 from stepwell.integrations.lightning.recording import Recording
 from stepwell.integrations.lightning.saving import Saves
+from stepwell.integrations.torch.diagnostics import Choice
 from stepwell.journal.errors import report
 from stepwell.journal.state import current_lane, state
 from stepwell.telemetry.live import Span, find_open
@@ -44,6 +45,7 @@ class TelemetryCallback:
     Args:
         provider: says how it is recorded; that of this process by default.
         call_on_app_start: whether the application starts now; else when ``on_app_start`` is called.
+        diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for others.
         package: ``"lightning"`` or ``"pytorch_lightning"``, where both are in use.
     """
 
@@ -57,9 +59,11 @@ class TelemetryCallback:
         provider: TrainingTelemetryProvider | None = None,
         call_on_app_start: bool = True,
         *,
+        diagnostics: Choice = True,
         package: str | None = None,
     ) -> None:
         super().__init__()
+        self.diagnostics = diagnostics
         self.told = Told()
         self.saves = Saves()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -69,7 +73,8 @@ class TelemetryCallback:
     def __reduce__(self) -> tuple[Any, ...]:
         # For processes that Lightning spawns: there the application starts with the first run.
         cls = next(c for c in type(self).__mro__ if not hasattr(c, "_stepwell_package"))
-        return _remake, (cls, type(self)._stepwell_package)  # type: ignore[attr-defined]
+        package = type(self)._stepwell_package  # type: ignore[attr-defined]
+        return _remake, (cls, package, self.diagnostics)
 
     def is_new_model(self, model: Any) -> bool:
         """Whether this model has not been seen yet; from now on it has."""
@@ -348,7 +353,8 @@ def _callback_class(cls: type, packages: tuple[str, ...]) -> type:
     return _classes[cls, packages]
 
 
-def _remake(cls: type, packages: tuple[str, ...]) -> Any:
+def _remake(cls: type, packages: tuple[str, ...], diagnostics: Choice = True) -> Any:
     made: Any = object.__new__(_callback_class(cls, packages))
     made.__init__(call_on_app_start=False)
+    made.diagnostics = diagnostics
     return made

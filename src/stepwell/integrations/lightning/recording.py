@@ -10,7 +10,6 @@ import torch
 
 from stepwell.integrations.lightning import progress
 from stepwell.integrations.lightning.evaluating import Evaluations
-from stepwell.integrations.lightning.manual import ManualSteps
 from stepwell.integrations.lightning.parts import WHERE, Fetches, optimizer_step
 from stepwell.integrations.lightning.training import Training
 from stepwell.integrations.timing import LOSS, TrainingThread, timer
@@ -46,7 +45,7 @@ class Recording:
         self._wrappings = Wrappings()
         self._thread = TrainingThread()
         self._begun = clock.now()
-        self.training = Training(trainer, self._thread)
+        self.training = Training(trainer, self._thread, callback.diagnostics)
         self.evaluations = Evaluations(trainer)
         # Whether the trainer's own class says when it begins and ends, and records its saves.
         self.is_hooked = False
@@ -103,7 +102,7 @@ class Recording:
             wrap(strategy, "backward", timer(self._thread, BACKWARD, BACKWARD_TIME))
             wrap(strategy, "optimizer_step", optimizer_step(self._thread))
         else:
-            manual = ManualSteps(self._thread)
+            manual = self.training.manual
             wrap(strategy, "training_step", manual.step)
             wrap(strategy, "backward", manual.backward)
             wrap(strategy, "optimizer_step", manual.update)

@@ -10,8 +10,10 @@ import torch
 from stepwell.integrations.batches import samples_in
 from stepwell.integrations.lightning import progress
 from stepwell.integrations.lightning.configuration import loop_attributes, record_parts
+from stepwell.integrations.lightning.manual import ManualSteps
 from stepwell.integrations.lightning.parts import WHERE
 from stepwell.integrations.timing import LOSS, TrainingThread
+from stepwell.integrations.torch.diagnostics import Choice, TrainerDiagnostics
 from stepwell.journal.errors import report
 from stepwell.journal.metrics import set_context
 from stepwell.telemetry.live import is_failure
@@ -24,8 +26,10 @@ from stepwell.training.training_loop import TrainingLoop
 class Training:
     """One fit of a trainer. Its state belongs to the thread that trains."""
 
-    def __init__(self, trainer: Any, thread: TrainingThread) -> None:
+    def __init__(self, trainer: Any, thread: TrainingThread, diagnostics: Choice = True) -> None:
         self.trainer = trainer
+        self.manual = ManualSteps(thread)
+        self._diagnostics = TrainerDiagnostics(diagnostics)
         self._thread = thread
         self._steps_always = True
         self._counts_samples = False
@@ -63,7 +67,11 @@ class Training:
         self._begin(job, size)
 
     def _begin(self, job: TrainingJob, size: int | None) -> None:
+        trainer = self.trainer
         self._thread.begin(job.loop)
+        if not self._is_automatic:
+            self.manual.begin(trainer.lightning_module, trainer.optimizers)
+        self._diagnostics.begin(trainer.lightning_module, next(iter(trainer.optimizers), None))
         self._world_size = job.world_size
         self._usual_samples = None
         if self._counts_samples and size and job.loop is not None:
@@ -91,6 +99,8 @@ class Training:
     def end(self) -> None:
         """The fit is over."""
         self._partial = None
+        self._diagnostics.end()
+        self.manual.end()
         self._thread.end()
 
     def around_batch(self, original: Any) -> Callable[..., Any]:
@@ -135,6 +145,10 @@ class Training:
                 loss = self._accumulated(loss, stepped)
             if stepped:
                 self._thread.log_loss(loss)
+        elif stepped and not self._is_automatic:
+            self.manual.write_loss(loop._step, self._thread.lane)
+        if stepped and loop._step >= self._diagnostics.due:
+            self._diagnostics.look(loop)
         samples = None
         if self._counts_samples:
             # The last argument has what the training step is called with.

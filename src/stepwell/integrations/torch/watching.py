@@ -12,6 +12,7 @@ import torch
 
 from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.integrations.torch.annotating import Annotations, _each, annotate
+from stepwell.integrations.torch.diagnostics import EVERY, is_sharded, light_config
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
 from stepwell.integrations.torch.models import unwrapped
@@ -31,7 +32,6 @@ from stepwell.training.current import current, current_job
 from stepwell.training.job import TrainingJob
 
 Ranks = int | Iterable[int] | Callable[[int], bool] | None
-EVERY = 200
 _last: list[Watch] = []
 """The watch that is on."""
 
@@ -157,7 +157,9 @@ def watch(
     """
     models = _each(_values(model), torch.nn.Module, "model")
     optimizers = _each(_values(optimizer), torch.optim.Optimizer, "optimizer")
-    named = dict(zip(_names(model, models, optimizer, optimizers), optimizers, strict=True))
+    named = dict(
+        zip(optimizer_names(model, models, optimizer, optimizers), optimizers, strict=True)
+    )
     loaders, given = _loaders(loader)
     chosen = _chosen(ranks)
     settings = _diagnostics(diagnostics)
@@ -254,7 +256,7 @@ def _values(given: Any) -> Any:
     return list(given.values()) if isinstance(given, Mapping) else given
 
 
-def _names(
+def optimizer_names(
     model: Any, models: list[torch.nn.Module], optimizer: Any, optimizers: list[Any]
 ) -> list[str]:
     """A name for each optimizer: its key, else that of the model with its parameters, else its number."""
@@ -278,10 +280,7 @@ def _names(
 
 def _is_stuck(model: torch.nn.Module, ranks: Ranks) -> bool:
     """Whether norms would have to be put together by ranks of which some do not record."""
-    is_sharded = any(hasattr(p, "placements") for p in model.parameters()) or any(
-        type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()
-    )
-    if ranks is None or not is_sharded:
+    if ranks is None or not is_sharded(model):
         return False
     warn_once(
         "watch sharded",
@@ -301,12 +300,7 @@ def _diagnostics(given: Any) -> TelemetryConfig | None:
         raise StepwellError(
             f"watch(diagnostics={shown(given)}): write a number of steps, False, or TelemetryConfig(…)"
         )
-    return TelemetryConfig(
-        collect_every_n=every,
-        track_weight_delta=False,
-        track_holdout_logits=False,
-        track_batch_stats=False,
-    )
+    return light_config(every)
 
 
 def _loaders(given: Any) -> tuple[list[Any], Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from stepwell.integrations.configuration import record_config
+from stepwell.integrations.torch.diagnostics import Choice
 from stepwell.integrations.transformers.describing import config_of, labels_of, name_of
 from stepwell.integrations.transformers.recording import RECORDING, Recording
 from stepwell.integrations.transformers.training import WHERE
@@ -37,13 +38,19 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         name: what the run is called; else ``run_name`` of the arguments, else the script.
         dir: where run folders are; else ``STEPWELL_DIR``, else ``./runs``.
+        diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for others.
     """
 
     def __init__(
-        self, name: str | None = None, *, dir: str | os.PathLike[str] | None = None
+        self,
+        name: str | None = None,
+        *,
+        dir: str | os.PathLike[str] | None = None,
+        diagnostics: Choice = True,
     ) -> None:
         self.name = name
         self.dir = dir
+        self.diagnostics = diagnostics
         self._run: Run | None = None
         # Of the trainer that is at work; no longer, for it would be kept in memory.
         self._recording: Recording | None = None

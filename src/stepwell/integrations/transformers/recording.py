@@ -44,7 +44,7 @@ class Recording:
         self.callback = callback
         self.trainer = trainer
         self._wrappings = Wrappings()
-        self.training = Training(trainer)
+        self.training = Training(trainer, callback.diagnostics)
         self._part: calls.Part | None = None
         self._is_predicting = False
         if trainer is not None:

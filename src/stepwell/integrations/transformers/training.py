@@ -11,6 +11,7 @@ from stepwell.integrations.configuration import (
     record_config,
 )
 from stepwell.integrations.timing import Batches, TrainingThread
+from stepwell.integrations.torch.diagnostics import Choice, TrainerDiagnostics
 from stepwell.integrations.transformers.describing import Schedule
 from stepwell.integrations.wrapping import UPDATE
 from stepwell.journal import clock, metrics
@@ -28,8 +29,9 @@ WHERE = "transformers"
 class Training:
     """That of one trainer. Its state belongs to the thread that trains."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, diagnostics: Choice = True) -> None:
         self.trainer = trainer
+        self._diagnostics = TrainerDiagnostics(diagnostics)
         self.thread = TrainingThread()
         self.loop: TrainingLoop | None = None
         self.has_loss = False
@@ -67,6 +69,7 @@ class Training:
             span.add_attributes(parameter_counts(model, [optimizer]))
             record_config({"optimizer": optimizer_settings(optimizer)})
         self._begin(job, state)
+        self._diagnostics.begin(model, optimizer)
 
     def _begin(self, job: TrainingJob, state: Any) -> None:
         loop = self.loop = job.loop
@@ -80,6 +83,7 @@ class Training:
         """The training loop ends, well or not."""
         loop, self.loop = self.loop, None
         self._batches = None
+        self._diagnostics.end()
         job = current.job
         try:
             if loop is None or job is None or job.loop is not loop:
@@ -213,5 +217,8 @@ class Training:
         self._is_updating = False
         if error is None:
             self.thread.leave(UPDATE)
+            loop = self.loop
+            if loop is not None and loop._step >= self._diagnostics.due:
+                self._diagnostics.look(loop)
         else:
             UPDATE.__exit__(type(error), error, None)
