@@ -6,6 +6,7 @@ this table says what it is: ``model_forward`` and ``ai.compute.forward`` are the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -297,3 +298,25 @@ def phase_of(name: str, category: str = "") -> str | None:
             return None
     word = word_of(name, category)
     return word.phase if word else None
+
+
+LOSSES = ("loss", "train_loss", "train/loss")
+"""Metrics that are the loss of the training, where several are logged the first of them."""
+MOST_LOSSES = 3
+HELD_OUT = ("val", "eval", "test", "holdout", "dev")
+
+
+def loss_names(names: Iterable[str]) -> list[str]:
+    """Return which of these metrics is the loss of the training, or those of several models.
+
+    The loss of a validation or a test is none of them.
+    """
+    known = set(names)
+    for name in LOSSES:
+        if name in known:
+            return [name]
+    several = sorted(name for name in known if name.startswith("loss/"))
+    others = sorted(
+        name for name in known if "loss" in name.lower() and not name.lower().startswith(HELD_OUT)
+    )
+    return several[:MOST_LOSSES] or others[:1]

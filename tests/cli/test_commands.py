@@ -31,7 +31,7 @@ def test_ls_lists_runs_newest_first(tmp_path: Path) -> None:
     first, second = record(tmp_path / "runs", "one"), record(tmp_path / "runs", "two")
     lines = run_stepwell("ls", cwd=tmp_path).stdout.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == [second.id, first.id]
-    assert [line.split()[-2] for line in lines[1:]] == ["finished", "finished"]
+    assert [line.split()[2] for line in lines[1:]] == ["finished", "finished"]
     listed = json.loads(run_stepwell("ls", "--json", cwd=tmp_path).stdout)
     assert [row["id"] for row in listed] == [second.id, first.id]
 

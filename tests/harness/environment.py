@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import stepwell
@@ -27,7 +28,8 @@ def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment without stepwell's, a launcher's or a terminal's variables.
 
     Programs find stepwell and the ``tests`` package. System metrics are off: tests count metrics. So are the
-    lines at the start and end of a run: tests compare what programs print.
+    lines at the start and end of a run: tests compare what programs
+    print. Readers do not use the cache of whoever runs the tests.
     """
     kept = {
         name: value
@@ -41,5 +43,8 @@ def environment(**variables: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "STEPWELL_RUNTIME": "off",
         "STEPWELL_QUIET": "1",
+        "STEPWELL_CACHE": os.path.join(
+            tempfile.gettempdir(), f"stepwell-tests-cache-{os.getuid()}"
+        ),
         **variables,
     }

@@ -30,6 +30,9 @@ def read_everything(folder: Path) -> dict[str, int]:
         frame = getattr(run, table)().collect()
         assert "OUTSIDE" not in frame.write_json()
         found[table] = frame.height
+    assert "OUTSIDE" not in run.items().collect().write_json()
+    assert isinstance(run.tags, list)
+    assert isinstance(run.summary, dict)
     return found
 
 

@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 import stepwell
-from stepwell.telemetry.notices import loss_names
+from stepwell.vocabulary import loss_names
 from tests.harness import environment, run_ranks, run_script
 
 TRAIN = """
@@ -23,6 +23,10 @@ with stepwell.init() as run:
         run.log({"loss": 1 / (step + 1), "accuracy": 0.5})
     if "fail" in sys.argv:
         raise ValueError("bad batch")
+    if "exit" in sys.argv:
+        sys.exit(3)
+    if "interrupt" in sys.argv:
+        raise KeyboardInterrupt
 """
 
 
@@ -55,6 +59,18 @@ def test_a_run_that_failed(tmp_path: Path) -> None:
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("stepwell: ")]
     assert re.match(r"stepwell: failed after .* at step 11, loss 0.0833 \(ValueError\);", lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("exit", "failed after .* \\(exit code 3\\);"), ("interrupt", "interrupted after ")],
+)
+def test_other_endings(how: str, words: str, tmp_path: Path) -> None:
+    """An exit code is shown; Ctrl-C needs no reason."""
+    done = run_script(script(tmp_path), how, cwd=tmp_path, env=spoken(tmp_path))
+    lines = [line for line in done.stderr.splitlines() if line.startswith("stepwell: ")]
+    assert re.match(f"stepwell: {words}", lines[-1])
+    assert "KeyboardInterrupt" not in lines[-1]
 
 
 def test_runs_elsewhere_are_named_with_their_path(tmp_path: Path) -> None:
@@ -164,7 +180,8 @@ def test_progress_bars_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["val/loss", "train/loss", "lr"], ["train/loss"]),
         (["loss/D", "loss/G", "lr"], ["loss/D", "loss/G"]),
         (["loss", "loss/aux"], ["loss"]),
-        (["val/loss", "accuracy"], []),
+        (["val/loss", "test_loss", "accuracy"], []),
+        (["val_loss", "train_loss_step", "train_loss_epoch"], ["train_loss_epoch"]),
     ],
 )
 def test_which_metric_is_the_loss(names: list[str], expected: list[str]) -> None:

@@ -67,12 +67,40 @@ def root(
 
 
 @app.command("ls", rich_help_panel=LOOK)
-def list_command(dir: DirOption = None, json: JsonOption = False) -> None:
+def list_command(
+    most: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("-n", help="Number of runs, the newest ones. Default: all."),
+    ] = None,
+    status: Annotated[
+        list[str],
+        typer.Option(
+            "--status", help="Only runs with this status, such as running or failed; repeatable."
+        ),
+    ] = [],  # noqa: B006
+    tag: Annotated[
+        list[str], typer.Option("--tag", help="Only runs with this tag; repeatable.")
+    ] = [],  # noqa: B006
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--name", help="Only runs with this name, or a pattern such as 'bert*'."),
+    ] = None,
+    since: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--since", help="Only runs started since: an age (12h, 2d) or a date."),
+    ] = None,
+    findings: Annotated[
+        bool,
+        typer.Option("--findings", help="Count findings too: as slow as a report of each run."),
+    ] = False,
+    dir: DirOption = None,
+    json: JsonOption = False,
+) -> None:
     """List runs, newest first."""
-    from stepwell.cli.listing import show_list
+    from stepwell.cli.listing import show_list, wanted_runs
     from stepwell.reading.run import runs_dir
 
-    show_list(runs_dir(dir), json)
+    show_list(runs_dir(dir), wanted_runs(status, tag, name, since, most), findings, json)
 
 
 @app.command(rich_help_panel=LOOK)

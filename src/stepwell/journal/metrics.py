@@ -70,7 +70,8 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     """Record numbers, such as ``{"loss": 0.3}``, at this step or at the current one.
 
     Nested dicts become names with slashes. A scalar on an accelerator is fetched later, in the
-    background. What is no number is kept as an event.
+    background. ``stepwell.Image``, ``Histogram``, ``Table`` and ``Text``, figures, PIL images and
+    DataFrames are converted at once and kept as items, texts and lists as values.
     """
     if not state.enabled:
         return

@@ -55,7 +55,7 @@ class Mirror:
         self._files, root = _open(self.url)
         self._root = root.rstrip("/")
         digest = sha256(self.url.encode()).hexdigest()[:20]
-        self.folder = _cache() / digest / PurePosixPath(self._root).name
+        self.folder = cache_folder() / digest / PurePosixPath(self._root).name
         """Where the copies are."""
 
     def listing(self, under: str = "") -> dict[str, tuple[int, int]]:
@@ -135,13 +135,13 @@ def _stamp(about: dict[str, Any]) -> int:
     return (zlib.crc32(told.encode()) & 0x7FFFFFFF) * 1_000_000_000
 
 
-def _cache() -> Path:
-    """``STEPWELL_CACHE``, else the user's own cache."""
+def cache_folder(part: str = "") -> Path:
+    """Return where readers keep copies: ``STEPWELL_CACHE``, else the user's own cache."""
     chosen = os.environ.get(CACHE)
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(chosen).expanduser() / part
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "stepwell" / "remote"
+    return Path(home) / "stepwell" / (part or "remote")
 
 
 def _open(url: str) -> tuple[Any, str]:

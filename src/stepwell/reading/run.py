@@ -272,7 +272,7 @@ class RecordedRun:
         return self.table("artifacts")
 
     def items(self) -> pl.LazyFrame:
-        """Logged values that are no numbers: images, histograms, tables, texts, parameters, models, …
+        """Logged values that are no numbers: images, histograms, tables, texts, parameters and so on.
 
         ``value`` is a small one as JSON; else ``artifacts/<sha256>`` in the run folder has its content.
         """

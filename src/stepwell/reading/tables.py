@@ -219,14 +219,14 @@ class ProcessTables:
         columns |= self._context(clock, {"step", "epoch"})
         own = pl.Series([_integer(a.get("step")) for a in about], dtype=pl.Int64)
         columns["step"] = own.fill_null(columns["step"])
-        columns["name"] = [str(e["name"]) for e in found]
+        columns["name"] = [_text(e["name"]) for e in found]
         columns["time_ns"] = clock + self.offset
-        columns["kind"] = [str(a.get("item") or VALUE) for a in about]
+        columns["kind"] = [_text(a.get("item") or VALUE) for a in about]
         columns["value"] = [_json_text(a["value"]) if "value" in a else None for a in about]
         columns["sha256"] = [_sha256(str(a.get("content") or "")) for a in about]
         columns["size"] = [_integer(a.get("size")) for a in about]
         for key in ("file", "media", "caption"):
-            columns[key] = [None if a.get(key) is None else str(a[key]) for a in about]
+            columns[key] = [None if a.get(key) is None else _text(a[key]) for a in about]
         columns["attributes"] = [
             _json({key: value for key, value in a.items() if key not in ITEM_KEYS}) for a in about
         ]
@@ -354,6 +354,10 @@ def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:
         "name": pl.Series("name", [entry[2] for entry in entries], dtype=pl.String),
         "category": pl.Series("category", [entry[1] for entry in entries], dtype=pl.String),
     }
+
+
+def _text(value: Any) -> str:
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _integer(value: Any) -> int | None:

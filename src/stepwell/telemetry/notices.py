@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stepwell.journal.metrics import latest, logged_names
 from stepwell.journal.text import duration, number
+from stepwell.vocabulary import loss_names
 
 if TYPE_CHECKING:
     from stepwell.journal.lane import Lane
     from stepwell.telemetry.ending import Ending
 
 VARIABLE = "STEPWELL_QUIET"
-LOSSES = ("loss", "train_loss", "train/loss")
-MOST_LOSSES = 3
 
 
 def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
@@ -60,15 +59,6 @@ def last_losses(lanes: Sequence[Lane]) -> str:
         if value is not None:
             found.append(f"{name} {number(value)}")
     return ", ".join(found)
-
-
-def loss_names(names: Iterable[str]) -> list[str]:
-    """Return which of these metrics are the loss of the training, or the losses of several models."""
-    known = set(names)
-    for name in LOSSES:
-        if name in known:
-            return [name]
-    return sorted(name for name in known if name.startswith("loss/"))[:MOST_LOSSES]
 
 
 def _report_command(path: Path, newest: bool) -> str:

@@ -18,6 +18,7 @@ from stepwell.telemetry.live import NO_SPAN, Span, find_open, is_failure
 from stepwell.training.attributes import TrainingLoopAttributes, TrainingMetricsUpdateAttributes
 from stepwell.training.counters import Progress, plus
 from stepwell.training.standard_spans import WORDS, end_parts, moment, start_span, stop_span
+from stepwell.vocabulary import LOSSES
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -29,7 +30,6 @@ ITERATION = WORDS[Name.TRAINING_SINGLE_ITERATION]
 UPDATE = EventName.TRAINING_METRICS_UPDATE.value
 MAX_WAITING = 1000
 """So many iterations wait at most to be counted, all at once."""
-LOSSES = ("loss", "train_loss", "train/loss")
 
 Count = int | Callable[[], int]
 
