@@ -70,7 +70,10 @@ class LinesBackend(Backend):
     def _may_fail(self) -> None:
         if os.path.exists(f"{self.path}.down"):
             raise ConnectionError("it is down")
+        deadline = time.monotonic() + 120
         while os.path.exists(f"{self.path}.hang"):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the test that made this backend hang does not end it")
             time.sleep(0.05)
 
     def _may_die(self) -> None:

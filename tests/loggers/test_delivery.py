@@ -263,6 +263,8 @@ def test_a_backend_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     hang.touch()
     with training(tmp_path) as trainer:
         trainer.log(0, 100)
+        # Only a sidecar that hangs in the backend keeps others from delivering.
+        wait_until(Path(f"{trainer.out}.calls").exists)
         # This returns although the backend hangs until the end of this test.
         trainer.do("os.environ['STEPWELL_EXPORT_TIMEOUT'] = '1'\nrun.finish()\nanswer = None")
         (warning,) = trainer.do("answer = warnings")
