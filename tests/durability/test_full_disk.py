@@ -19,8 +19,8 @@ from tests.durability.helpers import (
     numbers,
     only_run,
     values,
-    wait_until,
 )
+from tests.harness import wait_until
 
 pytestmark = pytest.mark.root
 

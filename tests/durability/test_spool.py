@@ -24,12 +24,12 @@ from tests.durability.helpers import (
     only_run,
     remove,
     values,
-    wait_until,
 )
 from tests.durability.verify import Tables, verify
 from tests.durability.victims import WITHOUT_END, Nursery
 from tests.durability.watcher import check_attributes, check_spans
 from tests.durability.workload import ITEM_OUT, LEAF_OUT, METRIC, THREADS
+from tests.harness import wait_until
 
 TRAIN = """
 def train(begin, count):

@@ -157,22 +157,6 @@ def test_a_wrong_argument_says_what_to_write(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        ("STEPWELL_MODE", "offline", "STEPWELL_MODE is 'offline': write off"),
-        ("STEPWELL_RUN_ID", "a b", "STEPWELL_RUN_ID: 'a b' cannot be a run id.*'a-b' would do"),
-    ],
-)
-def test_a_wrong_variable_says_what_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
-) -> None:
-    """A variable that makes no sense is named."""
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(StepwellError, match=said):
-        stepwell.init(dir=tmp_path)
-
-
 @pytest.mark.parametrize("tags", [["a", "b"], ("a", "b"), iter(["a", "b"]), {"a": 1, "b": 2}])
 def test_tags_may_be_any_collection(tmp_path: Path, tags: Iterable[str]) -> None:
     """They are kept, also when they can be gone through only once."""

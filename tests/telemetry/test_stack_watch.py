@@ -14,8 +14,7 @@ import stepwell
 from stepwell.analysis.ranks.stacks import stacks
 from stepwell.telemetry import stack_watch
 from stepwell.telemetry.stack_watch import QUIET, StackWatch
-from tests.harness import environment, start_script
-from tests.harness.programs import wait_until
+from tests.harness import environment, start_script, wait_until
 
 
 class Clock:

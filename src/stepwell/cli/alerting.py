@@ -9,7 +9,7 @@ from datetime import datetime
 from stepwell.analysis.findings import Alerts, Finding
 from stepwell.analysis.findings.alerts import as_json as finding_json
 from stepwell.cli.drawing import console
-from stepwell.cli.output import print_line
+from stepwell.cli.output import complain, print_line
 from stepwell.cli.reporting import print_finding
 from stepwell.reading import RecordedRun
 
@@ -22,8 +22,11 @@ def follow_run(
     least: str,
     once: bool,
     as_json: bool = False,
-) -> None:
-    """Print each new finding, and hand it on, until the run has ended."""
+) -> int:
+    """Print each new finding and send it on until the run has ended; return the exit code.
+
+    It is 1 when a finding could not be delivered.
+    """
     out = console()
 
     def show(finding: Finding) -> None:
@@ -36,6 +39,10 @@ def follow_run(
     alerts = Alerts(run, callback=show, command=command, webhook=webhook, least=least)
     if once:
         alerts.check()
+        alerts.deliver_rest()
     else:
         with contextlib.suppress(KeyboardInterrupt):
             alerts.follow(max(1.0, every))
+    for sentence in alerts.undelivered:
+        complain(sentence)
+    return int(bool(alerts.undelivered))

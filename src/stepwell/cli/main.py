@@ -386,7 +386,9 @@ def alert_command(
     """Look at a run while it goes on, and tell of each new finding once."""
     from stepwell.cli.alerting import follow_run
 
-    follow_run(choose_run(run, dir), command, webhook, every, least, once, json)
+    code = follow_run(choose_run(run, dir), command, webhook, every, least, once, json)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command("simulate", rich_help_panel=KEEP)

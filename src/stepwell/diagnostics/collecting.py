@@ -20,6 +20,7 @@ from stepwell.diagnostics.model_watch import ModelWatch
 from stepwell.diagnostics.no_trace import same_random_numbers
 from stepwell.journal import metrics
 from stepwell.journal.errors import StepwellError, is_strict, misuse, report, warn_once
+from stepwell.journal.state import is_failing
 from stepwell.journal.values import text_of
 from stepwell.telemetry.run import span
 
@@ -159,12 +160,13 @@ class Collector:
         try:
             records.append(path, records.strict(record))
         except OSError as error:
-            warn_once(
-                f"diagnostics {path} {error.errno}",
-                "a record could not be written to %s: %s; its numbers are in the run",
-                path,
-                error,
-            )
+            if not is_failing():
+                warn_once(
+                    f"diagnostics {path} {error.errno}",
+                    "a record could not be written to %s: %s; its numbers are in the run",
+                    path,
+                    error,
+                )
 
     def _watch(self, model: Any, optimizer: Any) -> ModelWatch:
         watch = self._watches.get(id(model))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.diagnostics.place import Tally, claim
 from stepwell.journal.errors import StepwellError, misuse, report, warn_once
+from stepwell.journal.state import is_failing
 from stepwell.journal.values import shown
 from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import Run, active_run
@@ -191,12 +192,13 @@ class TrainingTelemetry:
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            warn_once(
-                f"diagnostics {self.output_dir}",
-                "%s cannot be made (%s): the numbers are metrics of the run only",
-                self.output_dir,
-                error,
-            )
+            if not is_failing():
+                warn_once(
+                    f"diagnostics {self.output_dir}",
+                    "%s cannot be made (%s): the numbers are metrics of the run only",
+                    self.output_dir,
+                    error,
+                )
 
 
 def with_rank(name: str, rank: int) -> str:

@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.journal.archive import ROLL_BYTES, archive_files, read_frames
-from stepwell.journal.errors import StepwellError, warn_once
+from stepwell.journal.errors import warn_once
+from stepwell.journal.settings import warn_setting
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
 
+OLDEST, NEWEST = "oldest", "newest"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class SizeCap:
     """Bytes allowed and bytes used by the archives of one process."""
 
-    def __init__(self, limit: int | None, drop: str = "oldest") -> None:
+    def __init__(self, limit: int | None, drop: str = OLDEST) -> None:
         self.limit = limit
         self.drop = drop
         self.used = 0
@@ -33,11 +35,17 @@ class SizeCap:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> SizeCap:
-        """The cap that the environment asks for; a wrong word is refused by name."""
-        drop = environ.get("STEPWELL_DROP") or "oldest"
-        if drop not in ("oldest", "newest"):
-            raise StepwellError(f"STEPWELL_DROP is {drop!r}: write oldest or newest")
-        return cls(parse_size(environ.get("STEPWELL_MAX_BYTES", "")), drop)
+        """Return the cap that the environment asks for; a mistake there is a warning."""
+        drop = environ.get("STEPWELL_DROP", "").strip().lower() or OLDEST
+        if drop not in (OLDEST, NEWEST):
+            warn_setting("STEPWELL_DROP", drop, f"{OLDEST} (the default) or {NEWEST}")
+            drop = OLDEST
+        size = environ.get("STEPWELL_MAX_BYTES", "")
+        try:
+            return cls(parse_size(size), drop)
+        except ValueError:
+            warn_setting("STEPWELL_MAX_BYTES", size, "a size such as 500M or 20G")
+            return cls(None, drop)
 
     def add(self, size: int) -> None:
         """Note that an archive grew."""
@@ -47,7 +55,7 @@ class SizeCap:
         """Bring the archives below the limit, or stop recording spans."""
         if self.limit is None or self.used <= self.limit:
             return
-        if self.drop == "newest":
+        if self.drop == NEWEST:
             journal.capped = frozenset({"spans", "attributes"})
         else:
             self._remove_oldest(folder, journal)
@@ -70,10 +78,10 @@ class SizeCap:
 
 
 def parse_size(text: str) -> int | None:
-    """``"20G"`` in bytes; None for nothing, 0 or ``off``."""
+    """Return ``"20G"`` in bytes; None for nothing, 0 or ``off``; ValueError if it is no size."""
     if text.strip().lower() in ("", "0", "off", "none"):
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
-        raise StepwellError(f"STEPWELL_MAX_BYTES is {text!r}: write a size such as 500M or 20G")
+        raise ValueError(f"{text!r} is no size")
     return int(float(match[1]) * UNITS[match[2].upper()]) or None

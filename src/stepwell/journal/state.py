@@ -50,6 +50,11 @@ class State:
 state = State()
 
 
+def is_failing() -> bool:
+    """Whether the run folder cannot be written just now, which was said already."""
+    return state.journal is not None and state.journal.failing is not None
+
+
 def current_journal() -> Journal | None:
     """The active journal; opens it if this is a worker that records for the first time."""
     if state.journal is None and state.opening is not None:

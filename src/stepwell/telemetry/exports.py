@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from stepwell.journal.careful import plain_mapping
 from stepwell.journal.errors import report, say, warn_once
+from stepwell.journal.settings import warn_setting
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.exporter import Source, check_exporter, source_of
 from stepwell.telemetry.feeding import THREAD, Feed, feed_of
@@ -267,9 +268,5 @@ def drain_timeout() -> float:
     try:
         return max(0.0, float(text)) if text else DRAIN_TIMEOUT
     except ValueError:
-        warn_once(
-            "STEPWELL_EXPORT_TIMEOUT",
-            "STEPWELL_EXPORT_TIMEOUT is %r: write a number of seconds, such as 5",
-            text,
-        )
+        warn_setting("STEPWELL_EXPORT_TIMEOUT", text, "a number of seconds, such as 5")
         return DRAIN_TIMEOUT

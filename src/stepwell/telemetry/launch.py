@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepwell.journal.settings import warn_setting
 from stepwell.telemetry.claims import Ledger, Record, create_claim, load_claim
 from stepwell.telemetry.launch_group import Group, find_group, make_digest
 from stepwell.telemetry.place import STARTER, Place, find_place
@@ -111,8 +112,11 @@ def _find_explicit_id(run_id: str | None, environ: Mapping[str, str]) -> str | N
         return None
     try:
         return check_run_id(from_environ)
-    except ValueError as error:
-        raise ValueError(f"STEPWELL_RUN_ID: {error}") from None
+    except ValueError:
+        near = make_slug(from_environ)
+        example = f", such as {near}" if near else ""
+        warn_setting("STEPWELL_RUN_ID", from_environ, f"letters, digits and . _ + = @ -{example}")
+        return None
 
 
 def _join(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stepwell.journal.metrics import latest, logged_names
+from stepwell.journal.settings import read_flag
 from stepwell.journal.text import duration, number
 from stepwell.vocabulary import loss_names
 
@@ -26,7 +27,7 @@ VARIABLE = "STEPWELL_QUIET"
 
 def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment says that no lines are printed."""
-    return environ.get(VARIABLE, "").strip().lower() not in ("", "0", "false", "no", "off")
+    return read_flag(environ, VARIABLE)
 
 
 def print_start(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from stepwell.journal import errors
 from stepwell.journal.careful import plain_mapping
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.settings import warn_setting, warn_unknown_settings
 from stepwell.journal.system import boot_id
 from stepwell.telemetry import identity
 from stepwell.telemetry.claims import read_claim
@@ -83,6 +84,10 @@ def _open(
 ) -> Run:
     place = find_place(os.environ)
     errors.set_quiet(place.rank != 0)
+    warn_unknown_settings(os.environ)
+    strict = os.environ.get("STEPWELL_STRICT", "")
+    if strict not in ("", "0", "1"):
+        warn_setting("STEPWELL_STRICT", strict, "1, or leave it unset")
     if about["name"] is None and run_id is None and not os.environ.get("STEPWELL_RUN_ID"):
         about["name"] = script_name()
     launch = _find_launch(folder, place, run_id, about["name"])
@@ -151,7 +156,8 @@ def _root(dir: str | os.PathLike[str] | None) -> Path:
 def _mode() -> str:
     mode = os.environ.get("STEPWELL_MODE", "").strip().lower()
     if mode not in MODES:
-        raise StepwellError(f"STEPWELL_MODE is {mode!r}: write off, or leave it unset")
+        errors.set_quiet(find_place(os.environ).rank != 0)
+        warn_setting("STEPWELL_MODE", mode, "off, or leave it unset to record")
     return mode
 
 

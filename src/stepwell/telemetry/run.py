@@ -172,7 +172,8 @@ class Run:
                 sha256, size = artifacts.store(self.path, content)
             except OSError as error:
                 journal.count_drop("artifacts")
-                warn_once(f"artifact {error.errno}", "an artifact was not kept: %s", error)
+                if journal.failing is None:
+                    warn_once(f"artifact {error.errno}", "an artifact was not kept: %s", error)
                 continue
             journal.write_event("artifact", called, more, sha256=sha256, size=size)
 
@@ -363,7 +364,7 @@ class Run:
         _close(recorder, ending, timeout)
         if self._exports is not None:
             _close_exports(self._exports)
-        if not self.quiet:
+        if not self.quiet and recorder.journal.failing is None:
             self._print_end(ending, losses or "")
 
     @quietly

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import stepwell
 from stepwell import StepwellError
 from stepwell.analysis.findings import Alerts, Finding
+from stepwell.analysis.findings import alerts as alerts_module
 from stepwell.reading import RecordedRun
 from tests.analysis.findings.training import train
 from tests.harness import run_stepwell
@@ -97,6 +99,46 @@ def test_a_webhook_that_fails_is_tried_again(
             alerts.check()
     assert (len(got), len(heard)) == (3, 1)
     assert "could not be delivered" in caplog.text
+
+
+def test_what_is_refused_is_not_sent_again(waits: Any, hook: Any) -> None:
+    """An address that does not exist will not exist the next time either."""
+    address, got, answers = hook
+    answers += [404, 404]
+    alerts = Alerts(waits, webhook=address)
+    alerts.check()
+    alerts.check()
+    assert len(got) == 1
+    host = address.split("/")[2]
+    assert alerts.undelivered == [
+        f"1 finding was not delivered to {host}: it answered 404 Not Found"
+    ]
+
+
+def test_the_rest_is_sent_when_the_run_has_ended(
+    waits: Any, hook: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After pauses that grow; then nothing is left."""
+    pauses: list[float] = []
+    monkeypatch.setattr(alerts_module, "time", SimpleNamespace(sleep=pauses.append))
+    address, got, answers = hook
+    answers += [503, 503]
+    alerts = Alerts(waits, webhook=address)
+    alerts.follow()
+    assert (len(got), pauses, alerts.undelivered) == (3, [2.0, 4.0], [])
+
+
+@pytest.mark.parametrize("words", [("--once",), ()])
+def test_the_exit_code_of_a_webhook_that_refuses(
+    waits: Any, hook: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """1, with a sentence that names the receiver; the finding is printed all the same."""
+    address, _, answers = hook
+    answers += [404]
+    done = run_stepwell("alert", str(waits.path), "--webhook", address, *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Training waits for data" in done.stdout
+    assert "stepwell: 1 finding was not delivered to 127.0.0.1:" in done.stderr
 
 
 def test_a_command_is_run(waits: Any, tmp_path: Path) -> None:

@@ -21,10 +21,18 @@ from stepwell.reading import RecordedRun
 
 TIMEOUT = 10.0
 TRIES = 3
-"""So often a finding is offered to a receiver that does not take it."""
+"""How often a finding is sent to a receiver that fails."""
+PAUSE = 2.0
+"""Seconds before a finding is sent again when the run has ended; twice that before the next time."""
 
 _logger = logging.getLogger("stepwell")
 Send = Callable[[Finding], None]
+Key = tuple[str, tuple[Any, ...]]
+"""A receiver and a finding."""
+
+
+class _Refused(Exception):
+    """The receiver answered, and will give the same answer next time."""
 
 
 class Alerts:
@@ -55,17 +63,20 @@ class Alerts:
             raise StepwellError(f"the webhook {webhook!r} has to begin with http:// or https://")
         self.run = run
         self._least = SEVERITIES.index(least)
-        self._receivers: list[Send] = []
+        self._receivers: dict[str, Send] = {}
         if callback is not None:
-            self._receivers.append(callback)
+            self._receivers["the callback"] = callback
         if command is not None:
             words = shlex.split(command) if isinstance(command, str) else list(command)
             if not words:
                 raise StepwellError("the command is empty")
-            self._receivers.append(lambda finding: _execute(words, as_json(run, finding)))
+            self._receivers[words[0]] = lambda finding: _execute(words, as_json(run, finding))
         if webhook is not None:
-            self._receivers.append(lambda finding: _post(webhook, as_json(run, finding)))
-        self._tries: dict[tuple[int, tuple[Any, ...]], int] = {}
+            # Not the whole address: with Slack and others it is a secret.
+            host = webhook.split("/")[2].rpartition("@")[2]
+            self._receivers[host] = lambda finding: _post(webhook, as_json(run, finding))
+        self._tries: dict[Key, int] = {}
+        self._undelivered: dict[Key, tuple[Finding, Exception]] = {}
 
     def check(self) -> list[Finding]:
         """Look once; returns what is new, after everybody was told."""
@@ -84,29 +95,55 @@ class Alerts:
             is_over = self.run.status != "running"
             self.check()
             if is_over and until_end:
+                self.deliver_rest()
                 return
             time.sleep(every)
 
+    def deliver_rest(self) -> None:
+        """Send again what receivers did not take, a few times with pauses."""
+        for attempt in range(TRIES):
+            waiting = [key for key in self._undelivered if self._tries[key] < TRIES]
+            if not waiting:
+                return
+            time.sleep(PAUSE * 2**attempt)
+            for key in waiting:
+                self._send(key, self._undelivered[key][0])
+
+    @property
+    def undelivered(self) -> list[str]:
+        """One sentence for each receiver that has not taken all findings."""
+        lost: dict[str, list[Exception]] = {}
+        for (receiver, _), (_, error) in self._undelivered.items():
+            lost.setdefault(receiver, []).append(error)
+        return [
+            f"{len(errors)} {'finding was' if len(errors) == 1 else 'findings were'} not delivered "
+            f"to {receiver}: {errors[-1]}"
+            for receiver, errors in lost.items()
+        ]
+
     def _tell(self, finding: Finding) -> bool:
-        """Offer a finding to those who have not taken it yet; whether anybody heard it for the first time."""
-        is_new = False
-        for number, send in enumerate(self._receivers):
-            key = number, finding.key
-            tries = self._tries.get(key, 0)
-            if tries >= TRIES:
-                continue
-            is_new = is_new or tries == 0
-            try:
-                send(finding)
-                self._tries[key] = TRIES
-            except Exception as error:
-                self._tries[key] = tries + 1
-                _logger.warning("an alert could not be delivered: %s", error)
-        if not self._receivers:
-            key = -1, finding.key
-            is_new = key not in self._tries
-            self._tries[key] = TRIES
+        """Send a finding to those who have not taken it yet; return whether it is new to anybody."""
+        keys: list[Key] = [(receiver, finding.key) for receiver in self._receivers or ("",)]
+        is_new = any(key not in self._tries for key in keys)
+        for key in keys:
+            if self._tries.get(key, 0) < TRIES:
+                self._send(key, finding)
         return is_new
+
+    def _send(self, key: Key, finding: Finding) -> None:
+        tries = self._tries.get(key, 0)
+        send = self._receivers.get(key[0])
+        try:
+            if send is not None:
+                send(finding)
+        except Exception as error:
+            self._tries[key] = TRIES if isinstance(error, _Refused) else tries + 1
+            self._undelivered[key] = finding, error
+            if not tries:
+                _logger.warning("an alert could not be delivered to %s: %s", key[0], error)
+        else:
+            self._tries[key] = TRIES
+            self._undelivered.pop(key, None)
 
 
 def as_json(run: RecordedRun, finding: Finding) -> dict[str, Any]:
@@ -148,6 +185,7 @@ def _execute(words: list[str], about: dict[str, Any]) -> None:
 
 def _post(address: str, about: dict[str, Any]) -> None:
     # Slow to import, and most who look at findings send nothing.
+    import urllib.error
     import urllib.request
 
     request = urllib.request.Request(
@@ -155,5 +193,13 @@ def _post(address: str, about: dict[str, Any]) -> None:
         data=json.dumps(about).encode(),
         headers={"Content-Type": "application/json", "User-Agent": "stepwell"},
     )
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        answer.read(1 << 16)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            answer.read(1 << 16)
+    except urllib.error.HTTPError as error:
+        error.close()
+        is_final = 400 <= error.code < 500 and error.code not in (408, 425, 429)
+        text = f"it answered {error.code} {error.reason}"
+        raise (_Refused if is_final else RuntimeError)(text) from None
+    except urllib.error.URLError as error:
+        raise RuntimeError(f"it cannot be reached ({error.reason})") from None

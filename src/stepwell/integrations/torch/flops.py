@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from stepwell.integrations.torch.peaks import find_peak
 from stepwell.journal.errors import warn_once
+from stepwell.journal.settings import warn_setting
 
 _cuda: Any = torch.cuda
 
@@ -125,7 +126,7 @@ def peak_flops(given: float | None, model: torch.nn.Module | None) -> float | No
                 return told
         except ValueError:
             pass
-        warn_once(PEAK, "%s is %.100r: write operations a second, such as 989e12", PEAK, text)
+        warn_setting(PEAK, text, "operations a second, such as 989e12")
     if model is None or not _cuda.is_initialized():
         return None
     parameter = next(model.parameters(), None)

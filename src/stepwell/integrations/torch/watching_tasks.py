@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from stepwell.journal import frames
 from stepwell.journal.frames import Frame
+from stepwell.journal.open_span import UNRECORDED
 from stepwell.telemetry.live import Span
 
 
@@ -44,4 +45,4 @@ def _is_inside(wanted: Frame) -> bool:
 
 
 def _is_open(frame: Frame) -> bool:
-    return frame in frame.lane.frames
+    return frame is not UNRECORDED and frame in frame.lane.frames

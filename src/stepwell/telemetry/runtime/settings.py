@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepwell.journal.errors import warn_once
 from stepwell.journal.pump import SMALL_SHARE
+from stepwell.journal.settings import warn_setting
 
 EVERY = 5.0
 SHORTEST = 0.1
@@ -57,11 +57,5 @@ def _number(
         value = math.nan
     if math.isfinite(value) and value >= least:
         return value
-    warn_once(
-        name,
-        "%s is %.40r: write off, or a number from %g on; it is taken as unset",
-        name,
-        text,
-        least,
-    )
+    warn_setting(name, text, f"off, or a number from {least:g} on")
     return default

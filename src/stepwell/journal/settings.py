@@ -1,0 +1,65 @@
+"""Settings from the environment: their names, and the warning about a mistake in one.
+
+A mistake never ends training. It is one warning that says what to write instead; the default holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stepwell.journal.errors import warn_once
+
+PREFIX = "STEPWELL_"
+SETTINGS = (
+    "STEPWELL_CACHE",
+    "STEPWELL_CARBON_INTENSITY",
+    "STEPWELL_DIR",
+    "STEPWELL_DROP",
+    "STEPWELL_EXPORTERS",
+    "STEPWELL_EXPORT_TIMEOUT",
+    "STEPWELL_GC_PAUSES",
+    "STEPWELL_MAX_BYTES",
+    "STEPWELL_MODE",
+    "STEPWELL_PEAK_FLOPS",
+    "STEPWELL_QUIET",
+    "STEPWELL_RUNTIME",
+    "STEPWELL_RUN_ID",
+    "STEPWELL_SPOOL",
+    "STEPWELL_STRICT",
+    "STEPWELL_TDP_WATTS",
+)
+OWN = (
+    "STEPWELL_RULE",
+    "STEPWELL_RUN",
+    "STEPWELL_SEVERITY",
+    "STEPWELL_STARTER",
+    "STEPWELL_TEXT",
+)
+"""Variables that stepwell sets itself, for programs that it starts."""
+ON = ("1", "true", "yes", "on")
+OFF = ("", "0", "false", "no", "off")
+
+
+def warn_setting(name: str, value: str, instead: str) -> None:
+    """Say once that a setting makes no sense, and what to write instead."""
+    warn_once(f"setting {name}", "%s is %.100r: write %s. It is ignored.", name, value, instead)
+
+
+def read_flag(environ: Mapping[str, str], name: str) -> bool:
+    """Return whether a setting is on; a value that is neither on nor off is off, with a warning."""
+    text = environ.get(name, "").strip().lower()
+    if text not in (*ON, *OFF):
+        warn_setting(name, text, "1, or leave it unset")
+    return text in ON
+
+
+def warn_unknown_settings(environ: Mapping[str, str]) -> None:
+    """Say once of each variable that looks like a setting and is none, with the one it resembles."""
+    unknown = [name for name in environ if name.startswith(PREFIX)]
+    for name in sorted(set(unknown).difference(SETTINGS, OWN)):
+        from difflib import get_close_matches
+
+        words = {setting.removeprefix(PREFIX): setting for setting in SETTINGS}
+        near = get_close_matches(name.removeprefix(PREFIX), words, 1)
+        hint = f": did you mean {words[near[0]]}?" if near else "."
+        warn_once(f"setting {name}", "%s is no setting of stepwell%s", name, hint)
