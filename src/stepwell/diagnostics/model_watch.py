@@ -75,7 +75,9 @@ class ModelWatch:
             found = self._gradients.latest() is not self._seen
         except Exception as error:  # inside the optimizer's step it was only kept
             if isinstance(error, StepwellError):
-                misuse("diagnostic family gradient_norm", f"gradient_norm is not collected: {error}")
+                misuse(
+                    "diagnostic family gradient_norm", f"gradient_norm is not collected: {error}"
+                )
             else:
                 report("diagnostic family gradient_norm", error)
             # It was a step all the same: other ranks, where nothing failed, have to foresee alike.

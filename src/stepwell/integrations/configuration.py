@@ -87,9 +87,9 @@ def batch_size(loader: Any) -> int | None:
     return None
 
 
-def parameter_counts(model: Any, optimizers: Iterable[Any]) -> dict[str, int]:
-    """Return how many tensors of a model need gradients, and how many of them have an optimizer."""
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, int]:
+    """Return how many tensors of models need gradients, and how many of them have an optimizer."""
+    trained = {id(p) for model in models for p in model.parameters() if p.requires_grad}
     optimized = {
         id(parameter)
         for optimizer in optimizers

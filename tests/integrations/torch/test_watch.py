@@ -284,3 +284,25 @@ def test_the_target_by_loader_and_epochs(epochs: int) -> None:
     left = time_left(Facts(stepwell.open_run(watch.run.path)), {})
     assert left is not None
     assert (left.done, left.target) == (epochs * BATCHES + 1, 384)
+
+
+def test_model_optimizer_and_batch_size_are_in_the_configuration(recorded: stepwell.Run) -> None:
+    """So that runs can be compared; what the user configured stays."""
+    recorded.add_config({"batch_size": "mine"})
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(
+        [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=0.1, weight_decay=0.3
+    )
+    loader = torch.utils.data.DataLoader(torch.randn(6, 3), batch_size=2)
+    with stepwell.watch(model, optimizer, loader):
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+    recorded.finish()
+    config = stepwell.open_run(recorded.path).config
+    assert config["model"] == {"class": "Linear", "parameters": 8, "trainable_parameters": 8}
+    assert config["optimizer"]["class"] == "AdamW"
+    assert config["optimizer"]["lr"] == [0.1, 0.5]
+    assert config["optimizer"]["weight_decay"] == 0.3
+    assert config["batch_size"] == "mine"

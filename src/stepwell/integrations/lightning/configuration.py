@@ -57,7 +57,7 @@ def record_parts(trainer: Any) -> None:
 def loop_attributes(trainer: Any) -> dict[str, Any]:
     """Return the attributes of the training loop's span that rules about learning need."""
     try:
-        return dict(parameter_counts(trainer.lightning_module, trainer.optimizers))
+        return dict(parameter_counts([trainer.lightning_module], trainer.optimizers))
     except Exception as error:
         report(WHERE, error)
         return {}

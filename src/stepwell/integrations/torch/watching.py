@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.integrations.configuration import parameter_counts, record_training
 from stepwell.integrations.torch.annotating import Annotations, _each, annotate
 from stepwell.integrations.torch.diagnostics import EVERY, is_sharded, light_config
 from stepwell.integrations.torch.following import following
@@ -228,19 +229,12 @@ def _describer(
     loader_ref: Callable[[], Any] = weakref.ref(loaders[0]) if loaders else nothing
 
     def describe() -> dict[str, int]:
-        facts = {}
+        facts: dict[str, int] = {}
         known = [model for ref in refs if (model := ref()) is not None]
-        trained = {id(p) for model in known for p in model.parameters() if p.requires_grad}
-        optimized = {
-            id(p)
-            for ref in optimizer_refs
-            if (optimizer := ref()) is not None
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
+        stepping = [optimizer for ref in optimizer_refs if (optimizer := ref()) is not None]
         if known and optimizer_refs:
-            facts["trainable_parameters"] = len(trained)
-            facts["optimized_parameters"] = len(trained & optimized)
+            facts |= parameter_counts(known, stepping)
+        record_training(next(iter(known), None), stepping, loader_ref())
         try:
             # Of a stream there is no length.
             facts["batches_per_epoch"] = len(loader_ref())

@@ -66,7 +66,7 @@ class Training:
         if getattr(state, "trial_params", None):
             span.add_attributes({"trial_params": dict(state.trial_params)})
         if model is not None and optimizer is not None:
-            span.add_attributes(parameter_counts(model, [optimizer]))
+            span.add_attributes(parameter_counts([model], [optimizer]))
             record_config({"optimizer": optimizer_settings(optimizer)})
         self._begin(job, state)
         self._diagnostics.begin(model, optimizer)
