@@ -213,9 +213,12 @@ UPDATES: dict[str, tuple[Any, ...]] = {
     ),
     "train_tokens": (120, 200, 40, 160, 80),
     "avg_batch_size": (4, 4, 4, 4, 4),
-    # 12/7, 20/10, 4/2, 16/8, 8/2.5
-    "avg_samples_per_second": (12 / 7, 2.0, 2.0, 2.0, 3.2),
-    "avg_tokens_per_second": (120 / 7, 20.0, 20.0, 20.0, 32.0),
+    # The loops begin at 5, 26 and 37
+    "avg_samples_per_second": (12 / 8.5, 20 / 14.5, 4 / 2, 16 / 9, 8 / 2.75),
+    "avg_tokens_per_second": (120 / 8.5, 200 / 14.5, 40 / 2, 160 / 9, 80 / 2.75),
+    # 1.5 of 8.5, and 2.5 of 14.5
+    "avg_samples_per_second_without_data": (12 / 7, 20 / 12, None, None, None),
+    "avg_tokens_per_second_without_data": (120 / 7, 200 / 12, None, None, None),
     "latest_loss": (2.0, 1.25, 1.0, 0.5, 0.25),
     # 2e12 an iteration
     "total_flops": (6 * 10**12, 10**13, 2 * 10**12, 8 * 10**12, 4 * 10**12),
@@ -241,9 +244,9 @@ UPDATES: dict[str, tuple[Any, ...]] = {
     "window_max_iteration_time_sec": (4.0, 2.0, 2.0, 4.0, 2.0),
     "window_avg_between_iterations_time_sec": (0.5, 1.5, None, 1 / 3, 0.25),
     "window_max_between_iterations_time_sec": (0.5, 2.5, None, 0.5, 0.25),
-    # 12/7, 8/3, 4/2, 12/6, 8/2.5
-    "window_samples_per_second": (12 / 7, 8 / 3, 2.0, 2.0, 3.2),
-    "window_tokens_per_second": (120 / 7, 80 / 3, 20.0, 20.0, 32.0),
+    # From 5 to 13.5, to 19.5; from 26 to 28, to 35; from 37 to 39.75
+    "window_samples_per_second": (12 / 8.5, 8 / 6, 4 / 2, 12 / 7, 8 / 2.75),
+    "window_tokens_per_second": (120 / 8.5, 80 / 6, 40 / 2, 120 / 7, 80 / 2.75),
     # 6/7, 4/3, 2/2, 6/6, 4/2.5 over 2 ranks
     "window_throughput_per_gpu": (3 / 7, 2 / 3, 0.5, 0.5, 0.8),
 }

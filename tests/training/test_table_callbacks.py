@@ -108,7 +108,9 @@ def test_times_that_are_given_count_instead_of_the_time_of_the_call() -> None:
         "first_logged_train_iterations_finish_timestamp_sec": at(24),
         "last_logged_train_iterations_finish_timestamp_sec": at(31),
         "avg_batch_size": 5,
-        "avg_samples_per_second": 15 / 9,
+        # From 20 to 31, of which 1 was for data
+        "avg_samples_per_second": 15 / 11,
+        "avg_samples_per_second_without_data": 15 / 10,
         "window_iterations": 3,
         "window_avg_iteration_time_sec": 3.0,
         "window_p50_iteration_time_sec": 3.0,
@@ -116,7 +118,7 @@ def test_times_that_are_given_count_instead_of_the_time_of_the_call() -> None:
         "window_max_iteration_time_sec": 5.0,
         "window_avg_between_iterations_time_sec": 1.0,
         "window_max_between_iterations_time_sec": 2.0,
-        "window_samples_per_second": 15 / 9,
+        "window_samples_per_second": 15 / 11,
     }
     validation = {
         "current_iteration": 4,

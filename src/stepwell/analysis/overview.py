@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from stepwell.analysis.disk import disk_bytes
+from stepwell.analysis.progress import Throughput, throughput
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 
@@ -82,6 +83,7 @@ class Overview:
     dropped: int
     disk_bytes: int
     open: list[OpenLine]
+    throughput: Throughput | None = None
 
 
 CURVE_POINTS = 16
@@ -123,6 +125,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         dropped=int(processes["dropped"].sum() or 0),
         disk_bytes=disk_bytes(run.path),
         open=_open(run, processes),
+        throughput=throughput(run),
     )
 
 

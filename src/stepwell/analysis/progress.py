@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepwell.analysis.findings.wording import rate
 from stepwell.analysis.undone import Undone, completed
-from stepwell.vocabulary import StandardTrainingJobSpanName
+from stepwell.reading import RecordedRun
+from stepwell.vocabulary import StandardTrainingJobEventName, StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
@@ -27,6 +30,56 @@ TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
 LATEST = 200
 """So many steps tell how fast it goes now."""
+UPDATE = StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples and tokens per second of wall time, from the start of the training loop to its latest step.
+
+    ``…_without_data`` leaves out the time that training waits for data; None where that is not known.
+    """
+
+    samples_per_second: float | None
+    samples_per_second_without_data: float | None
+    tokens_per_second: float | None
+    tokens_per_second_without_data: float | None
+
+    def __str__(self) -> str:
+        """As a line of text: 506 samples/s (3,370 without waiting for data)."""
+        rates = (
+            (self.samples_per_second, self.samples_per_second_without_data, "samples/s"),
+            (self.tokens_per_second, self.tokens_per_second_without_data, "tokens/s"),
+        )
+        words = [
+            f"{rate(each)} {what}"
+            + (f" ({rate(without)} without waiting for data)" if without else "")
+            for each, without, what in rates
+            if each
+        ]
+        return " · ".join(words)
+
+
+def throughput(run: RecordedRun) -> Throughput | None:
+    """What the latest update of the training loop says; None if there is none, or no sizes are known.
+
+    The samples of an update are those of all ranks.
+    """
+    updates = run.events().filter(pl.col("name") == UPDATE)
+    table = updates.select("attempt", "time_ns", "attributes").collect()
+    if table.is_empty():
+        return None
+    latest = table.sort("attempt", "time_ns").row(-1, named=True)
+    return rates_of(json.loads(latest["attributes"] or "{}"))
+
+
+def rates_of(attributes: Mapping[str, Any]) -> Throughput | None:
+    """The rates in the attributes of an update."""
+    known = [
+        float(value) if isinstance(value := attributes.get(f"avg_{name}"), int | float) else None
+        for name in Throughput.__dataclass_fields__
+    ]
+    return Throughput(*known) if any(known) else None
 
 
 @dataclass(frozen=True)
@@ -64,13 +117,13 @@ def time_left(facts: Facts, undone: Undone) -> TimeLeft | None:
 
 def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
     config = facts.run.config
-    known = _from_loop(facts) or whole_number(config, STEPS)
-    if known is not None:
-        return known
+    loops = [*reversed(facts.loop_attributes(TRAINING_LOOP)), {}]
+    known = next((found for loop in loops if (found := explicit_target(config, loop))), None)
     epochs = whole_number(config, EPOCHS)
-    if epochs is None:
-        return None
-    return _from_epochs(steps, epochs) or _from_loader(facts, epochs)
+    if known is not None or epochs is None:
+        return known
+    by_loader = (loader_target(epochs, loop) for loop in loops)
+    return _from_epochs(steps, epochs) or next(filter(None, by_loader), None)
 
 
 def _from_epochs(steps: pl.DataFrame, epochs: int) -> int | None:
@@ -84,20 +137,25 @@ def _from_epochs(steps: pl.DataFrame, epochs: int) -> int | None:
     return epochs * whole if isinstance(whole, int) else None
 
 
-def _from_loader(facts: Facts, epochs: int) -> int | None:
-    """Optimizer steps by the length of the loader; None if it is not known."""
-    for loop in reversed(facts.loop_attributes(TRAINING_LOOP)):
-        batches = whole_number(loop, ("batches_per_epoch",))
-        if batches is not None:
-            return epochs * batches // (whole_number(loop, ("batches_per_step",)) or 1)
-    return None
+def explicit_target(config: Mapping[str, Any], loop: Mapping[str, Any]) -> int | None:
+    """The number of steps that a training loop or the configuration names; None if neither does."""
+    return whole_number(loop, ("train_iterations_target",)) or whole_number(config, STEPS)
 
 
-def _from_loop(facts: Facts) -> int | None:
-    """What the latest training loop was said to go on to."""
-    loops = facts.loop_attributes(TRAINING_LOOP)
-    targets = (whole_number(loop, ("train_iterations_target",)) for loop in reversed(loops))
-    return next((target for target in targets if target is not None), None)
+def loader_target(
+    epochs: int, loop: Mapping[str, Any], steps_per_epoch: float | None = None
+) -> int | None:
+    """Optimizer steps by the length of the loader; None if it is not known.
+
+    How many batches make a step is recorded, or follows from about how many steps an epoch has.
+    """
+    batches = whole_number(loop, ("batches_per_epoch",))
+    if batches is None:
+        return None
+    each = whole_number(loop, ("batches_per_step",))
+    if each is None and steps_per_epoch:
+        each = max(1, round(batches / steps_per_epoch))
+    return epochs * batches // (each or 1)
 
 
 def whole_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -20,7 +20,7 @@ from stepwell.analysis.findings import (
 )
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.wording import percent, phase_title
-from stepwell.analysis.progress import TimeLeft, time_left
+from stepwell.analysis.progress import Throughput, TimeLeft, throughput, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.time import background
 from stepwell.analysis.undone import Undone, completed, undone_steps
@@ -110,6 +110,7 @@ class Report:
     left: TimeLeft | None
     cost: RecordingCost
     goodput: float | None
+    throughput: Throughput | None = None
     hints: list[Hint] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
 
@@ -150,6 +151,7 @@ def report(
         left=_left(facts, undone, found),
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
+        throughput=throughput(run),
         hints=_hints(facts),
         unchecked=unchecked(facts),
     )

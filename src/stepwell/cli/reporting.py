@@ -110,6 +110,8 @@ def _facts(made: Report) -> str:
             f"{line.count:,} steps of {duration(line.p50_ns)} (p95 {duration(line.p95_ns)}, "
             f"longest {duration(line.max_ns)} at {line.max_step})"
         )
+    if made.throughput is not None:
+        parts.append(f"{made.throughput}")
     return " · ".join(parts)
 
 

@@ -58,6 +58,8 @@ def _facts(overview: Overview) -> list[str]:
         f"{ranks}{workers}{attempts} · {_counted(overview.span_count, 'span')} · "
         f"{_counted(overview.metric_count, 'number')} · {size(overview.disk_bytes)} on disk",
     ]
+    if overview.throughput is not None:
+        facts.append(f"{overview.throughput}")
     if overview.error:
         facts.append(f"ended with {overview.error}")
     if overview.dropped:

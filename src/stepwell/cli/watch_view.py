@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stepwell.analysis.findings import Finding
+from stepwell.analysis.findings.wording import rate
 from stepwell.analysis.live import RankNow, Snapshot
 from stepwell.cli.drawing import curve, number, plain, seconds, wrapped
 from stepwell.cli.stacks import shorten
@@ -72,7 +73,9 @@ def _progress(now: Snapshot, width: int) -> list[Text]:
     if now.seconds_left is not None:
         line.append(f" · {_left(now.seconds_left)} left", "bold")
     rates = _rates(now)
-    if not rates or now.is_over:
+    if now.is_over:
+        rates = "" if now.throughput is None else f"{now.throughput}"
+    if not rates:
         return [line]
     if line.cell_len + len(rates) + 3 <= width:
         return [line.append(f" · {rates}")]
@@ -104,7 +107,7 @@ def _rates(now: Snapshot) -> str:
 def _rate(value: float, what: str) -> str:
     if what == "step" and value < 1:
         return f"{seconds(1 / value)} a step"
-    return f"{value:,.0f} {what}s/s" if value >= 100 else f"{value:.3g} {what}s/s"
+    return f"{rate(value)} {what}s/s"
 
 
 def _metrics(now: Snapshot, width: int) -> list[Text]:

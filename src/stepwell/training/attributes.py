@@ -135,8 +135,14 @@ class TrainingMetricsUpdateAttributes(TypedAttributes):
 
     train_tokens = optional(COUNT, "tokens trained on in this loop")
     avg_batch_size = optional(RATE, "mean samples per iteration")
-    avg_samples_per_second = optional(RATE, "samples per second of iteration time")
-    avg_tokens_per_second = optional(RATE, "tokens per second of iteration time")
+    avg_samples_per_second = optional(
+        RATE, "samples per second of wall time, from the start of the loop to the latest iteration"
+    )
+    avg_tokens_per_second = optional(RATE, "the same for tokens")
+    avg_samples_per_second_without_data = optional(
+        RATE, "samples per second of that time without `data_loading`"
+    )
+    avg_tokens_per_second_without_data = optional(RATE, "the same for tokens")
     latest_loss = optional(NUMBER, "latest value of the loss; absent when it is not finite")
 
     total_flops = optional(COUNT, "floating point operations in this loop")
@@ -155,8 +161,8 @@ class TrainingMetricsUpdateAttributes(TypedAttributes):
     window_max_iteration_time_sec = optional(SECONDS, "longest in the window")
     window_avg_between_iterations_time_sec = optional(SECONDS, "mean pause in the window")
     window_max_between_iterations_time_sec = optional(SECONDS, "longest pause in the window")
-    window_samples_per_second = optional(RATE, "samples per second of iteration time")
-    window_tokens_per_second = optional(RATE, "tokens per second of iteration time")
+    window_samples_per_second = optional(RATE, "samples per second of wall time in the window")
+    window_tokens_per_second = optional(RATE, "tokens per second of wall time in the window")
     window_throughput_per_gpu = optional(RATE, "TFLOP/s of a rank in the window")
 
 

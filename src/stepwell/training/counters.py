@@ -8,6 +8,8 @@ from operator import sub
 from typing import Any
 
 SECOND = 1e9
+LOADING = "avg_dataloader_time_sec"
+"""The attribute that the time of data loading becomes."""
 MAX_WINDOW = 100_000
 """So many durations are kept for percentiles; where more pass between two updates, the latest ones."""
 
@@ -69,6 +71,7 @@ class Progress:
     """
 
     __slots__ = (
+        "began",
         "best_rate",
         "completed",
         "first_end",
@@ -101,8 +104,12 @@ class Progress:
     partial_samples: int | None
     partial_tokens: int | None
 
-    def __init__(self, start: int, start_samples: int | None, every: int) -> None:
+    def __init__(
+        self, start: int, start_samples: int | None, every: int, began: int | None = None
+    ) -> None:
         self.start = start
+        # When the loop began; None takes it to begin with its first iteration.
+        self.began = began
         self.start_samples = start_samples
         # Operations done before the loop; None when unknown.
         self.start_flops: int | None = None if start else 0
@@ -137,7 +144,8 @@ class Progress:
         self.expect_update(every)
         self.window.clear()
         self.window_gaps.clear()
-        self.last_update = (self.completed, self.samples, self.tokens, self.flops, self.total)
+        done = (self.completed, self.samples, self.tokens, self.flops, self.total)
+        self.last_update = (*done, self.last_end)
 
     def expect_update(self, every: int) -> None:
         """The next update is due at the next multiple of ``every``."""
@@ -172,6 +180,8 @@ class Progress:
             if self.partial_passes:
                 times[0] += self.partial_time
                 self._clear_partial()
+            if self.began is None:
+                self.began = starts[0]
             if not self.first_end:
                 self.first_end = ends[0]
             self._add(times, samples, sum(tokens))
@@ -265,7 +275,8 @@ class Progress:
         self._add_times(found)
         self._add_amounts(found)
         if self.total:
-            self._add_rates(found, self.total / SECOND, world_size)
+            self._add_rates(found)
+            self._add_work_rates(found, self.total / SECOND, world_size)
         self._add_window_times(found)
         if self._window_total:
             self._add_window_rates(found, self._window_total / SECOND, world_size)
@@ -296,11 +307,17 @@ class Progress:
                 found["completed_floating_point_operations_overall"] = self.flops_overall
             found["total_flops"] = self.flops
 
-    def _add_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
-        if self.samples:
-            found["avg_samples_per_second"] = self.samples / seconds
-        if self.tokens:
-            found["avg_tokens_per_second"] = self.tokens / seconds
+    def _add_rates(self, found: dict[str, Any]) -> None:
+        """Samples and tokens by wall time, with and without waiting for data."""
+        elapsed = self.last_end - (self.began or 0)
+        without_data = elapsed - self.phases.get(LOADING, 0)
+        for what, count in (("samples", self.samples), ("tokens", self.tokens)):
+            if count and elapsed > 0:
+                found[f"avg_{what}_per_second"] = count * SECOND / elapsed
+            if count and 0 < without_data < elapsed:
+                found[f"avg_{what}_per_second_without_data"] = count * SECOND / without_data
+
+    def _add_work_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
         if self.flops:
             # Operations in a nanosecond are thousands of TFLOP/s.
             found["avg_tflops"] = self.flops / seconds / 1e12
@@ -322,10 +339,11 @@ class Progress:
             found["window_max_between_iterations_time_sec"] = max(gaps) / SECOND
 
     def _add_window_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
-        _, samples, tokens, flops, _ = self.last_update
-        if self.samples > samples:
-            found["window_samples_per_second"] = (self.samples - samples) / seconds
-        if self.tokens > tokens:
-            found["window_tokens_per_second"] = (self.tokens - tokens) / seconds
+        _, samples, tokens, flops, _, last_end = self.last_update
+        elapsed = self.last_end - (last_end or self.began or 0)
+        if self.samples > samples and elapsed > 0:
+            found["window_samples_per_second"] = (self.samples - samples) * SECOND / elapsed
+        if self.tokens > tokens and elapsed > 0:
+            found["window_tokens_per_second"] = (self.tokens - tokens) * SECOND / elapsed
         if self.flops > flops:
             found["window_throughput_per_gpu"] = (self.flops - flops) / seconds / 1e12 / world_size

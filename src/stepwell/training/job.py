@@ -305,6 +305,7 @@ class TrainingJob:
             attributes.train_iterations_start,
             attributes.train_samples_start,
             self.config.log_every_n_train_iterations,
+            span.start or None,
         )
         done = attributes.completed_floating_point_operations_overall
         progress.start_flops = progress.start_flops if done is None else done

@@ -11,6 +11,7 @@ from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.phases import KEPT_S, SECOND, PhaseClock
 from stepwell.analysis.live.recent import RecentLog, RecentSpans
 from stepwell.analysis.live.snapshot import RankNow
+from stepwell.analysis.progress import Throughput, rates_of
 from stepwell.journal import clock
 from stepwell.journal.follow_document import ALWAYS
 from stepwell.journal.records import EventRecord, MetricRecord, SpanRecord
@@ -38,7 +39,8 @@ class LiveRank:
         self.step: int | None = None
         self.epoch: int | None = None
         self.epoch_start: tuple[int, int] | None = None
-        self.target: int | None = None
+        self.loop: dict[str, Any] = {}
+        self.throughput: Throughput | None = None
         self.rates: dict[str, float] = {}
         self._steps: deque[tuple[int, int]] = deque()
 
@@ -95,7 +97,7 @@ class LiveRank:
         if item.thread == MAIN and not (item.type == "stop" and self._was_killed(item)):
             self.clock.take(item)
         if item.name == LOOP:
-            self.target = _whole(item.attributes, "train_iterations_target")
+            self.loop = item.attributes
 
     def _was_killed(self, item: SpanRecord) -> bool:
         return item.status == "unfinished" and self.spans.status == "killed"
@@ -113,6 +115,7 @@ class LiveRank:
                 self._steps.append((at, step))
 
     def _note_rates(self, attributes: dict[str, Any]) -> None:
+        self.throughput = rates_of(attributes) or self.throughput
         for kind, names in RATES.items():
             for name in names:
                 value = attributes.get(name)
@@ -148,8 +151,3 @@ class LiveRank:
             return clock.wall()
         known = [self.about.get("heartbeat"), self.clock.at_ns]
         return max((n for n in known if isinstance(n, int)), default=clock.wall())
-
-
-def _whole(attributes: dict[str, Any], name: str) -> int | None:
-    value = attributes.get(name)
-    return value if isinstance(value, int) and value > 0 else None

@@ -9,7 +9,13 @@ from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.rank import LiveRank
 from stepwell.analysis.live.rules import LiveFindings
 from stepwell.analysis.live.snapshot import Snapshot
-from stepwell.analysis.progress import EPOCHS, STEPS, whole_number
+from stepwell.analysis.progress import (
+    EPOCHS,
+    Throughput,
+    explicit_target,
+    loader_target,
+    whole_number,
+)
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 from stepwell.reading.process import process_folders, read_document
@@ -73,6 +79,7 @@ class LiveRun:
             seconds_left=left,
             samples_per_second=_rate(ranks, "samples"),
             tokens_per_second=_rate(ranks, "tokens"),
+            throughput=_throughput(ranks),
             metrics=self._curves.latest(MOST_METRICS),
             time=shares,
             time_seconds=covered,
@@ -109,15 +116,13 @@ class LiveRun:
     def _target(self, leader: LiveRank | None) -> int | None:
         """To how many steps it is to go on, as the loop, the configuration or its epochs tell."""
         config = RecordedRun(self.run.path).config if not self.run.config else self.run.config
-        known = leader.target if leader is not None else None
-        known = known or whole_number(config, STEPS)
-        if known is not None:
+        loop = leader.loop if leader is not None else {}
+        known, epochs = explicit_target(config, loop), whole_number(config, EPOCHS)
+        if known is not None or epochs is None:
             return known
-        epochs = whole_number(config, EPOCHS)
         start = (leader.epoch_start if leader is not None else None) or self._curves.epoch_start
-        if epochs is None or start is None or start[0] < 1:
-            return None
-        return round(epochs * start[1] / start[0])
+        each = start[1] / start[0] if start is not None and start[0] > 0 else None
+        return loader_target(epochs, loop, each) or (round(epochs * each) if each else None)
 
     def _error(self) -> str | None:
         for rank in self._ranks.values():
@@ -131,6 +136,12 @@ def _rate(ranks: list[LiveRank], kind: str) -> float | None:
     """Each rank counts what the whole job has done."""
     known = [rank.rates[kind] for rank in ranks if kind in rank.rates]
     return max(known) if known else None
+
+
+def _throughput(ranks: list[LiveRank]) -> Throughput | None:
+    """That of the rank with the most samples, as each counts what the whole job has done."""
+    known = [rank.throughput for rank in ranks if rank.throughput is not None]
+    return max(known, key=lambda each: each.samples_per_second or 0.0, default=None)
 
 
 def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:

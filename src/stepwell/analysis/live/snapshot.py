@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.progress import Throughput
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Snapshot:
     seconds_left: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
+    throughput: Throughput | None
+    """Over the whole training loop; the two above are of the latest update alone."""
     metrics: tuple[MetricNow, ...]
     time: dict[str, float]
     time_seconds: float
