@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -24,14 +25,16 @@ def main() -> None:
     """Run the cases that were asked for, a few at a time."""
     parser = argparse.ArgumentParser(prog="python -m tests.truth", description=__doc__)
     parser.add_argument("--clock", choices=("real", "virtual"), default="real", help="Clock.")
-    parser.add_argument("-k", default="", metavar="WORDS", help="Part of the names of cases.")
+    parser.add_argument(
+        "-k", default="", metavar="PATTERN", help="Cases whose family or name matches."
+    )
     parser.add_argument("-j", type=int, default=2, metavar="N", help="Cases at the same time.")
     options = parser.parse_args()
     cases = [
         case
         for family in FAMILIES
         for case in cases_of(family)
-        if options.k in f"{family} {case.script.__name__}"
+        if re.search(options.k, f"{family} {case.script.__name__}")
     ]
     print(row(HEADINGS))
     print(row("---" for _ in HEADINGS), flush=True)

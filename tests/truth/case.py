@@ -18,6 +18,7 @@ class Says:
     Attributes:
         rule: the name of the rule.
         words: parts of the sentence or the advice.
+        exact: parts that hold only with a clock that is set forward by hand.
         ranks: the ranks that it is about, if the finding must name any.
         steps: the first step in which it shows, or all of them as a tuple.
         within: how far the first step may be off, for faults that show only after some steps.
@@ -28,6 +29,7 @@ class Says:
     ranks: tuple[int, ...] | None = None
     steps: int | tuple[int, ...] | None = None
     within: int = 0
+    exact: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ class Case:
         at: the step in progress when the process ended; the last one where the run finished.
         status: how the run ended.
         findings: all findings that the report must have, none for a healthy run.
-        phases: seconds by phase; None: as the script's stopwatch measured them.
+        phases: whether the time table must agree with the script's stopwatch.
         ranks: number of processes.
         code: exit code of each rank.
         loss: name of the metric that must have the losses, bit for bit; None: not compared.
         env: variables of the environment.
+        clock: "real" for what no other clock can show.
         marks: names of pytest marks.
         wrong: why the product is not right yet. The test is expected to fail.
     """
@@ -61,7 +64,9 @@ class Case:
     ranks: int = 1
     code: int | tuple[int, ...] = 0
     loss: str | None = "loss"
+    phases: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
+    clock: str = "virtual"
     marks: tuple[str, ...] = ()
     wrong: str = ""
 

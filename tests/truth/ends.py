@@ -14,6 +14,7 @@ from tests.truth.kit import (
     Examples,
     Net,
     batches,
+    hang,
     kill,
     lap,
     press_control_c,
@@ -225,3 +226,54 @@ def killed_right_after_a_nan() -> None:
         train_batch(model, optimizer, x, y)
         if step == 60:
             kill()
+
+
+@case(
+    WATCH,
+    steps=46,
+    at=46,
+    status="killed",
+    code=-9,
+    findings=(Says("hang", ("forward",), (0,), 46), Says("died", ("killed",), (0,), 46)),
+)
+def hang_in_the_model() -> None:
+    """The forward pass of step 46 does not end; after a minute the process is killed."""
+    model, loader = Net(), batches(200)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for step, (x, y) in enumerate(loader):
+        lap("data")
+        if step == 46:
+            model.body.register_forward_pre_hook(lambda *_: hang("forward"))
+        train_batch(model, optimizer, x, y)
+
+
+class Hanging(Examples):
+    """Examples whose 47th batch never comes."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 46 * BATCH:
+            hang("data")
+        return super().__getitem__(index)
+
+
+@case(
+    WATCH,
+    steps=46,
+    at=45,
+    status="killed",
+    code=-9,
+    findings=(Says("hang", ("fetch",), (0,)), Says("died", ("killed",), (0,))),
+)
+def hang_in_the_loader() -> None:
+    """The batch of step 46 does not come; after a minute the process is killed."""
+    model, loader = Net(), torch.utils.data.DataLoader(Hanging(200 * BATCH), BATCH)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        train_batch(model, optimizer, x, y)

@@ -25,6 +25,7 @@ from tests.truth.kit import (
     Net,
     batches,
     evaluate,
+    kill,
     lap,
     sleep,
     train_batch,
@@ -123,7 +124,7 @@ def lightning_learning_rate_zero() -> None:
     fit(Module(lr=0.0), batches(150), max_epochs=1)
 
 
-@case(LIGHTNING, steps=150, findings=(Says("data-bound", ("57%",)),))
+@case(LIGHTNING, steps=150, findings=(Says("data-bound", exact=("57%",)),))
 def lightning_slow_loader() -> None:
     """60 ms for each batch, and 45 ms for what is done with it."""
     fit(Module(), batches(150, 0.06), max_epochs=1)
@@ -153,6 +154,51 @@ def lightning_exception() -> None:
     fit(FailingModule(), batches(150), max_epochs=1)
 
 
+@case(LIGHTNING, steps=150, epochs=3)
+def lightning_checkpoints() -> None:
+    """A small checkpoint after each epoch."""
+    fit(Module(), batches(50), max_epochs=3, enable_checkpointing=True)
+
+
+class NanModule(Module):
+    """Its loss is NaN from the batch with the index 77 on."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        """Return the loss."""
+        x, y = batch
+        return super().training_step((x * float("nan") if index >= 77 else x, y), index)
+
+
+@case(LIGHTNING, steps=120, findings=(Says("not-finite", ("77",), steps=77),))
+def lightning_nan() -> None:
+    """The loss is NaN from step 77 on."""
+    fit(NanModule(), batches(120), max_epochs=1)
+
+
+class KilledModule(Module):
+    """Is killed in the batch with the index 60."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        """Return the loss, unless it is that batch."""
+        if index == 60:
+            lap("data")
+            kill()
+        return super().training_step(batch, index)
+
+
+@case(
+    LIGHTNING,
+    steps=60,
+    at=60,
+    status="killed",
+    code=-9,
+    findings=(Says("died", ("killed", "step 60"), (0,), 60),),
+)
+def lightning_killed() -> None:
+    """``kill -9`` in step 60."""
+    fit(KilledModule(), batches(150), max_epochs=1)
+
+
 # Hugging Face
 
 
@@ -162,6 +208,7 @@ class Classifier(torch.nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.net = Net(**options)
+        self.losses: list[Tensor] = []
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the loss and the logits."""
@@ -171,7 +218,7 @@ class Classifier(torch.nn.Module):
         loss = cross_entropy(logits, labels)
         if self.training:
             lap("forward")
-            self.loss = loss
+            self.losses.append(loss.detach())
         return {"loss": loss, "logits": logits}
 
 
@@ -197,6 +244,9 @@ class SideChannel(transformers.TrainerCallback):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         lap("validation")
 
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        lap("backward")
+
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         lap("backward")
 
@@ -205,7 +255,8 @@ class SideChannel(transformers.TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         lap()
-        truth.step(self.model.loss.item(), self.samples)
+        truth.step(torch.stack(self.model.losses).mean(), self.samples)
+        self.model.losses.clear()
 
 
 def train(model: Classifier, batch_count: int, seconds: float = 0.004, **options: Any) -> None:
@@ -245,7 +296,7 @@ def trainer_with_evaluation() -> None:
     train(Classifier(), 50, num_train_epochs=3, eval_strategy="epoch")
 
 
-@case(TRAINER, steps=150, findings=(Says("data-bound", ("57%",)),))
+@case(TRAINER, steps=150, findings=(Says("data-bound", exact=("57%",)),))
 def trainer_slow_loader() -> None:
     """60 ms for each batch, and 45 ms for what is done with it."""
     train(Classifier(), 150, 0.06)
@@ -276,6 +327,45 @@ class NanClassifier(Classifier):
 def trainer_nan() -> None:
     """The loss is NaN from step 77 on."""
     train(NanClassifier(), 120)
+
+
+@case(TRAINER, steps=75)
+def trainer_accumulation() -> None:
+    """Two batches for each step."""
+    train(Classifier(), 150, gradient_accumulation_steps=2)
+
+
+@case(TRAINER, steps=150)
+def trainer_checkpoints() -> None:
+    """A small checkpoint after every 50 steps."""
+    train(Classifier(), 150, save_strategy="steps", save_steps=50)
+
+
+class KilledClassifier(Classifier):
+    """Is killed in the 61st batch."""
+
+    calls = 0
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss and the logits."""
+        self.calls += 1
+        if self.calls == 61:
+            lap("data")
+            kill()
+        return super().forward(x, labels)
+
+
+@case(
+    TRAINER,
+    steps=60,
+    at=60,
+    status="killed",
+    code=-9,
+    findings=(Says("died", ("killed", "step 60"), (0,), 60),),
+)
+def trainer_killed() -> None:
+    """``kill -9`` in step 60."""
+    train(KilledClassifier(), 150)
 
 
 # Accelerate

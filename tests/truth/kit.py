@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+import stepwell
 from tests.analysis.clocks import RankClock
 from tests.analysis.findings.training import noise
 
@@ -264,3 +265,11 @@ def kill() -> None:
 def press_control_c() -> None:
     """Send this process what Ctrl-C sends."""
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def hang(phase: str) -> None:
+    """Do nothing for a minute, in this phase; then be killed."""
+    sleep(60)
+    lap(phase)
+    stepwell.flush()
+    kill()

@@ -446,3 +446,140 @@ def resumed() -> None:
     for x, y in loader:
         lap("data")
         train_batch(model, optimizer, x, y)
+
+
+@case(WATCH, steps=400)
+def small_noisy_batches() -> None:
+    """Two examples in a batch: the loss jumps about, and falls."""
+    model, loader = Net(0.01, 0.01), batches(50, batch_size=2)
+    optimizer = SGD(model.parameters(), lr=0.02)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        train_batch(model, optimizer, x, y)
+
+
+@case(WATCH, steps=600, epochs=60)
+def converged_early() -> None:
+    """An easy task: the loss is low after 100 steps, and stays there."""
+    model, loader = Net(0.01, 0.01), batches(10)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    for _ in range(60):
+        truth.epoch()
+        for x, y in loader:
+            lap("data")
+            train_batch(model, optimizer, x, y)
+
+
+@case(WATCH, steps=300)
+def one_cycle() -> None:
+    """A learning rate that warms up, and then falls to almost nothing."""
+    model, loader = Net(0.01, 0.01), batches(300)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=300)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        train_batch(model, optimizer, x, y)
+        schedule.step()
+
+
+@case(WATCH, steps=300)
+def decay_to_zero() -> None:
+    """A learning rate that falls to 0 in the last step."""
+    model, loader = Net(0.01, 0.01), batches(300)
+    optimizer = SGD(model.parameters(), lr=0.2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=300)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        train_batch(model, optimizer, x, y)
+        schedule.step()
+
+
+class Density(nn.Module):
+    """A normal distribution whose mean and width are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.ones(FEATURES))
+        self.log_width = nn.Parameter(torch.ones(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the negative logarithm of the likelihood, without its constant."""
+        sleep(0.02)
+        return (((x - self.mean) / self.log_width.exp()).square() / 2 + self.log_width).mean()
+
+
+@case(WATCH, steps=300)
+def loss_below_zero() -> None:
+    """A likelihood: the loss falls through 0."""
+    model, loader = Density(), batches(300)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, _ in loader:
+        lap("data")
+        loss = model(0.2 * x)
+        lap("forward")
+        optimizer.zero_grad()
+        loss.backward()
+        lap()
+        optimizer.step()
+        lap("optimizer")
+        truth.step(loss, len(x))
+
+
+@case(WATCH, steps=200)
+def loss_logged_by_hand() -> None:
+    """The script logs ``loss`` itself, in every tenth step."""
+    model, loader = Net(), batches(200)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader, loss=False)
+    truth.begin()
+    truth.epoch()
+    for step, (x, y) in enumerate(loader):
+        lap("data")
+        loss = cross_entropy(model(x), y)
+        lap("forward")
+        optimizer.zero_grad()
+        loss.backward()
+        lap("backward")
+        optimizer.step()
+        lap("optimizer")
+        if step % 10 == 0:
+            stepwell.log({"loss": loss.item()})
+        truth.step(loss if step % 10 == 0 else None, len(x))
+
+
+@case(WATCH, steps=200, epochs=2)
+def unfrozen_later() -> None:
+    """The head alone for one epoch, then all of the model with a new optimizer in the second."""
+    model, loader = Net(), batches(100)
+    model.body.requires_grad_(False)
+    truth.begin()
+    with stepwell.init("fine tuning"):
+        first = SGD(model.head.parameters(), lr=0.1)
+        with stepwell.watch(model, first, loader):
+            truth.epoch()
+            lap()
+            for x, y in loader:
+                lap("data")
+                train_batch(model, first, x, y)
+        model.body.requires_grad_(True)
+        second = SGD(model.parameters(), lr=0.05)
+        with stepwell.watch(model, second, loader, step=100, epoch=1):
+            truth.epoch()
+            lap()
+            for x, y in loader:
+                lap("data")
+                train_batch(model, second, x, y)

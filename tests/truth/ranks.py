@@ -1,6 +1,10 @@
 """Trainings in two ranks with DistributedDataParallel: who waits for whom, and who ended first."""
 
+import contextlib
+import threading
+
 import torch
+from torch.nn.functional import cross_entropy
 
 import stepwell
 from tests.truth.case import DDP, Says, case
@@ -227,3 +231,75 @@ def weights_that_differ() -> None:
         lap("data")
         train_batch(model, optimizer, x, y)
     torch.distributed.destroy_process_group()
+
+
+@case(DDP, ranks=2, steps=75)
+def accumulation_without_sync() -> None:
+    """Two batches for each step, the first of them in ``no_sync``."""
+    loader = batches(150, seed=RANK)
+    model = distributed(Net())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    total = 0.0
+    for number, (x, y) in enumerate(loader, 1):
+        lap("data")
+        with contextlib.nullcontext() if number % 2 == 0 else model.no_sync():
+            logits = model(x)
+            lap("forward")
+            loss = cross_entropy(logits, y) / 2
+            loss.backward()
+            lap("backward")
+        total += loss.item()
+        if number % 2 == 0:
+            optimizer.step()
+            lap("optimizer")
+            optimizer.zero_grad()
+            truth.step(total, 32)
+            total = 0.0
+    torch.distributed.destroy_process_group()
+
+
+@case(DDP, ranks=2, steps=150, findings=(Says("data-bound", ranks=(), exact=("57%",)),))
+def slow_loaders_of_all_ranks() -> None:
+    """60 ms for each batch in both ranks: nobody waits for the other."""
+    loader = batches(150, 0.06, seed=RANK)
+    model = distributed(Net())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        train_batch(model, optimizer, x, y)
+    torch.distributed.destroy_process_group()
+
+
+@case(
+    DDP,
+    ranks=2,
+    steps=60,
+    at=60,
+    clock="real",
+    phases=False,
+    marks=("full",),
+    status="killed",
+    code=-9,
+    findings=(Says("hang", ("rank 1", "forward"), (1,)), Says("died", ("killed",))),
+)
+def rank_1_hangs() -> None:
+    """Rank 1 does not come out of the forward pass of step 60, and rank 0 waits; both are killed."""
+    loader = batches(150, seed=RANK)
+    model = distributed(Net())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for step, (x, y) in enumerate(loader):
+        lap("data")
+        if step == 60:
+            threading.Timer(25.0, kill).start()
+            if RANK == 1:
+                model.module.body.register_forward_pre_hook(lambda *_: sleep(60))
+        train_batch(model, optimizer, x, y)

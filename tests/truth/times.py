@@ -21,7 +21,7 @@ from tests.truth.kit import (
 )
 
 
-@case(WATCH, steps=150, findings=(Says("data-bound", ("57",)),))
+@case(WATCH, steps=150, findings=(Says("data-bound", exact=("57%",)),))
 def slow_loader() -> None:
     """60 ms for each batch, and 45 ms for what is done with it."""
     model, loader = Net(), batches(150, 0.06)
@@ -107,7 +107,9 @@ class Litter:
         sleep(0.3)
 
 
-@case(WATCH, steps=200, findings=(Says("gc-pauses", ("38%",)),), env={"STEPWELL_GC_PAUSES": "1"})
+@case(
+    WATCH, steps=200, findings=(Says("gc-pauses", exact=("38%",)),), env={"STEPWELL_GC_PAUSES": "1"}
+)
 def garbage_collection() -> None:
     """Every tenth step a collection of 0.3 s."""
     model, loader = Net(), batches(200)
@@ -209,7 +211,7 @@ def the_same_code_in_a_span() -> None:
             lap("draw samples")
 
 
-@case(SPANS, steps=150, epochs=None, findings=(Says("data-bound", ()),))
+@case(SPANS, steps=150, epochs=None, findings=(Says("data-bound", exact=("57%",)),))
 def slow_data_in_explicit_spans() -> None:
     """``wait for data`` of 60 ms in each step."""
     model, loader = Net(), batches(150, 0.0)
@@ -250,3 +252,48 @@ def long_validation() -> None:
             lap("data")
             train_batch(model, optimizer, x, y)
         stepwell.log({"val/loss": evaluate(model, held_out)})
+
+
+@case(
+    WATCH,
+    steps=120,
+    epochs=6,
+    clock="real",
+    marks=("full",),
+    findings=(Says("data-bound", ("persistent_workers=True",)),),
+)
+def workers_start_anew() -> None:
+    """Two workers need a second to start, at the beginning of each epoch."""
+    model = Net()
+    loader = batches(20, 0.0, num_workers=2, worker_init_fn=lambda _: sleep(1.0))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    for _ in range(6):
+        truth.epoch()
+        for x, y in loader:
+            lap("data")
+            train_batch(model, optimizer, x, y)
+
+
+@case(
+    WATCH,
+    steps=120,
+    clock="real",
+    marks=("full",),
+    env={"STEPWELL_RUNTIME": "0.2"},
+    findings=(Says("memory-growth"),),
+)
+def memory_leak() -> None:
+    """A list that keeps 4 MB of each step."""
+    model, loader = Net(forward=0.06), batches(120)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    kept = []
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        train_batch(model, optimizer, x, y)
+        kept.append(torch.ones(1 << 20))
+        lap()
