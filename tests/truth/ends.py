@@ -156,7 +156,6 @@ def exit_code_3() -> None:
     findings=(
         Says("died", ("step 77", "ValueError: the labels of batch 77 are broken"), (0,), 77),
     ),
-    wrong="the step in progress is counted",
 )
 def exception_in_the_loop() -> None:
     """A ValueError in step 77."""

@@ -47,7 +47,6 @@ def forgotten_zero_grad() -> None:
     WATCH,
     steps=200,
     findings=(Says("optimizer-parameters", ("optimizer",)),),
-    wrong="no rule looks at the optimizer's parameters",
 )
 def parameters_of_another_model() -> None:
     """The optimizer holds the parameters of a model that is not trained."""
@@ -65,7 +64,6 @@ def parameters_of_another_model() -> None:
     WATCH,
     steps=200,
     findings=(Says("optimizer-parameters", ("optimizer",)),),
-    wrong="no rule looks at the optimizer's parameters",
 )
 def head_missing_in_the_optimizer() -> None:
     """The head has gradients, but is not in the optimizer."""

@@ -24,8 +24,8 @@ from tests.truth.case import TRAINERS, Case, Says
 PROGRAM = "from tests.truth.program import main; main()"
 TOLERANCE = {"virtual": 0.001, "real": 0.03}
 """How far phases may be off, as a share: with a clock that is set forward by hand, and with the real one."""
-LEAST_SECONDS = 0.05
-"""How far they may always be off with the real clock."""
+LEAST_SHARE = 0.01
+"""How far a phase may always be off with the real clock, as a share of the wall time."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Outcome:
             yield f"time table: sums to {sum(parts)} of {self.report.wall_ns} ns"
         for phase, off in self.phase_errors.items():
             seconds = self.truth.seconds[phase]
-            least = LEAST_SECONDS if self.clock == "real" else 0.0
+            least = LEAST_SHARE * self.report.wall_ns / 1e9 if self.clock == "real" else 0.0
             if abs(off) > max(TOLERANCE[self.clock] * seconds, least):
                 yield f"{phase}: {seconds + off:.3f} s instead of {seconds:.3f} s"
 

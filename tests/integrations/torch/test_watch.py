@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
+from tests.harness import run_script  # noqa: E402
 from tests.integrations.torch.loops import (  # noqa: E402
     BATCHES,
     counts,
@@ -306,3 +307,18 @@ def test_model_optimizer_and_batch_size_are_in_the_configuration(recorded: stepw
     assert config["optimizer"]["lr"] == [0.1, 0.5]
     assert config["optimizer"]["weight_decay"] == 0.3
     assert config["batch_size"] == "mine"
+
+
+def test_the_first_step_imports_nothing(tmp_path: Path) -> None:
+    """What a look at the model needs is imported by ``watch``, not inside of the first step."""
+    code = """
+import sys, torch, stepwell
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+stepwell.watch(model, optimizer)
+before = set(sys.modules)
+model(torch.ones(2)).backward()
+optimizer.step()
+print(sorted(name for name in set(sys.modules) - before if name.startswith("stepwell")))
+"""
+    assert run_script(code, cwd=tmp_path, check=True).stdout == "[]\n"

@@ -85,6 +85,8 @@ NOT_LEARNING = {
     "not-generalising",
 }
 CONSEQUENCES: dict[str, set[str]] = {
+    # The time that it hangs is part of a phase, too.
+    "hang": {"data-bound", "low-goodput"},
     "optimizer-parameters": {*NOT_LEARNING, "zero-learning-rate"},
     "zero-learning-rate": NOT_LEARNING,
     "not-finite": {

@@ -29,6 +29,9 @@ class Diagnostics:
     def __init__(self, config: TelemetryConfig | None) -> None:
         self._config = config
         self._telemetry: TrainingTelemetry | None = None
+        if config is not None:
+            # Now, because importing it in the first step would make that one slow.
+            import stepwell.diagnostics.collecting  # noqa: F401
         self.keeps_batch = config is not None and any(
             getattr(config, f"track_{name}") for name in OF_BATCHES
         )
