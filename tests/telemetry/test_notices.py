@@ -108,6 +108,15 @@ def test_silence(
     assert capsys.readouterr().err.count("stepwell: ") == 2
 
 
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line sends anybody to a run that is not there: the warning has said all."""
+    (tmp_path / "file").touch()
+    stepwell.init("a", dir=tmp_path / "file", quiet=False).finish()
+    assert capsys.readouterr().err == ""
+
+
 def test_quiet_must_be_true_or_false(tmp_path: Path) -> None:
     """Anything else is refused."""
     with pytest.raises(stepwell.StepwellError, match="quiet must be True, False or None, got 'no'"):

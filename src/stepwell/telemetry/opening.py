@@ -106,7 +106,7 @@ def _open(
         recorder=recorder,
         world_size=place.world_size,
         document=document,
-        quiet=quiet or place.rank != 0 or place.launcher == "starter",
+        quiet=quiet or place.rank != 0 or place.launcher == "starter" or obstacle is not None,
         config=config,
         tags=about["tags"],
     )
@@ -123,7 +123,7 @@ def _open(
         from stepwell.telemetry.exporter_loading import add_from_environment
 
         add_from_environment(run)
-    if not run.quiet and obstacle is None:
+    if not run.quiet:
         print_start(path)
     return run
 
