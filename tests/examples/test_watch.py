@@ -28,4 +28,4 @@ def test_watch(tmp_path: Path) -> None:
     losses = metrics.filter(pl.col("name") == "loss").sort("step")["value"].to_list()
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] / 10
-    assert metrics.filter(pl.col("name") == "gradient_norm/overall").height == 4
+    assert metrics.filter(pl.col("name") == "gradient_norm/overall").height == STEPS

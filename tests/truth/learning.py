@@ -81,7 +81,6 @@ def head_missing_in_the_optimizer() -> None:
     WATCH,
     steps=200,
     findings=(Says("zero-learning-rate", ("0",)),),
-    wrong="no rule looks for a learning rate of 0",
 )
 def learning_rate_zero() -> None:
     """The learning rate is 0."""
@@ -100,7 +99,6 @@ def learning_rate_zero() -> None:
     steps=400,
     epochs=4,
     findings=(Says("learning-rate", ("scheduler",)),),
-    wrong="no rule looks at attached schedulers",
 )
 def scheduler_never_stepped() -> None:
     """A scheduler is attached to the optimizer, and never called."""

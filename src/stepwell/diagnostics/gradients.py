@@ -17,7 +17,7 @@ from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.groups import OVERALL, grouped
 from stepwell.diagnostics.norms import l2_by_group
 from stepwell.diagnostics.sharding import on_any_rank, shard, whole
-from stepwell.journal.errors import StepwellError
+from stepwell.journal.errors import StepwellError, warn_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +101,8 @@ class Gradients:
         They are those of the latest step only where nothing touched them since.
         """
         groups = self._watched()
+        if not groups:
+            return None
         watched = [parameter for _, parameter in groups[OVERALL]]
         # Of sharded ones a rank may have no part at all, and yet the others wait for it.
         shards = [shard(parameter.grad, parameter) for parameter in watched]
@@ -164,7 +166,9 @@ class Gradients:
         try:
             if self._is_left_out():
                 return
-            self._latest = self._unscaled(_norms(self._watched()))
+            groups = self._watched()
+            # A new dict for each step, also where there is nothing to measure.
+            self._latest = self._unscaled(_norms(groups)) if groups else {}
             self._taken = True
             if self._noted is not None:
                 self._used, self._noted = self._noted, None
@@ -180,7 +184,12 @@ class Gradients:
             for name, parameters in groups.items()
         }
         if not watched[OVERALL]:
-            raise StepwellError("the optimizer updates none of the model's parameters")
+            warn_once(
+                "diagnostics: parameters of another model",
+                "the optimizer updates none of the model's parameters: the model does not learn, and its "
+                "gradient norm is not recorded",
+            )
+            return {}
         return {name: parameters for name, parameters in watched.items() if parameters}
 
     def _is_left_out(self) -> bool:

@@ -96,7 +96,7 @@ class ModelWatch:
         # Gradients that are there are added up over the ranks: all of them look at these, or none.
         if not self._gradients.is_on_all_ranks(found is not None):
             found, source = self._gradients.present(), FROM_PRESENT
-        if found is None:
+        if not found:
             return None
         context.notes["gradient_source"] = source
         before = self._gradients.before_clipping

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,11 @@ def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> F
     moving = [
         int(c.steps[np.flatnonzero(c.values)[-1]]) for c in rates.values() if np.any(c.values)
     ]
-    since = first if not moving else max(moving) + 1
+    at_end = curve.steps[curve.steps > max(moving, default=-1)]
+    since = int(at_end[0]) if len(at_end) else last
     is_whole = not moving and last - first >= FEWEST_ZERO
-    is_end = bool(moving) and last - since >= max(FEWEST_ZERO, ZERO_AT_END * (last - first))
+    # Two values far apart may be the end of a schedule.
+    is_end = len(at_end) >= 3 and last - since >= max(FEWEST_ZERO, ZERO_AT_END * (last - first))
     if not is_whole and not is_end:
         return None
     when = f"in all steps from {first} to {last}" if is_whole else f"from step {since} to {last}"
@@ -175,9 +178,10 @@ def _schedule(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) 
         f"The learning rate stays at {number(float(curve.values[0]))} from step {curve.steps[0]} to "
         f"{curve.steps[-1]}, although {why}: scheduler.step() is not called."
     )
-    return _finding(
+    found = _finding(
         facts, text, {"metric": curve.name, "scheduler": name}, int(curve.steps[0]), curve
     )
+    return replace(found, advice="Call scheduler.step() after optimizer.step(), or once an epoch.")
 
 
 def _finding(facts: Facts, text: str, evidence: dict[str, Any], step: int, curve: Curve) -> Finding:

@@ -18,6 +18,8 @@ SAME = (
 )
 """What replicas of one model have in common."""
 DIFFERENT = 0.01
+CHECKSUM = "weight_checksum"
+DIFFERENT_WEIGHTS = 1e-3
 IN_A_ROW = 3
 FEWEST = 20
 WORSE = 0.3
@@ -28,11 +30,11 @@ def rule(facts: Facts) -> Iterator[Finding]:
     """At most one finding: replicas that drifted apart, else a rank with a loss of its own."""
     if facts.ranks < 2:
         return
-    for curve in facts.curves.matching(SAME):
-        found = _apart(facts, curve.name)
-        if found is not None:
-            yield found
-            return
+    apart = [_apart(facts, curve.name) for curve in facts.curves.matching(SAME)]
+    first = min((f for f in apart if f is not None), key=lambda f: f.steps[0], default=None)
+    if first is not None:
+        yield first
+        return
     for curve in facts.curves.losses:
         found = _worse(facts, curve.name)
         if found is not None:
@@ -57,7 +59,10 @@ def _apart(facts: Facts, name: str) -> Finding | None:
     if len(steps) < IN_A_ROW:
         return None
     middle = np.sort(values, axis=0)[(len(values) - 1) // 2]
-    off = np.abs(values - middle) > DIFFERENT * np.maximum(np.abs(middle), 1e-30)
+    is_checksum = name.startswith(CHECKSUM)
+    # A checksum is in units of the norm of the weights, and may be 0.
+    least, share = (1.0, DIFFERENT_WEIGHTS) if is_checksum else (1e-30, DIFFERENT)
+    off = np.abs(values - middle) > share * np.maximum(np.abs(middle), least)
     some = off.any(axis=0)
     # From where on they never agree again.
     since = len(some) - int(np.argmax(~some[::-1])) if not some.all() else 0
@@ -72,11 +77,20 @@ def _apart(facts: Facts, name: str) -> Finding | None:
     return Finding(
         "rank-divergence",
         "critical",
-        _sentence(name, int(steps[since]), ranks, dict(zip(curves, values[:, since], strict=True))),
+        _sentence(
+            "the checksum of the weights" if is_checksum else name,
+            int(steps[since]),
+            ranks,
+            dict(zip(curves, values[:, since], strict=True)),
+        ),
         {"metric": name, "since": int(steps[since]), "ranks": ranks},
         (int(steps[since]), int(steps[-1])),
         tuple(ranks),
-        "Replicas must not drift apart: a missing all-reduce, another seed, or a step that one rank skipped.",
+        "Give all ranks the weights of rank 0 before the first step, as DistributedDataParallel does; load "
+        "checkpoints on all ranks."
+        if is_checksum
+        else "Replicas must not drift apart: a missing all-reduce, another seed, or a step that one rank "
+        "skipped.",
         facts.command("plot", name, "--by-rank"),
     )
 

@@ -1,13 +1,25 @@
-"""Diagnostics of a watched training: a look at the model every so many steps."""
+"""Diagnostics of a watched training: every step at the start, then at intervals.
+
+In each of the first ``DENSE`` steps the learning rates and the norm of the gradients are recorded, straight
+as metrics and within a budget of time; all other diagnostics are collected every so many steps.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.diagnostics.early import DENSE, EarlySteps
 from stepwell.diagnostics.telemetry import TrainingTelemetry
+from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.journal import metrics
+from stepwell.journal.errors import report
 from stepwell.journal.metrics import context
+from stepwell.telemetry.run import active_run
 
 OF_BATCHES = (
     "batch_stats",
@@ -17,13 +29,21 @@ OF_BATCHES = (
     "gradient_noise",
     "class_balance",
 )
+SCHEDULER_STEPS = "scheduler_steps"
+FEWEST_STEPS = 10
+"""Steps after which an attached scheduler should have been called."""
+_is_traced = torch.compiler.is_dynamo_compiling
+_active: list[Diagnostics] = []
+"""Those that want to know of clipping and of schedulers."""
 
 
 class Diagnostics:
-    """What is told of the model, from its first step on.
+    """What is recorded about the model, from its first step on.
 
     Attributes:
         keeps_batch: whether the batch has to be at hand.
+        clipped: id of the first of the gradients that were clipped before the step, and their norm.
+        has_scheduled: whether a scheduler of the optimizer made a step.
     """
 
     def __init__(self, config: TelemetryConfig | None) -> None:
@@ -32,25 +52,138 @@ class Diagnostics:
         if config is not None:
             # Now, because importing it in the first step would make that one slow.
             import stepwell.diagnostics.collecting  # noqa: F401
+        self._early: EarlySteps | None = None
+        self._due = 0
+        self._end = 0
+        self._first = (0, 0)
+        self._latest: tuple[Any, int] | None = None
+        self._is_noted = False
+        self._remove: Callable[[], None] | None = None
+        self.clipped: tuple[int, Any] | None = None
+        self.has_scheduled = False
         self.keeps_batch = config is not None and any(
             getattr(config, f"track_{name}") for name in OF_BATCHES
         )
 
     def look(self, model: Any, optimizer: Any, step: int, batch: Any) -> int:
-        """This step was made; returns the next one that is to be told of."""
+        """Record what is due at the end of an optimizer step; returns the next step at which anything is."""
         if self._config is None or model is None:
             return sys.maxsize
         telemetry = self._telemetry
         if telemetry is None:
             # Where no step is made there is nothing to be said, not even that.
             telemetry = self._telemetry = TrainingTelemetry(self._config)
-        telemetry.on_batch_end(model, optimizer, step, context.epoch or 0, None, batch)
-        lead, every = telemetry._lead, telemetry._every
-        # The next one that it would look at.
-        behind = (step + 1 + lead) % every
-        return step + 1 + (every - behind if behind > lead else 0)
+            self._begin(model, optimizer, step)
+        self._latest = optimizer, step
+        clipped, self.clipped = self.clipped, None
+        early = self._early
+        before = None if early is None or clipped is None else early.norm_of_own(*clipped)
+        is_collected = step >= self._due and step % self._config.collect_every_n == 0
+        if is_collected and before is not None:
+            telemetry.note_clipping(before)
+        elif early is not None and step < self._end and not is_collected:
+            early.record(step, before)
+        if step >= self._due:
+            telemetry.on_batch_end(model, optimizer, step, context.epoch or 0, None, batch)
+            lead, every = telemetry._lead, telemetry._every
+            # The next one that it would look at.
+            behind = (step + 1 + lead) % every
+            self._due = step + 1 + (every - behind if behind > lead else 0)
+            if is_collected and early is not None:
+                early.record_weights(step)
+                if (context.epoch or 0) > self._first[1]:
+                    self._note_scheduler()
+        if step + 1 < self._end:
+            return step + 1
+        if early is not None:
+            early.close()
+        return self._due
+
+    def _begin(self, model: Any, optimizer: Any, step: int) -> None:
+        assert self._config is not None
+        self._first = step, context.epoch or 0
+        self._end = step + DENSE
+        self._early = EarlySteps(model, optimizer, self._config)
+        self._remove = CALLS.install()
+        _active.append(self)
+        run = active_run()
+        if run is not None:
+            run.before_finish(lambda status: self._note_scheduler())
+
+    def _note_scheduler(self) -> None:
+        """Record when a scheduler is attached to the optimizer that was not called in any step until now."""
+        if self._latest is None or self._is_noted or self.has_scheduled:
+            return
+        optimizer, step = self._latest
+        if step - self._first[0] + 1 < FEWEST_STEPS:
+            return
+        groups = optimizer.param_groups
+        try:
+            if all(
+                "initial_lr" in group and group["lr"] == group["initial_lr"] for group in groups
+            ):
+                self._is_noted = True
+                metrics.log({SCHEDULER_STEPS: 0.0}, step if context.step is None else context.step)
+        except Exception as error:
+            report("watch", error)
 
     def close(self) -> None:
         """Let go of model and optimizer."""
+        self._note_scheduler()
+        if self._early is not None:
+            self._early.close()
+        self._latest = self._early = self.clipped = None
+        if self in _active:
+            _active.remove(self)
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
         if self._telemetry is not None:
             self._telemetry.close()
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer that made the latest step."""
+        return None if self._latest is None else self._latest[0]
+
+
+def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by which ``clip_grad_norm_`` computes the norm, however that was imported."""
+
+    @looks_like(original)
+    def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+        norm = original(tensors, norm_type, *args, **kwargs)
+        if norm_type == 2 and not _is_traced() and isinstance(tensors, (list, tuple)) and tensors:
+            for one in _active:
+                # Not the gradient itself, which would be kept in memory.
+                one.clipped = id(tensors[0]), norm
+        return norm
+
+    return get_total_norm
+
+
+def _scheduler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @looks_like(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The first one is made by the constructor.
+        if getattr(self, "_step_count", 1):
+            for one in _active:
+                if getattr(self, "optimizer", None) is one.optimizer:
+                    one.has_scheduled = True
+        return original(self, *args, **kwargs)
+
+    return step
+
+
+def _find(patches: Patches) -> Iterator[Patch]:
+    yield Patch(torch.nn.utils.clip_grad, "_get_total_norm", _total_norm)
+    kinds = [torch.optim.lr_scheduler.LRScheduler]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if "step" in vars(kind):
+            yield Patch(kind, "step", _scheduler_step)
+
+
+CALLS = Patches(_find)
+"""Calls beside the optimizer's own that say something about a step."""

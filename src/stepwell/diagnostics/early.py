@@ -1,0 +1,191 @@
+"""The first steps of a training: learning rates and the norm of the gradients of each, as metrics of the run.
+
+A run that goes wrong often does so early, and short runs need curves too. A step costs some microseconds:
+one norm over all gradients, without groups, records or a span. A budget bounds it for large models on the
+CPU. On an accelerator nothing waits: the numbers are fetched in the background.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepwell.diagnostics.flat_shards import note_flat_shards
+from stepwell.diagnostics.gradients import innermost
+from stepwell.diagnostics.one_thread import one_thread
+from stepwell.diagnostics.replicas import weight_checksum
+from stepwell.diagnostics.sharding import shard
+from stepwell.journal import metrics
+from stepwell.journal.errors import report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stepwell.diagnostics.config import TelemetryConfig
+
+DENSE = 200
+"""Steps at the start of a training that are recorded one by one."""
+ALLOWANCE_NS = 20_000_000
+SHARE = 0.02
+"""What the norms may cost: so much in all, and this share of the time."""
+MANY_GROUPS = 16
+"""Parameter groups from which on learning rates are not recorded in every step."""
+SHARED_OUT = 1 << 15
+"""Elements of a tensor from which on torch shares its work among threads."""
+CHECKSUM_STEPS = (9, 19, 49, 99)
+"""Steps since the start at which weights are compared between ranks."""
+CHECKSUM = "weight_checksum/overall"
+EXACT = (torch.float32, torch.float64)
+
+
+class EarlySteps:
+    """Records the first steps of one model and its optimizer; a failure ends it, and is reported once."""
+
+    def __init__(self, model: Any, optimizer: Any, config: TelemetryConfig) -> None:
+        self._model = model
+        self._optimizer = innermost(optimizer)
+        self._has_norms = config.track_gradients
+        self._has_rates = config.track_learning_rates
+        self._has_weights = config.track_gradients
+        self._began = perf_counter_ns()
+        self._spent = 0
+        self._steps = 0
+        self._count = -1
+        self._parameters: list[Tensor] = []
+        self._rates: list[tuple[str, Any]] = []
+        self._is_large = False
+        self._hook: Any = None
+        self._taken: float | Tensor | None = None
+        self._ids: set[int] = set()
+
+    def norm_of_own(self, first: int, norm: Any) -> Any:
+        """The norm, if the gradient with this id is one that the optimizer uses; else None."""
+        if type(norm) is not torch.Tensor:
+            return None
+        self._refresh()
+        is_own = first in self._ids or any(id(p.grad) == first for p in self._parameters)
+        return norm if is_own else None
+
+    def record(self, step: int, before_clipping: Any) -> None:
+        """Record a step whose gradients are still there."""
+        self._steps += 1
+        try:
+            self._refresh()
+            values: dict[str, Any] = {}
+            if self._has_rates:
+                values.update((name, _number(group["lr"])) for name, group in self._rates)
+            if before_clipping is not None:
+                values["gradient_norm_before_clipping"] = _number(before_clipping)
+            budget = ALLOWANCE_NS + SHARE * (perf_counter_ns() - self._began)
+            if self._has_norms and self._spent <= budget:
+                norm = self._taken if self._hook is not None else self._norm()
+                if norm is not None:
+                    values["gradient_norm/overall"] = norm
+                elif self._hook is None and all(p.grad is None for p in self._parameters):
+                    # They are dropped before anybody asks: take them when a step begins.
+                    self._hook = self._optimizer.register_step_pre_hook(self._before_step)
+            self._taken = None
+            if values:
+                _log(values, step)
+            if self._steps in CHECKSUM_STEPS:
+                self.record_weights(step)
+        except Exception as error:
+            self._has_norms = self._has_rates = False
+            report("diagnostics of the first steps", error)
+
+    def _before_step(self, *args: Any) -> None:
+        try:
+            self._ids = {id(p.grad) for p in self._parameters}
+            if self._spent <= ALLOWANCE_NS + SHARE * (perf_counter_ns() - self._began):
+                self._taken = self._norm()
+        except Exception as error:
+            self._has_norms = False
+            self.close()
+            report("diagnostics of the first steps", error)
+
+    def close(self) -> None:
+        """Leave the optimizer alone."""
+        hook, self._hook = self._hook, None
+        self._ids = set()
+        if hook is not None:
+            hook.remove()
+
+    def record_weights(self, step: int) -> None:
+        """Record a checksum of the weights, with several ranks."""
+        try:
+            checksum = weight_checksum(self._model) if self._has_weights else None
+            if checksum is not None:
+                _log({CHECKSUM: _number(checksum)}, step)
+        except Exception as error:
+            self._has_weights = False
+            report("checksum of the weights", error)
+
+    def _refresh(self) -> None:
+        """Look up parameters and groups, when there are others than before."""
+        groups = self._optimizer.param_groups
+        count = sum(len(group["params"]) for group in groups)
+        if count == self._count:
+            return
+        self._count = count
+        note_flat_shards(self._model)
+        own = {id(parameter) for parameter in self._model.parameters()}
+        self._parameters = [p for group in groups for p in group["params"] if id(p) in own]
+        if any(shard(parameter).groups for parameter in self._parameters):
+            # Their norm needs all ranks at once.
+            self._has_norms = False
+        self._is_large = any(p.numel() >= SHARED_OUT for p in self._parameters)
+        few = groups if len(groups) <= MANY_GROUPS else ()
+        self._rates = [(f"learning_rate/group_{i}", group) for i, group in enumerate(few)]
+        names = [(group.get("name"), group) for group in few]
+        taken = {name for name, _ in self._rates}
+        self._rates += [
+            (f"learning_rate/{name}", group)
+            for name, group in names
+            if isinstance(name, str) and f"learning_rate/{name}" not in taken
+        ]
+
+    def _norm(self) -> float | Tensor | None:
+        """The norm of the gradients as the optimizer uses them; None where that is not known at once."""
+        # Not the time for which other programs have the processor.
+        began = thread_time_ns()
+        try:
+            return self._measure()
+        finally:
+            self._spent += thread_time_ns() - began
+
+    def _measure(self) -> float | Tensor | None:
+        scale = getattr(self._optimizer, "grad_scale", None)
+        skipped = getattr(self._optimizer, "found_inf", None)
+        if isinstance(skipped, torch.Tensor) and (skipped.device.type != "cpu" or bool(skipped)):
+            return None
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients or any(one.is_sparse for one in gradients):
+            return None
+        with torch.no_grad():
+            if self._is_large and gradients[0].device.type == "cpu":
+                with one_thread():
+                    norm = _l2(gradients)
+            else:
+                norm = _l2(gradients)
+            if isinstance(scale, torch.Tensor):
+                norm = norm / scale.to(norm.device)
+        return _number(norm)
+
+
+def _l2(tensors: list[Tensor]) -> Tensor:
+    dtype = None if tensors[0].dtype in EXACT else torch.float32
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, dtype)))
+    return norm
+
+
+def _number(value: Any) -> float | Tensor:
+    """A float, or a copy of a tensor on a device, which is fetched in the background."""
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    return float(value.item()) if value.device.type == "cpu" else value.detach().clone()
+
+
+def _log(values: dict[str, Any], step: int) -> None:
+    metrics.log(values, step if metrics.context.step is None else metrics.context.step)
