@@ -40,6 +40,14 @@ def train(runs: Path, weights: Path) -> None:
         return text.encode()
 
     assert_type(inner("x"), bytes)
+    run.config["lr"] = 0.2
+    run.config.update({"depth": 3}, width=8)
+    run.tags += ("late",)
+    assert_type(run.tags, tuple[str, ...])
+    run.summary["best"] = 0.25
+    assert_type(run.url, str)
+    run.log({"note": stepwell.Text("hello", caption="a word")})
+    run.log({"table": stepwell.Table([["a", 1]], columns=["word", "count"])})
     run.event("note", text="hello", count=1)
     run.artifact(weights)
     run.artifact(str(weights), name="again")
@@ -73,6 +81,10 @@ def read(runs: Path) -> None:
     assert_type(spans, pl.LazyFrame)
     assert_type(spans.collect(), pl.DataFrame)
     assert sorted(run.spans().collect()["name"]) == ["epoch", "forward", "inner"]
+    assert_type(run.items(), pl.LazyFrame)
+    assert sorted(run.items().collect()["kind"]) == ["table", "text"]
+    assert run.config == {"lr": 0.2, "depth": 3, "width": 8}
+    assert (run.tags, run.summary["best"]) == (["a", "b", "late"], 0.25)
     assert run.metrics(overwritten=True).collect().height == 3
 
 

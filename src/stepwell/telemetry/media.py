@@ -36,7 +36,7 @@ class Media:
 
 
 class Image(Media):
-    """A picture, kept as PNG.
+    """A picture, kept as PNG. A tensor on an accelerator is copied, which waits for the accelerator.
 
     Args:
         data: a NumPy array or tensor (height × width, × channels, or channels first; several become a
@@ -59,7 +59,7 @@ class Image(Media):
 
 
 class Histogram(Media):
-    """The distribution of many numbers.
+    """The distribution of many numbers. Those on an accelerator are copied, which waits for it.
 
     Args:
         data: an array, a tensor or a sequence of numbers; or counts, where ``edges`` are given.
