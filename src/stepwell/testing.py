@@ -33,9 +33,9 @@ BEGIN = 1_700_000_000
 class FakeClock:
     """The two clocks, standing still until they are moved. A context manager that puts them in place."""
 
-    def __init__(self, wall: float = BEGIN) -> None:
-        # As on a machine that has run for days: times that lie before now can be given.
-        self._monotonic = 10**15
+    def __init__(self, wall: float = BEGIN, uptime: float = 1e6) -> None:
+        # As on a machine that has run for so many seconds.
+        self._monotonic = round(uptime * 1e9)
         self._wall = round(wall * 1e9)
 
     def advance(self, seconds: float) -> None:

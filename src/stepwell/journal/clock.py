@@ -50,6 +50,12 @@ def to_wall(clock: int) -> int:
     return clock + _offset[0]
 
 
+BEFORE_BOOT = -(1 << 62)
+"""Earlier than any instant of the monotonic clock, which begins with the machine; spans may begin before."""
+EARLIEST_WALL = 946_684_800 * 10**9
+"""The year 2000: an earlier time is given in another unit, or made up."""
+
+
 def from_wall(wall_ns: int) -> int:
-    """What the monotonic clock showed when the wall clock showed this."""
+    """What the monotonic clock showed when the wall clock showed this; below 1 before the machine started."""
     return now() - (wall() - wall_ns)

@@ -107,22 +107,23 @@ def as_attributes(values: Mapping[str, Any] | None) -> Attributes:
     return Attributes(values)
 
 
-def clock_at(timestamp: Timestamp | None) -> int:
-    """A point in time on the journal's clock; now when none is given."""
+def clock_at(timestamp: Timestamp | None, earliest: int = 1) -> int:
+    """A point in time on the journal's clock, no earlier than ``earliest``; now when none is given."""
     if timestamp is None:
         return clock.now()
     try:
         at = (
             timestamp.timestamp() if isinstance(timestamp, datetime.datetime) else number(timestamp)
         )
-        found = 0 if at is None or timestamp is True else clock.from_wall(round(at * 1e9))
+        is_time = at is not None and timestamp is not True and at * 1e9 >= clock.EARLIEST_WALL
+        found = clock.from_wall(round(at * 1e9)) or -1 if is_time and at is not None else 0
     except (TypeError, ValueError, OverflowError, OSError):
         found = 0
-    if not 0 < found < LAST_CLOCK:
+    if not found or found >= LAST_CLOCK:
         misuse(
             "timestamp",
             f"timestamp is {shown(timestamp)}: write seconds since the epoch, such as time.time(); "
             "now is taken instead",
         )
         return clock.now()
-    return found
+    return max(found, earliest)

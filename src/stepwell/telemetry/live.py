@@ -236,7 +236,10 @@ def open_span(
     parent: Span | None = None,
     under: Span | None = None,
 ) -> Span:
-    """Open a span; ``under`` is its parent only where nothing else is open."""
+    """Open a span; ``under`` is its parent only where nothing else is open.
+
+    ``start`` is an instant of the journal's clock, 0 for now; below 0 it lies before the machine started.
+    """
     if not state.enabled:
         return NO_SPAN
     span: Span = Span()
@@ -244,6 +247,10 @@ def open_span(
     span._events = None
     otherwise = 0 if under is None else under.id
     if start or attributes or parent is not None:
+        if start < 0:
+            # Before the machine started, when the journal's clock began: the true start is an attribute.
+            attributes = Attributes(attributes).add("start_time_sec", clock.to_wall(start) / 1e9)
+            span._attributes, start = attributes, 1
         data = encode(attributes.to_json()) if attributes else b""
         span._begin_slowly(word, data, start, 0 if parent is None else parent.id, otherwise)
     else:

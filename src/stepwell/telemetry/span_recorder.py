@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, overload
 
-from stepwell.journal import errors
+from stepwell.journal import clock, errors
 from stepwell.journal.errors import misuse, quietly
 from stepwell.journal.state import current_journal, state
 from stepwell.journal.values import shown
@@ -29,7 +29,7 @@ class SpanRecorder:
         word = word_of(span_name)
         attributes = as_attributes(span_attributes)
         attributes.add_attributes(as_attributes(start_event_attributes))
-        start = 0 if start_time is None else clock_at(start_time)
+        start = 0 if start_time is None else clock_at(start_time, clock.BEFORE_BOOT)
         parent = None if parent_span is None else _as_span(parent_span, "start(parent_span=…)")
         return self._start(word, attributes, start, parent) or NO_SPAN
 

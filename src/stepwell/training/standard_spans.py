@@ -36,7 +36,7 @@ def start_span(
     under: Span | None = None,
 ) -> Span:
     """Open a span; ``under`` is its parent where nothing is open in this thread."""
-    start = moment(msec, f"start of {name}") if msec else 0
+    start = moment(msec, f"start of {name}", clock.BEFORE_BOOT) if msec else 0
     return open_span(WORDS[name], attributes, start, None, under)
 
 
@@ -88,8 +88,11 @@ def end_parts(iteration: Span, end: int) -> None:
             )
 
 
-def moment(msec: Any, what: str) -> int:
-    """An instant of the journal's clock, from milliseconds since the epoch; None and 0 mean now."""
+def moment(msec: Any, what: str, earliest: int = 1) -> int:
+    """An instant of the journal's clock, from milliseconds since the epoch; None and 0 mean now.
+
+    None is earlier than ``earliest``: by default the start of the machine, when that clock began.
+    """
     now = clock.now()
     if not msec:
         return now
@@ -102,7 +105,7 @@ def moment(msec: Any, what: str) -> int:
         )
         return now
     then = clock.from_wall(round(msec * 1e6))
-    if then < 1:
+    if msec * 1e6 < clock.EARLIEST_WALL:
         misuse(
             f"ancient {what}",
             f"the {what} is given as {msec!r}, which is {(now - then) / 86400e9:.0f} days ago: write "
@@ -115,7 +118,7 @@ def moment(msec: Any, what: str) -> int:
             f"the {what} is given as {msec!r} ms since the epoch, which is "
             f"{(then - now) / 1e9:.3f} s from now: now is taken instead",
         )
-    return min(then, now)
+    return max(earliest, min(then or -1, now))
 
 
 def stop_span(span: Span, end: int, error: BaseException | None = None) -> None:
