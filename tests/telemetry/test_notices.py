@@ -108,6 +108,16 @@ def test_silence(
     assert capsys.readouterr().err.count("stepwell: ") == 2
 
 
+def test_a_second_run_in_the_same_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its loss may have another name than that of the first one."""
+    for name, value in (("loss", 1.0), ("train/loss", 2.0)):
+        with stepwell.init("a", dir=tmp_path, quiet=False) as run:
+            run.log({name: value, "val/loss": 9.0})
+        assert f", {name} {value:g};" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepwell.telemetry.ending import Ending
 
 VARIABLE = "STEPWELL_QUIET"
+MOST_NAMES = 200
 
 
 def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
@@ -54,12 +55,11 @@ def _reason(ending: Ending) -> str:
 
 def last_losses(lanes: Sequence[Lane]) -> str:
     """Return the last values of the losses as text, such as "loss 0.123"; "" without any."""
-    found = []
-    for name in loss_names(logged_names()):
-        value = latest(name, list(lanes))
-        if value is not None:
-            found.append(f"{name} {number(value)}")
-    return ", ".join(found)
+    names = [name for name in logged_names() if "loss" in str(name).lower()][:MOST_NAMES]
+    # Names may be those of an earlier run in this process, which have no value here.
+    values = {name: latest(name, list(lanes)) for name in names}
+    known = {name: value for name, value in values.items() if value is not None}
+    return ", ".join(f"{name} {number(known[name])}" for name in loss_names(known))
 
 
 def _report_command(path: Path, newest: bool) -> str:
