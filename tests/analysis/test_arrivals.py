@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from stepwell.analysis.findings import findings
 from stepwell.analysis.ranks import stragglers
 from stepwell.reading import RecordedRun
 from tests.analysis.time.writing import Process, Thread, Written, write_run
@@ -38,6 +41,16 @@ class Ranks:
         ready = max(times) if after is None else times[after]
         for rank, shift in enumerate(shifts):
             self._span(rank, name, max(ready, times[rank]) + ms + shift)
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """A span around those of the body."""
+        begun, places = self.now.copy(), [len(spans) for spans in self.spans]
+        yield
+        for rank, (start, place) in enumerate(zip(begun, places, strict=True)):
+            self.spans[rank].insert(place, Written(name, start * MS, self.now[rank] * MS))
+            for child in self.spans[rank][place + 1 :]:
+                child.parent = place
 
     def _span(self, rank: int, name: str | None, end: int) -> None:
         if name is not None:
@@ -134,14 +147,10 @@ def test_a_root_that_does_not_wait(tmp_path: Path) -> None:
 def buckets(ranks: Ranks, step: int) -> None:
     """Gradients are averaged in three pieces; the backward pass of rank 1 is slow before the second."""
     ranks.work("forward", 10, 10)
-    begun, places = ranks.now.copy(), [len(spans) for spans in ranks.spans]
-    for times in ((10, 10), (10, 40), (10, 10)):
-        ranks.work(None, *times)
-        ranks.meet("all_reduce", 2)
-    for rank, (start, place) in enumerate(zip(begun, places, strict=True)):
-        ranks.spans[rank].insert(place, Written("backward", start * MS, ranks.now[rank] * MS))
-        for child in ranks.spans[rank][place + 1 :]:
-            child.parent = place
+    with ranks.inside("backward"):
+        for times in ((10, 10), (10, 40), (10, 10)):
+            ranks.work(None, *times)
+            ranks.meet("all_reduce", 2)
 
 
 def test_a_slow_backward_pass_with_collectives(tmp_path: Path) -> None:
@@ -159,3 +168,39 @@ def test_nobody_is_late_at_the_first_steps(tmp_path: Path) -> None:
     ranks = Ranks(2)
     ranks.now[0] = 5000
     assert named(ranks.record(tmp_path, warm_up)) == []
+
+
+def test_code_that_no_span_covers_in_each_step(tmp_path: Path) -> None:
+    """20 ms between the passes of rank 1, inside of the iteration, in all steps."""
+
+    def body(ranks: Ranks, step: int) -> None:
+        with ranks.inside("train step"):
+            ranks.work("forward", 5, 5)
+            ranks.work(None, 1, 21 + step % 3)
+            ranks.meet("backward", 10)
+
+    ((rank, phase, steps, ms),) = named(Ranks(2).record(tmp_path, body))
+    assert (rank, phase, steps) == (1, "training", STEPS)
+    assert ms == sum(20 + step % 3 for step in range(STEPS))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_busy_machine(tmp_path: Path, count: int, seed: int) -> None:
+    """Parts of steps are held up, the longer the more often and for up to ten steps: nobody is named."""
+    random = Random(seed)
+
+    def times(ms: int) -> list[int]:
+        held_up = [random.random() < 0.02 * ms for _ in range(count)]
+        return [ms + is_held * min(300, int(10 * random.paretovariate(1.1))) for is_held in held_up]
+
+    def body(ranks: Ranks, _: int) -> None:
+        with ranks.inside("train step"):
+            for name, ms in (("data_loading", 2), ("forward", 10), (None, 1), ("forward", 5)):
+                ranks.work(name, *times(ms))
+            ranks.meet("backward", 20)
+            ranks.work("optimizer", *times(2))
+
+    run = Ranks(count).record(tmp_path, body)
+    assert named(run) == []
+    assert [f.sentence for f in findings(run) if f.rule != "low-goodput"] == []

@@ -51,7 +51,7 @@ def check(found: Straggler, planted: dict[str, Any]) -> None:
     assert found.ns == pytest.approx(planted["ns"], rel=0.01)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("ranks", [2, 3, 8, pytest.param(64, marks=pytest.mark.full)])
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
 def test_a_chronic_straggler(simulated: Simulate, ranks: int, phase: str) -> None:
     """It is found with its rank, its phase, its steps and what it cost, and nobody else is."""
@@ -104,7 +104,7 @@ def test_two_stragglers_at_once(simulated: Simulate) -> None:
         assert found[rank].ns == pytest.approx(100 * ns * MS, rel=0.02)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 16])
+@pytest.mark.parametrize("ranks", [1, 2, 16, pytest.param(64, marks=pytest.mark.full)])
 @pytest.mark.parametrize("jitter", [0.0, 0.02, 0.2])
 def test_a_healthy_run_has_none(simulated: Simulate, ranks: int, jitter: float) -> None:
     """However much its steps vary, if all ranks vary alike."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LEAST = 0.02
 LEAST_MEANT = 0.05
 """Share of the wall time for a finding; the second for validation, which is meant to take time."""
+LEAST_ONCE_NS = 1_000_000_000
+"""On a busy machine a process may wait for the processor for nearly as long."""
 CRITICAL = 0.2
 MOST = 5
 MOST_STEPS = 50
@@ -38,6 +40,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
         share = min(1.0, one.ns / facts.wall_ns)
         least = LEAST_MEANT if one.phase in MEANT else LEAST
         if one.phase == "checkpoint" or one.ns < least * facts.running_ns or told == MOST:
+            continue
+        if one.kind == "one-off" and one.ns < LEAST_ONCE_NS:
             continue
         told += 1
         yield _finding(facts, one, share)

@@ -364,7 +364,8 @@ class _Reasons:
                 before = np.where(crosses, before, 0)
                 is_training = 2 * (now + before) >= excess
                 code[is_training] = CODES[TRAINING]
-                is_earlier = np.where(is_training, before > now, is_earlier)
+                # If both steps have it, it is in each step, and this one's.
+                is_earlier = np.where(is_training, before > 2 * now, is_earlier)
             elif layer.phase not in (IDLE, COMMUNICATION):
                 # The rest of a pass with several collectives in it.
                 start, ns = (
