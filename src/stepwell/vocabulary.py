@@ -254,7 +254,9 @@ of their own, but for the two that are standard spans."""
 
 _BY_STANDARD_NAME = {word.name: word for word in WORDS if word.standard}
 _BY_AI_PATH = {word.ai: word for word in WORDS if word.ai}
-_BY_TRACE_NAME = {(word.category, word.trace_name): word for word in WORDS}
+_BY_TRACE_NAME = {
+    (word.category, name): word for word in WORDS for name in (word.name, word.trace_name)
+}
 _AI_CATEGORIES = {word.category for word in AI_NODES}
 
 
