@@ -9,6 +9,8 @@ import polars as pl
 
 from stepwell.analysis.disk import disk_bytes
 from stepwell.analysis.progress import Throughput, throughput
+from stepwell.analysis.ranks.peers import is_lost_peer
+from stepwell.analysis.source_lines import shown_lines
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 
@@ -69,6 +71,8 @@ class Overview:
     path: Path
     status: str
     error: str | None
+    lines: tuple[str, ...]
+    """Lines of Python code that the error went through, with their places."""
     attempts: int
     ranks: int
     workers: int
@@ -96,8 +100,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
     """Read a run once through and sum it up; ``most`` bounds the number of lines of a kind."""
     processes = run.processes().collect()
     mains = processes.filter(pl.col("role") != "worker")
-    latest = processes.filter(pl.col("attempt") == pl.col("attempt").max())
-    errors = latest.filter(pl.col("error").is_not_null())["error"].to_list()
+    error, lines = _error(run)
     spans = _spans(run)
     metrics = run.metrics().collect()
     numbers = metrics.height
@@ -110,7 +113,8 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         name=run.name,
         path=run.path,
         status=run.status,
-        error=errors[-1] if errors else None,
+        error=error,
+        lines=lines,
         attempts=mains["attempt"].n_unique(),
         ranks=mains["rank"].n_unique(),
         workers=processes.height - mains.height,
@@ -127,6 +131,17 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         open=_open(run, processes),
         throughput=throughput(run),
     )
+
+
+def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
+    """The error of the latest attempt and its lines; one about a lost peer only without another."""
+    documents = [d for d in run.documents() if d["role"] != "worker"]
+    last = max((d["attempt"] for d in documents), default=0)
+    failed = [d for d in documents if d["attempt"] == last and d["error"]]
+    if not failed:
+        return None, ()
+    first = min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0))
+    return first["error"], shown_lines(first["traceback"])
 
 
 def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:

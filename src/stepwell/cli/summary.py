@@ -30,6 +30,8 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
     out.print(_headline(overview))
     for line in _facts(overview):
         out.print(Text(wrapped(line, out.width)))
+    for line in overview.lines:
+        out.print(Text.assemble("  ", plain(line)), style="dim", soft_wrap=True)
     if overview.open:
         _print_open(out, overview)
     if overview.spans:

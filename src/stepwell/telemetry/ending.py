@@ -59,10 +59,11 @@ def ending_of(error: BaseException | None) -> Ending:
         return FINISHED
     if isinstance(error, KeyboardInterrupt) or _is_during_interrupt(error):
         return Ending("interrupted", describe_error(error), signal="SIGINT")
+    if type(error).__name__ in SIGNAL_ERRORS:
+        # That of Lightning is a SystemExit with the code 0.
+        return Ending("killed", describe_error(error), signal=_signal_name(error))
     if isinstance(error, SystemExit):
         return _exit_with(error.code, describe_error(error))
-    if type(error).__name__ in SIGNAL_ERRORS:
-        return Ending("killed", describe_error(error), signal=_signal_name(error))
     return Ending("failed", describe_error(error))
 
 

@@ -9,6 +9,7 @@ import pytest
 import stepwell
 from stepwell.analysis.findings.died import End, _split, rule
 from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.ranks.peers import is_lost_peer
 from tests.harness import environment, run_ranks
 
 SECOND = 1_000_000_000
@@ -43,11 +44,42 @@ def _end(rank: int, status: str, at: float, error: str = "", *, waits: bool = Fa
         # Only errors about peers: the earliest.
         ([_end(0, "failed", 11, CLOSED), _end(1, "failed", 10, CLOSED)], [1]),
         ([_end(0, "interrupted", 10), _end(1, "killed", 10.5)], [0]),
+        ([_end(0, "interrupted", 10), _end(1, "interrupted", 10.5)], [0, 1]),
     ],
 )
 def test_the_rank_that_ended_first(ends: list[End], first: list[int]) -> None:
     """It is told first; what others say of a closed connection is a consequence."""
     assert [end.rank for end in _split(ends)[0]] == first
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CLOSED,
+        "DistBackendError: NCCL communicator was aborted on rank 0",
+        "RuntimeError: [1] Timed out waiting 1800000ms for recv operation to complete (gloo)",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "DistNetworkError: The client socket has timed out",
+    ],
+)
+def test_errors_about_a_lost_peer(error: str) -> None:
+    """They are consequences."""
+    assert is_lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: x",
+        "RuntimeError: CUDA out of memory",
+        "RuntimeError: DataLoader worker (pid 3) is killed by signal: Killed",
+        "TimeoutError: the data server did not answer",
+    ],
+)
+def test_errors_of_its_own(error: str) -> None:
+    """They are causes."""
+    assert not is_lost_peer(error)
 
 
 TRAIN = """

@@ -17,20 +17,13 @@ from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital, ranks_listed
 from stepwell.analysis.ranks.habits import latest_failures
+from stepwell.analysis.ranks.peers import is_lost_peer
 from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.source_lines import own_line, shown_lines
 from stepwell.analysis.time.words import phase_of_span
 from stepwell.reading.documents import SourceLine
 
 MEMORY = ("outofmemory", "out of memory", "memoryerror", "cannot allocate")
-CONSEQUENCE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by peer|broken ?pipe|BrokenPipe"
-    r"|ConnectionReset|\bgloo\b|\bnccl|DistBackendError|DistNetworkError|DistStoreError"
-    r"|ProcessGroup|TCPStore|process ?group watchdog|watchdog (got|caught)|socket ?timeout"
-    r"|(recvValue|sendBytes|recvBytes|waitForInput) failed|remote (process|peer)",
-    re.IGNORECASE,
-)
-"""Errors of a rank whose peer is gone."""
 HEARTBEATS = 2.0
 """Ranks whose last signs of life are fewer heartbeats apart may have ended in either order."""
 CONTAINERS = ("application", "training_loop")
@@ -60,7 +53,7 @@ class End:
     @property
     def is_consequence(self) -> bool:
         """Whether its error says that another rank is gone."""
-        return self.status == "failed" and CONSEQUENCE.search(self.error) is not None
+        return self.status == "failed" and is_lost_peer(self.error)
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
@@ -164,7 +157,8 @@ def _split(ends: list[End]) -> tuple[list[End], list[End]]:
         root = min(own, key=lambda e: e.time_ns)
         # The launcher kills the rest after a failure: only a rank that was silent long before counts.
         before = [e for e in killed if e.time_ns + e.slack_ns < root.time_ns]
-        first = _earliest(before) if before else [root]
+        together = [e for e in own if e.status == root.status == "interrupted"]
+        first = _earliest(before) if before else together or [root]
     elif killed:
         first = _earliest(killed)
     elif finished and min(e.time_ns for e in finished) < min(e.time_ns for e in failed):
@@ -198,12 +192,14 @@ def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
     if root.status == "killed" and root.signal:
         return f"{who} was terminated by {root.signal}{where}{inside}{at}."
     if root.status == "killed" and len(first) > 1:
-        who += f" were killed{where}, at about the same time and without an exception"
-        return f"{who}{inside}." if len({e.inside for e in first}) == 1 else _places(who, first)
+        is_same = len({e.inside for e in first}) == 1
+        who += f" were killed{where}{inside if is_same else ''}, at about the same time and "
+        return f"{who}without an exception{'' if is_same else _places(first)}."
     if root.status == "killed":
         return f"{who} was killed{where}{inside}, without an exception."
     if root.status == "interrupted":
-        return f"{who} was interrupted with Ctrl-C{where}{inside}{at}."
+        were = "were" if len(first) > 1 else "was"
+        return f"{who} {were} interrupted with Ctrl-C{where}{inside}{at}."
     if root.status == "finished":
         return f"{who} finished{where}, before the others."
     if root.error.startswith("SystemExit"):
@@ -211,11 +207,11 @@ def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
     return f"{who} failed{where}{inside}: {root.error or 'no error was recorded'}{at}."
 
 
-def _places(sentence: str, first: Sequence[End]) -> str:
-    """Add where each of several ranks was, in the order of how likely it ended first."""
+def _places(first: Sequence[End]) -> str:
+    """Where each of several ranks was, in the order of how likely it ended first."""
     shown = [f"rank {e.rank} inside {' › '.join(e.inside[-3:]) or 'no span'}" for e in first[:3]]
     more = f" and {len(first) - 3} more" if len(first) > 3 else ""
-    return f"{sentence}: {', '.join(shown)}{more}."
+    return f": {', '.join(shown)}{more}"
 
 
 def _exit_words(end: End) -> str:
