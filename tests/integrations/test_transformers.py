@@ -288,6 +288,48 @@ class _Endless(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         return iter(make_data(10))
 
 
+class _Noting(Trainer):  # type: ignore[misc]
+    """Keeps the loss and the samples of each pass."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.__dict__.setdefault("passes", []).append((loss.item(), len(inputs["input_ids"])))
+        return loss
+
+
+def test_passes_that_an_epoch_leaves_belong_to_the_next_step(recorded: Run, tmp_path: Path) -> None:
+    """Batches of 4, 4 and 2, two for a step: the Trainer keeps the gradients of the third one."""
+    trainer = make_trainer(
+        tmp_path,
+        [StepwellCallback()],
+        cls=_Noting,
+        train_dataset=_Endless(),
+        max_steps=3,
+        gradient_accumulation_steps=2,
+    )
+    trainer.train()
+    run, _ = finished(recorded.path)
+    (update,) = told(run, "training_metrics_update")
+    assert [size for _, size in trainer.passes] == [4, 4, 2, 4, 4, 2, 4, 4]
+    assert update["num_iterations"] == trainer.state.global_step == 3
+    assert update["num_train_samples"] == 8 + 10 + 10
+    losses = [loss for loss, _ in trainer.passes]
+    sums = [sum(losses[:2]), sum(losses[2:5]), sum(losses[5:])]
+    assert curve(run, "loss") == [(i, pytest.approx(value)) for i, value in enumerate(sums)]
+
+
+def test_samples_are_as_the_trainer_counts_them(recorded: Run, tmp_path: Path) -> None:
+    """What it reports for each second, times the seconds: also with a last batch that is smaller."""
+    trainer = make_trainer(tmp_path, [StepwellCallback()], gradient_accumulation_steps=3)
+    metrics = trainer.train().metrics
+    run, _ = finished(recorded.path)
+    (update,) = told(run, "training_metrics_update")
+    seconds = metrics["train_runtime"]
+    samples = round(metrics["train_samples_per_second"] * seconds)
+    assert update["num_train_samples"] == samples == 52
+    assert update["num_iterations"] == round(metrics["train_steps_per_second"] * seconds)
+
+
 def test_a_data_set_without_a_length(recorded: Run, tmp_path: Path) -> None:
     """10 samples are batches of 4, 4 and 2, gone through again and again."""
     trainer = make_trainer(tmp_path, [StepwellCallback()], train_dataset=_Endless(), max_steps=5)

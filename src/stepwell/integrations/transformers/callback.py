@@ -163,7 +163,7 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:
-            self._recording.training.end_epoch()
+            self._recording.training.end_epoch(state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recording is not None:

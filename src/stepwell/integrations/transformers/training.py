@@ -104,11 +104,23 @@ class Training:
         if self.loop is not None and current.job is not None:
             metrics.set_context(None, epoch)
 
-    def end_epoch(self) -> None:
-        """It ends, perhaps between the passes that make up a step."""
+    def end_epoch(self, state: Any) -> None:
+        """End an epoch, perhaps between the passes that make up a step.
+
+        The gradients of such passes stay: they and their samples belong to the next step.
+        """
         self._batches = None
-        if self.loop is not None:
-            self._drop_step(self.loop, None)
+        loop = self.loop
+        if loop is None or loop.inside is None or current.job is None:
+            return
+        if self._loss is None:
+            self._drop_step(loop, None)
+            return
+        try:
+            samples, tokens = self._sizes(state)
+            loop.end(samples, tokens, optimizer_step=False)
+        except Exception as error:
+            report(WHERE, error)
 
     def _drop_step(self, loop: TrainingLoop, error: BaseException | None) -> None:
         """End a step that did not come to its end; it does not count."""
@@ -126,7 +138,7 @@ class Training:
             return
         if loop.inside is not None:
             self._drop_step(loop, None)
-        self._loss = None
+            self._loss = None
         lane = self.thread.lane
         loop.enter(None if lane is None or lane.frames else lane)
 
@@ -178,7 +190,8 @@ class Training:
                 more, more_tokens = samples_in(batch), tokens_in(batch)
                 samples = more if samples is None else plus(samples, more)
                 tokens = more_tokens if tokens is None else plus(tokens, more_tokens)
-            self._samples, self._tokens = samples, tokens
+            if result[0]:
+                self._samples, self._tokens = samples, tokens
         except Exception as error:
             report(WHERE, error)
         return result
