@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,7 +14,7 @@ torch = pytest.importorskip("torch")
 import stepwell  # noqa: E402
 from stepwell.analysis.time import ledger  # noqa: E402
 from tests.integrations.torch.loops import BATCHES, counts, make_loader, make_model, train  # noqa: E402
-from tests.integrations.torch.watched import outliving, parts, read, updates  # noqa: E402
+from tests.integrations.torch.watched import evaluate, outliving, parts, read, updates  # noqa: E402
 from tests.nesting.tree import edges  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("watching")]
@@ -124,3 +126,110 @@ def test_spans_of_the_user_around_passes() -> None:
     assert edges(spans)["validation_loop", "training_loop"] == 1
     assert edges(spans)["forward", "validation_loop"] == BATCHES
     assert edges(spans)["a batch", "training_loop"] == BATCHES
+
+
+def validations(spans: pl.DataFrame) -> list[dict[str, Any]]:
+    """The recorded validations: where they lie in time, and their attributes."""
+    found = spans.filter(pl.col("name") == "validation_loop").rows(named=True)
+    return [
+        {
+            "start": each["start_ns"],
+            "end": each["start_ns"] + each["duration_ns"],
+            "mode": json.loads(each["attributes"] or "{}").get("model_mode"),
+        }
+        for each in found
+    ]
+
+
+def times(spans: pl.DataFrame, name: str) -> list[int]:
+    """When the spans of this name start."""
+    return spans.filter(pl.col("name") == name)["start_ns"].to_list()
+
+
+class Slow(torch.utils.data.Dataset[Any]):
+    """Items whose fetching shows as spans."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        with stepwell.span("item"):
+            return torch.ones(4), torch.ones(1)
+
+
+@pytest.mark.parametrize("through", ["model", "compiled", "parallel", "training mode"])
+def test_validation_from_its_first_batch_to_its_metrics(through: str) -> None:
+    """Fetching the first batch and computing metrics belong to it, whichever module is called."""
+    model, optimizer, loader = parts()
+    watched: Any = model
+    if through == "compiled":
+        watched = torch.compile(model, backend="eager")
+    if through == "parallel":
+        watched = torch.nn.DataParallel(model)
+    held_out = torch.utils.data.DataLoader(Slow(), batch_size=2)
+    with stepwell.watch(watched, optimizer, loader, diagnostics=False) as watch:
+        for _ in range(2):
+            train(watched, optimizer, loader)
+            if through != "training mode":
+                model.eval()
+            with torch.no_grad():
+                for x, _ in held_out:
+                    model(x)
+                    with stepwell.span("metrics"):
+                        pass
+            if through != "training mode":
+                model.train()
+                with stepwell.span("afterwards"):
+                    pass
+    found, spans = read(watch.run)
+    first, second = validations(spans)
+    assert [first["mode"], second["mode"]] == ["train" if through == "training mode" else None] * 2
+    inside = [*times(spans, "item"), *times(spans, "metrics")]
+    assert len(inside) == 2 * (4 + 2)
+    assert all(any(v["start"] <= at <= v["end"] for v in (first, second)) for at in inside)
+    for v, at in zip((first, second), times(spans, "afterwards"), strict=False):
+        assert v["end"] <= at
+    assert updates(found)[-1]["num_iterations"] == 2 * BATCHES
+
+
+def test_validation_before_the_first_step() -> None:
+    """It is one, and no part of the training loop."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        evaluate(model)
+        train(model, optimizer, loader)
+    _, spans = read(watch.run)
+    tree = edges(spans)
+    assert tree["validation_loop", "application"] == 1
+    assert tree["forward", "validation_loop"] == BATCHES
+    assert tree["forward", "training_single_iteration"] == BATCHES
+
+
+def test_validation_in_the_body_of_the_loop() -> None:
+    """The iteration ends before it, and the next one begins after it."""
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer, loader) as watch:
+        for i, batch in enumerate(loader):
+            train(model, optimizer, [batch])
+            if i % 2:
+                evaluate(model)
+    found, spans = read(watch.run)
+    tree = edges(spans)
+    assert tree["validation_loop", "training_loop"] == 2
+    assert tree["forward", "validation_loop"] == 2 * BATCHES
+    assert outliving(spans) == []
+    assert updates(found)[-1]["num_iterations"] == BATCHES
+
+
+def test_rollouts_are_no_forward_passes() -> None:
+    """Calls without gradients in training mode between steps do not count as forward."""
+    model, optimizer, _ = parts()
+    with stepwell.watch(model, optimizer) as watch:
+        for _ in range(3):
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+    _, spans = read(watch.run)
+    assert counts(spans)["forward"] == 3
+    assert "validation_loop" not in counts(spans)

@@ -33,8 +33,17 @@ class Follower(Protocol):
     def epoch_is_left(self) -> None:
         """Nobody wants more batches: the loop was left early, perhaps by an exception."""
 
-    def forward_begins(self, model: Any, args: Any) -> None:
-        """An annotated model is called, from outside of any."""
+    def is_evaluating(self) -> bool:
+        """Whether batches that are not trained on are part of a validation."""
+
+    def other_loader_begins(self) -> None:
+        """A loader is gone through whose batches are not those that are trained on."""
+
+    def mode_changes(self, module: Any, mode: bool) -> None:
+        """A module is put into training mode, or into evaluation mode."""
+
+    def forward_begins(self, model: Any, args: Any) -> bool | None:
+        """An annotated model is called, from outside of any; False: the call is not to be recorded."""
 
     def forward_ends(self, model: Any) -> None:
         """That call is over."""

@@ -79,12 +79,15 @@ def _finder(owner: type) -> Callable[[Patches], Iterator[Patch]]:
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:
     @looks_like(original)
     def __iter__(self: Any) -> Any:
+        mark = LOADERS.find(self)
+        follower = following.follower
+        if mark is None and follower is not None and state.enabled:
+            # Before its workers are started.
+            follower.other_loader_begins()
         items = original(self)
         # A subclass may have asked its base class, whose __iter__ is replaced as well.
-        mark = LOADERS.find(self)
         if mark is None or isinstance(items, Batches):
             return items
-        follower = following.follower
         if follower is not None and follower.follows(self):
             return Candidate(self, items, mark)
         return Batches(self, items, mark)
@@ -199,14 +202,12 @@ class Candidate(Batches):
 
     def __next__(self) -> Any:
         follower = following.follower
-        if (
-            follower is not None
-            and state.enabled
-            and follower.follows(self._loader)
-            and follower.is_led_by(self)
-        ):
-            self._follower = follower
-            self.__class__ = Batches  # type: ignore[assignment]
+        if follower is not None and state.enabled and follower.follows(self._loader):
+            if follower.is_led_by(self):
+                self._follower = follower
+                self.__class__ = Batches  # type: ignore[assignment]
+            elif follower.is_evaluating():
+                return self._next()
         return Batches.__next__(self)
 
 

@@ -80,8 +80,12 @@ class Before(_Hook):
         site = self.site
         try:
             follower = following.follower
-            if follower is not None and (follower.minds_forward or not module.training):
-                follower.forward_begins(module, args)
+            if (
+                follower is not None
+                and (follower.minds_forward or not module.training)
+                and follower.forward_begins(module, args) is False
+            ):
+                return
             if not quick.begin(site, site.node):
                 begin_call(site, devices.possible and is_any_on_device(module.parameters()))
             elif devices.possible and is_any_on_device(module.parameters()):

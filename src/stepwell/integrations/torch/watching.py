@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from stepwell.integrations.torch.saves import SAVES
 from stepwell.integrations.torch.watching_batches import Feed
 from stepwell.integrations.torch.watching_epochs import nothing
 from stepwell.integrations.torch.watching_loop import Options
-from stepwell.integrations.torch.watching_loss import GRADIENTS
+from stepwell.integrations.torch.watching_loss import GRADIENTS, LOSS
 from stepwell.integrations.torch.watching_training import WatchedTraining
+from stepwell.integrations.torch.watching_validation import MODES
 from stepwell.journal.errors import StepwellError, report, warn_once
 from stepwell.journal.values import shown
 from stepwell.telemetry.place import find_place
@@ -216,7 +218,7 @@ def _start(made: Watch, training: WatchedTraining, name: str | None, config: Any
         calls.start_application()
         made._job = job
     following.follower = training
-    removals = [GRADIENTS.install(), SAVES.install()]
+    removals = [GRADIENTS.install(), MODES.install(), SAVES.install()]
     made._remove_patches = lambda: [remove() for remove in removals]
 
 
@@ -256,11 +258,14 @@ def optimizer_names(
     """A name for each optimizer: its key, else that of the model with its parameters, else its number."""
     if isinstance(optimizer, Mapping):
         return [str(name) for name in optimizer]
-    classes = [type(unwrapped(each)).__name__.lower() for each in models]
+    if len(optimizers) < 2:
+        return [LOSS] * len(optimizers)
+    keys = list(model) if isinstance(model, Mapping) else _names_of_models(models)
     owners = {
         id(parameter): str(key)
-        for key, each in zip(model if isinstance(model, Mapping) else classes, models, strict=True)
+        for key, each in zip(keys, models, strict=True)
         for parameter in each.parameters()
+        if key is not None
     }
     names = []
     for each in optimizers:
@@ -270,6 +275,20 @@ def optimizer_names(
         name if name is not None and names.count(name) == 1 else f"optimizer_{i}"
         for i, name in enumerate(names)
     ]
+
+
+def _names_of_models(models: list[torch.nn.Module]) -> list[str | None]:
+    """The models' classes, if these are the user's and all different; else their variables."""
+    classes = [type(unwrapped(each)) for each in models]
+    if len(set(classes)) == len(models) and not any(
+        each.__module__.startswith("torch.") for each in classes
+    ):
+        return [each.__name__.lower() for each in classes]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("stepwell"):
+        frame = frame.f_back
+    variables = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+    return [next((name for name in variables if variables[name] is each), None) for each in models]
 
 
 def _is_stuck(model: torch.nn.Module, ranks: Ranks) -> bool:

@@ -26,10 +26,11 @@ class Epochs:
             exception; None before that.
     """
 
-    __slots__ = ("_begun_at", "_first", "_latest", "_leader", "left_at", "number")
+    __slots__ = ("_begun_at", "_first", "_latest", "_leader", "_lowest", "left_at", "number")
 
     def __init__(self, first: int) -> None:
         self.number = first - 1
+        self._lowest = first
         self.left_at: int | None = None
         # Steps that were made when it began; None before the first.
         self._begun_at: int | None = None
@@ -79,6 +80,16 @@ class Epochs:
             set_context(None, self.number)
             if context.epoch == self.number:
                 context.epoch = CountedEpoch(self.number)
+
+    def retract(self, steps: int) -> None:
+        """Return to the epoch before, if no step was made in this one: it was but a look at some batches."""
+        if (
+            steps == self._begun_at
+            and self.number > self._lowest
+            and type(context.epoch) is CountedEpoch
+        ):
+            set_context(None, self.number - 1)
+            context.epoch = CountedEpoch(self.number - 1)
 
     def end(self) -> None:
         """Nobody follows any more."""

@@ -16,6 +16,7 @@ import torch
 
 from stepwell.integrations.batches import samples_in
 from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.models import unwrapped
 from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.recomputing import is_checkpointed, is_recomputing
 from stepwell.integrations.torch.recording import is_running
@@ -87,8 +88,13 @@ class WatchedTraining(InLoop):
     def is_led_by(self, batches: Any) -> bool:
         """Whether a batch that is asked for here is one to be trained on, rather than to be looked at."""
         try:
-            if self._validation.span is not None and self._epochs.is_led:
+            if self._is_evaluated() and self._thread == get_ident():
+                self.other_loader_begins()
                 return False
+            if self._validation.span is not None:
+                if self._epochs.is_led:
+                    return False
+                self._validation.end()
             return self._epochs.lead(batches, self._inside(), self.steps_made)
         except Exception as error:
             report(WHERE, error)
@@ -107,10 +113,13 @@ class WatchedTraining(InLoop):
         if self._open is not None:
             if self._by_batch:
                 self._end(lane=quick.lane if thread == quick.thread else None)
-        elif self._loop is None:
-            # So that the first batch is waited for in the loop.
+        else:
             try:
-                self._find_loop()
+                if self._validation.span is not None:
+                    self._validation.end()
+                if self._loop is None:
+                    # So that the first batch is waited for in the loop.
+                    self._find_loop()
             except Exception as error:
                 report(WHERE, error)
 
@@ -158,19 +167,62 @@ class WatchedTraining(InLoop):
             self._batch = None
             if self._open is not None and self._by_batch:
                 self._end()
+            self._epochs.retract(self.step)
 
     # What the model does
 
-    def forward_begins(self, model: Any, args: Any) -> None:
-        """An annotated model is called."""
+    def _is_evaluated(self) -> bool:
+        """Whether the model is in evaluation mode."""
+        model = self._model()
+        return model is not None and not unwrapped(model).training
+
+    def is_evaluating(self) -> bool:
+        """Whether batches that are not trained on are part of a validation."""
+        return self._validation.span is not None
+
+    def other_loader_begins(self) -> None:
+        """A loader is gone through whose batches are not those that are trained on."""
+        try:
+            if get_ident() != self._thread or self._is_theirs:
+                return
+            if self._open is None or self._stepped:
+                is_evaluated = self._is_evaluated()
+                self._validation.note(self.steps_made, is_evaluated)
+                if is_evaluated:
+                    if self._open is not None:
+                        self._end()
+                    self._validation.begin(self.step)
+        except Exception as error:
+            report(WHERE, error)
+
+    def mode_changes(self, module: Any, mode: bool) -> None:
+        """A module is put into training mode, or into evaluation mode."""
+        model = self._model()
+        try:
+            if module is not model and (model is None or module is not unwrapped(model)):
+                return
+            if get_ident() != self._thread or self._is_theirs:
+                return
+            if mode:
+                self._validation.end()
+            elif module.training and (self._open is None or self._stepped):
+                if self._open is not None:
+                    # What follows in the loop's body is no part of the iteration.
+                    self._end()
+                self._validation.note(self.step, True)
+        except Exception as error:
+            report(WHERE, error)
+
+    def forward_begins(self, model: Any, args: Any) -> bool | None:
+        """An annotated model is called; False: the call is not to be recorded."""
         if is_recomputing():
             # A part of backward, which is counted as such.
-            return
+            return None
         is_trained = model.training and (torch.is_grad_enabled() or is_checkpointed())
         if not is_trained:
             if get_ident() != self._thread:
                 # Evaluated beside training.
-                return
+                return None
             # Others than the first may be teachers.
             is_looked_at = (
                 not model.training
@@ -181,9 +233,16 @@ class WatchedTraining(InLoop):
             if self._open is not None and (self._stepped or is_looked_at):
                 # Evaluated between two batches, or on this one: that is no part of an iteration.
                 self._end()
-            if not model.training and self._open is None and not self._is_theirs:
-                self._validation.forward_begins(model)
-            return
+            if self._open is not None or self._is_theirs:
+                return None
+            if not model.training:
+                self._validation.forward_begins(model, self.step, None)
+            elif self._validation.is_noted(self.step) or self._validation.span is not None:
+                self._validation.forward_begins(model, self.step, "train")
+            else:
+                # A rollout, for example: no forward pass of training.
+                return False
+            return None
         if self._validation.span is not None:
             self._validation.end()
         if self._open is None:
@@ -201,6 +260,7 @@ class WatchedTraining(InLoop):
             self.is_counting = operations.count is not None
         if operations.count is not None:
             operations.count.begin_forward()
+        return None
 
     def forward_ends(self, model: Any) -> None:
         """That call is over."""
@@ -262,6 +322,8 @@ class WatchedTraining(InLoop):
         self._in_step = True
         self._thread = get_ident()
         if self._open is None:
+            if self._validation.span is not None:
+                self._validation.end()
             self._begin()
             self._by_batch = False
             self._samples = None

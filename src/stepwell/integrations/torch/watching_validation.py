@@ -1,13 +1,19 @@
-"""Validation, as far as it shows: forward passes in evaluation mode between two batches of training.
+"""Validation, as far as it shows: the model in evaluation mode, or without gradients on another loader.
 
-It begins with the first of them and ends with the last. That it was the last one shows only later, so in
-between it is set aside: what the loop does meanwhile, such as saving a checkpoint, is no part of it.
+It begins when the model is put into evaluation mode or, failing that, when the other loader is gone through.
+It ends when the model is put into training mode, when training goes on, or when a checkpoint is saved. In
+between it is set aside: spans of the user are no part of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
+from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.integrations.torch.watching_tasks import set_aside
 from stepwell.journal import clock
 from stepwell.telemetry.live import NO_SPAN, Span, open_span
@@ -15,46 +21,88 @@ from stepwell.training.current import current
 from stepwell.training.standard_spans import WORDS, stop_span
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
+_is_traced = torch.compiler.is_dynamo_compiling
+
 
 class Validation:
     """The validation that is under way: ``span`` is None while there is none."""
 
-    __slots__ = ("_last", "_model", "span")
+    __slots__ = ("_is_evaluated", "_model", "_noted", "_step", "span")
 
     def __init__(self) -> None:
         self.span: Span | None = None
         # The model whose call is under way, by its address.
         self._model = 0
-        self._last = 0
+        # When it began, should it turn out to be one: the time, and the optimizer steps until then.
+        self._noted = 0
+        self._step = -1
+        self._is_evaluated = False
 
-    def forward_begins(self, model: Any) -> None:
-        """A model in evaluation mode is called: that is validation, unless the user says what it is."""
+    def note(self, step: int, is_evaluated: bool) -> None:
+        """Note that a validation may begin now: in evaluation mode, or with another loader."""
+        if self.span is None and (self._step != step or is_evaluated > self._is_evaluated):
+            self._noted, self._step, self._is_evaluated = clock.now(), step, is_evaluated
+
+    def is_noted(self, step: int) -> bool:
+        """Whether one may have begun since the last optimizer step."""
+        return self._step == step
+
+    def begin(self, step: int, mode: str | None = None) -> None:
+        """Begin at the time that was noted, unless the user records a validation or test."""
         job = current.job
-        if self._model or job is None or job.loop is None:
+        if job is None:
             return
         if job.validation.span is not None or job.testing.span is not None:
             self.end()
-            return
-        if self.span is None:
+        elif self.span is None:
+            start = self._noted if self._step == step else 0
             # In the loop itself: a span of the user's that is open just now may end before it does.
-            span = open_span(WORDS[Name.VALIDATION_LOOP], parent=job.loop.span)
-            self.span = None if span is NO_SPAN else span
-        else:
+            parent = job.container if job.loop is None else job.loop.span
+            span = open_span(WORDS[Name.VALIDATION_LOOP], None, start, parent)
+            if span is not NO_SPAN:
+                self.span = span
+                if mode is not None:
+                    span.add_attribute("model_mode", mode)
+                set_aside(span, True)
+
+    def forward_begins(self, model: Any, step: int, mode: str | None) -> None:
+        """A model is called to be evaluated."""
+        if self._model:
+            return
+        self.begin(step, mode)
+        if self.span is not None:
             set_aside(self.span, False)
-        self._model = id(model)
+            self._model = id(model)
 
     def forward_ends(self, model: Any) -> None:
         """That call is over."""
         if self.span is not None and self._model == id(model):
             self._model = 0
-            self._last = clock.now()
             set_aside(self.span, True)
 
     def end(self) -> None:
         """The model is trained on, or nothing follows."""
         span, self.span = self.span, None
-        # One that was interrupted has no last pass.
-        last, self._last = 0 if self._model else self._last, 0
-        self._model = 0
+        self._model, self._step = 0, -1
         if span is not None and span.active:
-            stop_span(span, last or clock.now())
+            stop_span(span, clock.now())
+
+
+def _train(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``train`` of a module, which ``eval`` calls, too."""
+
+    @looks_like(original)
+    def train(self: Any, mode: bool = True) -> Any:
+        follower = None if _is_traced() else following.follower
+        if follower is not None and MODES.active:
+            follower.mode_changes(self, mode)
+        return original(self, mode)
+
+    return train
+
+
+def _find(patches: Patches) -> Iterator[Patch]:
+    yield Patch(torch.nn.Module, "train", _train)
+
+
+MODES = Patches(_find)
