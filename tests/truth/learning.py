@@ -211,7 +211,6 @@ def nan_at_step_77() -> None:
     steps=400,
     epochs=100,
     findings=(Says("overfitting", ("val/loss",)),),
-    wrong="validation time leaves out fetching its first batch",
 )
 def overfitting() -> None:
     """64 examples with labels at random are learned by heart."""
@@ -236,7 +235,6 @@ def overfitting() -> None:
     steps=200,
     epochs=4,
     findings=(Says("validation-mode", ("eval()",)),),
-    wrong="validation in training mode is not seen",
 )
 def eval_forgotten() -> None:
     """Validation without ``model.eval()``, in a model with dropout."""
