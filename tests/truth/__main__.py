@@ -70,6 +70,7 @@ def cells_of(outcome: Outcome, wrong: list[str]) -> list[str]:
     case, truth = outcome.case, outcome.truth
     is_equal = not any(mistake.startswith("losses") for mistake in wrong)
     losses = "" if case.loss is None else f"{len(truth.losses)} equal" if is_equal else "differ"
+    rates = outcome.samples_per_second
     expected = ", ".join(says.rule for says in case.findings)
     found = ", ".join(finding.rule for finding in outcome.report.findings)
     return [
@@ -80,7 +81,7 @@ def cells_of(outcome: Outcome, wrong: list[str]) -> list[str]:
         both(str(case.steps), str(outcome.steps)),
         both(str(case.epochs or ""), str(outcome.epochs or "")),
         losses,
-        "",
+        "" if rates is None else f"{rates[1]:.3g} ({100 * (rates[1] / rates[0] - 1):+.1f} %)",
         f"{100 * outcome.phase_error:.2f} %" if truth.seconds else "",
         expected or "none",
         found or "none",

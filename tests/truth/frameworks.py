@@ -74,6 +74,9 @@ class Module(lightning.LightningModule):
         truth.step(torch.stack(self.losses).mean(), BATCH * len(self.losses))
         self.losses = []
 
+    def on_train_start(self) -> None:
+        truth.begin()
+
     def on_train_epoch_start(self) -> None:
         truth.epoch()
 
@@ -97,7 +100,6 @@ def fit(model: Module, *loaders: Any, **options: Any) -> None:
         "accelerator": "cpu",
         "devices": 1,
     }
-    truth.begin()
     recorded(**{**quiet, **options}).fit(model, *loaders)
 
 
@@ -117,7 +119,6 @@ def lightning_accumulation() -> None:
     LIGHTNING,
     steps=150,
     findings=(Says("zero-learning-rate", ("0",)),),
-    wrong="no rule looks for a learning rate of 0",
 )
 def lightning_learning_rate_zero() -> None:
     """The learning rate is 0."""
@@ -433,7 +434,7 @@ def accelerate_accumulation() -> None:
 
 @case(ACCELERATE, steps=200, findings=(Says("checkpoint-stall", ("checkpoint",)),))
 def accelerate_save_state() -> None:
-    """``save_state`` after every 25 steps, 0.8 s each time."""
+    """``save_state`` every 25 steps, 0.8 s each time."""
     accelerator = accelerate.Accelerator(cpu=True, log_with=StepwellTracker("saved"))
     accelerator.init_trackers("my project")
     model, loader = Net(), batches(200)
@@ -445,7 +446,7 @@ def accelerate_save_state() -> None:
     for number, (x, y) in enumerate(loader, 1):
         lap("data")
         train_batch(model, optimizer, x, y)
-        if number % 25 == 0:
+        if number % 25 == 10:
             accelerator.save_state("state")
             lap("checkpoint")
     accelerator.end_training()

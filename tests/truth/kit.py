@@ -89,6 +89,7 @@ class Truth:
         self._lap = 0.0
         self._begin = 0.0
         self.steps = self.epochs = self.samples = 0
+        self.elapsed = 0.0
         self.seconds: dict[str, float] = {}
 
     def open(self, path: Path) -> None:
@@ -114,6 +115,7 @@ class Truth:
         """Note that a step has ended, with its loss."""
         self.steps += 1
         self.samples += samples
+        self.elapsed = clock.now() - self._begin
         self.write(loss=None if loss is None else _number(loss))
 
     def write(self, **values: Any) -> None:
@@ -123,7 +125,7 @@ class Truth:
             "epochs": self.epochs,
             "samples": self.samples,
             "seconds": self.seconds,
-            "elapsed": clock.now() - self._begin,
+            "elapsed": self.elapsed,
             **values,
         }
         assert self._file is not None

@@ -96,8 +96,8 @@ def validation_every_25_steps() -> None:
     model, loader, held_out = Net(), batches(100), batches(5, seed=1)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)
-    truth.begin()
     evaluate(model, held_out)
+    truth.begin()
     for _ in range(2):
         truth.epoch()
         for number, (x, y) in enumerate(loader, 1):

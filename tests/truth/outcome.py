@@ -24,6 +24,8 @@ from tests.truth.case import TRAINERS, Case, Says
 PROGRAM = "from tests.truth.program import main; main()"
 TOLERANCE = {"virtual": 0.001, "real": 0.03}
 """How far phases may be off, as a share: with a clock that is set forward by hand, and with the real one."""
+RATE_TOLERANCE = {"virtual": 0.005, "real": 0.03}
+"""The same for samples per second: ranks need not end at the same time."""
 LEAST_SHARE = 0.01
 """How far a phase may always be off with the real clock, as a share of the wall time."""
 
@@ -83,6 +85,14 @@ class Outcome:
             (abs(off) / seconds[phase] for phase, off in self.phase_errors.items()), default=0
         )
 
+    @property
+    def samples_per_second(self) -> tuple[float, float] | None:
+        """Throughput in truth and in the report; None where the report has none."""
+        said = self.report.throughput and self.report.throughput.samples_per_second
+        if not said or not self.truth.samples:
+            return None
+        return self.truth.samples * self.case.ranks / self.truth.elapsed, said
+
     def mistakes(self) -> Iterator[str]:
         """Yield what the report has wrong, one sentence each."""
         yield from self._ends()
@@ -113,6 +123,9 @@ class Outcome:
         for name, (is_said, is_true) in said.items():
             if is_said != is_true:
                 yield f"{name}: {is_said} instead of {is_true}"
+        rates = self.samples_per_second
+        if rates is not None and abs(rates[1] / rates[0] - 1) > RATE_TOLERANCE[self.clock]:
+            yield f"samples/s: {rates[1]:.4g} instead of {rates[0]:.4g}"
         if case.loss is not None and not _same(self.losses, truth.losses):
             yield f"losses: {_summary(self.losses)} instead of {_summary(truth.losses)}"
 

@@ -120,7 +120,7 @@ def garbage_collection() -> None:
     for step, (x, y) in enumerate(loader):
         lap("data")
         train_batch(model, optimizer, x, y)
-        if step % 10 == 9:
+        if step % 10 == 4:
             Litter()
             gc.collect()
             lap("garbage collection")
@@ -132,7 +132,7 @@ def garbage_collection() -> None:
     findings=(Says("checkpoint-stall", ("checkpoint",)),),
 )
 def checkpoints_with_torch_save() -> None:
-    """``torch.save`` after every 25 steps, 0.8 s each time."""
+    """``torch.save`` every 25 steps, 0.8 s each time."""
     model, loader = Net(), batches(200)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)
@@ -141,14 +141,14 @@ def checkpoints_with_torch_save() -> None:
     for number, (x, y) in enumerate(loader, 1):
         lap("data")
         train_batch(model, optimizer, x, y)
-        if number % 25 == 0:
+        if number % 25 == 10:
             torch.save({"model": model.state_dict(), "more": Slow(0.8)}, "model.pt")
             lap("checkpoint")
 
 
 @case(WATCH, steps=200, findings=(Says("checkpoint-stall", ("checkpoint",)),))
 def checkpoints_in_a_span() -> None:
-    """``checkpoint_save`` around what takes 0.8 s after every 25 steps."""
+    """``checkpoint_save`` around what takes 0.8 s every 25 steps."""
     model, loader = Net(), batches(200)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)
@@ -157,7 +157,7 @@ def checkpoints_in_a_span() -> None:
     for number, (x, y) in enumerate(loader, 1):
         lap("data")
         train_batch(model, optimizer, x, y)
-        if number % 25 == 0:
+        if number % 25 == 10:
             with checkpoint_save(global_step=number, path="model.pt"):
                 sleep(0.8)
             lap("checkpoint")
@@ -188,7 +188,7 @@ def code_in_no_span() -> None:
     for step, (x, y) in enumerate(loader):
         lap("data")
         train_batch(model, optimizer, x, y)
-        if step % 10 == 9:
+        if step % 10 == 4:
             sleep(0.3)
             lap()
 
@@ -204,7 +204,7 @@ def the_same_code_in_a_span() -> None:
     for step, (x, y) in enumerate(loader):
         lap("data")
         train_batch(model, optimizer, x, y)
-        if step % 10 == 9:
+        if step % 10 == 4:
             with stepwell.span("draw samples"):
                 sleep(0.3)
             lap("draw samples")

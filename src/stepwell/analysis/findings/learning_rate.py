@@ -218,7 +218,8 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
             return config[key]
     for part in ("optimizer", "optim", "training", "train"):
         inner = config.get(part)
-        if isinstance(inner, Mapping):
+        # Settings with a class were read from the optimizer when the loop began: a schedule changes them.
+        if isinstance(inner, Mapping) and "class" not in inner:
             for key in keys:
                 if inner.get(key) is not None:
                     return inner[key]

@@ -167,8 +167,10 @@ def _scheduler_step(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         # The first one is made by the constructor.
         if getattr(self, "_step_count", 1):
+            groups = getattr(getattr(self, "optimizer", None), "param_groups", None)
             for one in _active:
-                if getattr(self, "optimizer", None) is one.optimizer:
+                # Not the optimizer itself: the one that makes the steps may be wrapped, as Accelerate does.
+                if groups is getattr(one.optimizer, "param_groups", groups):
                     one.has_scheduled = True
         return original(self, *args, **kwargs)
 
