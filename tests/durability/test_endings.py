@@ -160,6 +160,20 @@ def test_an_exit_names_the_line_and_the_error_before_it(tmp_path: Path) -> None:
     error = document(tmp_path)["error"]
     assert [line["function"] for line in error["traceback"]][-2:] == ["<module>", "deep"]
     assert error["cause"]["type"] == "KeyError"
+    assert main_process(only_run(tmp_path / "runs"))["error"] == "KeyError: 'k'"
+
+
+def test_an_exit_that_passes_a_code_on_keeps_the_error(tmp_path: Path) -> None:
+    """As with multiprocessing, which catches the exit of a child's function and exits again."""
+    code = (
+        "run = init()\n"
+        "try:\n    try: {}['k']\n    except KeyError: sys.exit(1)\n"
+        "except SystemExit as error: code = error.code\n"
+        "sys.exit(code)\n"
+    )
+    harness_run(code, tmp_path)
+    assert document(tmp_path)["exit_code"] == 1
+    assert main_process(only_run(tmp_path / "runs"))["error"] == "KeyError: 'k'"
 
 
 def test_a_traceback_shows_lines_and_no_secrets(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 MAX_INT32 = (1 << 31) - 1
 MAX_TIME = (1 << 62) - 1
-MAX_CAUSES = 8
 MAX_LINES = 100
 MAX_TEXT = 1000
 
@@ -100,8 +99,9 @@ def check_document(about: Any) -> dict[str, Any] | None:
     ]
     interval = about.get("interval")
     fields["interval"] = interval if isinstance(interval, int | float) and interval > 0 else 5.0
-    fields["error"] = _error(about.get("error"))
-    fields["traceback"] = source_lines(innermost_cause(about.get("error")))
+    error = _reason(about.get("error"))
+    fields["error"] = _error(error)
+    fields["traceback"] = source_lines(error.get("traceback") if isinstance(error, dict) else None)
     return fields
 
 
@@ -118,18 +118,13 @@ def _error(error: Any) -> str | None:
     return clean(f"{kind}: {message}"[:4000] if kind and message else (kind or message)[:4000])
 
 
-def innermost_cause(error: Any) -> list[Any]:
-    """Return the lines of the exception that others were raised from, or of the only one."""
-    for _ in range(MAX_CAUSES):
-        cause = error.get("cause") if isinstance(error, dict) else None
-        if not isinstance(cause, dict):
-            break
-        error = cause
-    lines = error.get("traceback") if isinstance(error, dict) else None
-    return lines if isinstance(lines, list) else []
+def _reason(error: Any) -> Any:
+    """The exception because of which a program called ``sys.exit``, or the error itself."""
+    cause = error.get("cause") if isinstance(error, dict) else None
+    return cause if isinstance(cause, dict) and error.get("type") == "SystemExit" else error
 
 
-def source_lines(lines: list[Any]) -> list[SourceLine]:
+def source_lines(lines: Any) -> list[SourceLine]:
     """Return lines of Python code as they were written, without those that are none."""
     return [
         SourceLine(
@@ -138,7 +133,7 @@ def source_lines(lines: list[Any]) -> list[SourceLine]:
             clean(str(line.get("function") or "")[:MAX_TEXT]),
             clean(str(line.get("source") or "")[:MAX_TEXT]),
         )
-        for line in lines[:MAX_LINES]
+        for line in (lines[:MAX_LINES] if isinstance(lines, list) else ())
         if isinstance(line, dict) and is_count(line.get("line"), MAX_INT32)
     ]
 

@@ -155,9 +155,19 @@ class ExitWatch:
             self._interrupt = (context.step,)
         elif isinstance(error, SystemExit):
             # Not the exception: it would keep all variables of the frames that it goes through.
-            self._noted = ending_of(error)
-            if self._noted.error is not None and caller is not None:
-                self._noted.error["traceback"] = lines_of_frame(caller)
+            ending = ending_of(error)
+            if ending.error is not None and caller is not None:
+                ending.error["traceback"] = lines_of_frame(caller)
+            if not self._is_passed_on(ending):
+                self._noted = ending
+
+    def _is_passed_on(self, ending: Ending) -> bool:
+        """Whether an exit only passes on the code of one before, as multiprocessing does."""
+        before = self._noted
+        if before is None or before.error is None or ending.error is None:
+            return False
+        is_same = ending.exit_code == before.exit_code
+        return is_same and "cause" in before.error and "cause" not in ending.error
 
     def ending(self) -> Ending:
         """Return how a process ends that no other exception than SystemExit has left."""
