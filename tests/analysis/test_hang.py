@@ -185,3 +185,18 @@ def test_a_collective_within_a_pass(tmp_path: Path) -> None:
     assert [(m.rank, m.inside[-1]) for m in found.missing] == [(1, "a lock")]
     saving = rank(1, [("checkpoint_save_sync", 59)])
     assert hang(run_of(tmp_path, rank(0, [("model_forward", 58)]), saving)) is None
+
+
+def test_a_rank_in_an_earlier_pass(tmp_path: Path) -> None:
+    """It has not come to the pass in which the others wait, although it is in one."""
+    inside = ("training_single_iteration", 61)
+    run = run_of(
+        tmp_path,
+        rank(0, [inside, ("model_backward", 59)], before=[("model_backward", 0.5)] * 3),
+        rank(1, [inside, ("model_forward", 60)], before=[("model_backward", 0.5)] * 3),
+        rank(2, [inside, ("model_backward", 59)], before=[("model_backward", 0.5)] * 3),
+    )
+    found = hang(run)
+    assert found is not None
+    assert [w.ranks for w in found.waiting] == [(0, 2)]
+    assert [(m.rank, m.inside[-1]) for m in found.missing] == [(1, "model_forward")]

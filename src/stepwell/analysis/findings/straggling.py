@@ -109,7 +109,9 @@ def _advice(one: Straggler, phase: str, span: str | None) -> str:
     if span is not None:
         return f"Do it on a background thread, less often, or look at why it takes so long on rank {rank}."
     if phase in MEANT:
-        return "Do it on all ranks, each with its share of the data, or less often."
+        return (
+            f"Run {phase_word(phase)} on all ranks, each with its share of the data, or less often."
+        )
     if phase == "data":
         return f"Look at the data of rank {rank}: its shard, its disk, the load of its host."
     if phase in UNCOVERED:

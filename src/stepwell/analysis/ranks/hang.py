@@ -164,14 +164,22 @@ def _phase(stack: Stack) -> str | None:
     return None
 
 
+def _position(stack: Stack) -> tuple[int, int]:
+    """How far a rank has come: its step, and the pass in it."""
+    phase = _phase(stack)
+    step = -1 if stack.step is None else stack.step
+    return step, PASSES.index(phase) if phase in PASSES else -1
+
+
 def _missing(
     run: RecordedRun, mains: list[Stack], meeting: list[Stack], habits: Usual
 ) -> list[Missing]:
-    """Those that have begun fewer collectives than the ranks that wait, or are gone."""
+    """Those that are gone, have begun fewer collectives, or are in an earlier pass than those that wait."""
     if not meeting:
         return []
     is_pass = _phase(meeting[0]) in PASSES
     most = max(habits.collectives.get(s.rank, 0) for s in meeting)
+    furthest = max(_position(s) for s in meeting)
     here = {s.rank: s for s in mains}
     documents = [
         about
@@ -185,9 +193,10 @@ def _missing(
         rank = int(about["rank"])
         stack = here.get(rank)
         if stack is not None and (is_pass or _phase(stack) == "communication"):
-            is_there = (
-                _phase(stack) in PASSES if is_pass else habits.collectives.get(rank, 0) >= most
-            )
+            if is_pass:
+                is_there = _phase(stack) in PASSES and _position(stack) >= furthest
+            else:
+                is_there = habits.collectives.get(rank, 0) >= most
             if is_there:
                 continue
         missing = _absent(rank, stack, status_of(about))
