@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from stepwell.diagnostics.gradients import innermost
 from stepwell.journal.errors import report
 from stepwell.telemetry.run import active_run
 
@@ -59,8 +60,7 @@ def model_size(model: torch.nn.Module) -> dict[str, Any]:
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     """Return the class of an optimizer and its settings; a list where its groups differ."""
-    # Wrappers of Lightning and Accelerate keep it in an attribute.
-    optimizer = getattr(optimizer, "optimizer", optimizer)
+    optimizer = innermost(optimizer)
     groups = list(getattr(optimizer, "param_groups", ()))
     settings: dict[str, Any] = {"class": type(optimizer).__name__}
     for key in groups[0] if groups else ():

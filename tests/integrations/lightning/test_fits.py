@@ -158,6 +158,21 @@ def test_a_validation_is_all_that_lightning_does_for_it(tmp_path: Path) -> None:
     assert recorded.open() == ["application"]
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_validation_in_training_mode(is_forgotten: bool) -> None:
+    """Lightning sets the mode itself, unless the module keeps it from that."""
+
+    class Forgetful(Model):  # type: ignore[misc, valid-type]
+        def on_validation_model_eval(self) -> None:
+            if not is_forgotten:
+                super().on_validation_model_eval()
+
+    trainer = hooked()(**options(max_epochs=2, num_sanity_val_steps=0))
+    trainer.fit(Forgetful(), loader(), loader())
+    modes = [loop.get("model_mode") for loop in Recorded().attributes("validation_loop")]
+    assert modes == (["train"] * 2 if is_forgotten else [None] * 2)
+
+
 @pytest.mark.parametrize("every", [4, BATCHES])
 def test_resume(tmp_path: Path, every: int) -> None:
     """After a resume, in the middle of an epoch or at its end, the counters go on."""

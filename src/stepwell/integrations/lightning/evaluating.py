@@ -18,6 +18,7 @@ class Evaluations:
         self.trainer = trainer
         self._sanity: list[tuple[Name, Span]] = []
         self._evaluating: dict[str, bool] = {}
+        self._is_mode_known = False
         # The part whose loop is running, and the one whose hooks at the end are being called.
         self._running: calls.Part | None = None
         self._ending: calls.Part | None = None
@@ -62,6 +63,7 @@ class Evaluations:
             return
         # What the user has started goes on until the user ends it.
         self._evaluating[part] = not _is_open(part)
+        self._is_mode_known = False
         if self._evaluating[part]:
             calls.start_evaluation(part)
 
@@ -84,6 +86,8 @@ class Evaluations:
         if self._sanity:
             self._start_sanity(Name.VALIDATION_SINGLE_ITERATION)
         elif part in self._evaluating:
+            if not self._is_mode_known:
+                self._note_mode(part)
             calls.start_evaluation_iteration(part)
 
     def end_iteration(self, part: calls.Part) -> None:
@@ -92,6 +96,13 @@ class Evaluations:
             self._end_sanity()
         elif part in self._evaluating:
             calls.end_evaluation_iteration(part)
+
+    def _note_mode(self, part: calls.Part) -> None:
+        """Record when a model is evaluated in training mode; the module may keep Lightning from changing it."""
+        self._is_mode_known = True
+        span = _span_of(part)
+        if span is not None and self.trainer.lightning_module.training:
+            span.add_attribute("model_mode", "train")
 
     def _start_sanity(self, name: Name) -> None:
         """The check before training is recorded, but is no validation: it is in no average."""
@@ -106,7 +117,11 @@ class Evaluations:
 
 
 def _is_open(part: calls.Part) -> bool:
+    return _span_of(part) is not None
+
+
+def _span_of(part: calls.Part) -> Span | None:
     job = current.job
     if job is None:
-        return False
-    return (job.validation if part == "validation" else job.testing).span is not None
+        return None
+    return (job.validation if part == "validation" else job.testing).span

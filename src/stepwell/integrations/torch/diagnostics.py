@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.diagnostics.gradients import innermost
 from stepwell.integrations.torch.watching_diagnostics import Diagnostics
 from stepwell.journal.errors import report
 
@@ -61,7 +62,7 @@ class TrainerDiagnostics:
             # Some rank may not record: then those that do would wait for it.
             config = light_config(gradients=not is_sharded(model))
         self._model = model
-        self._optimizer = getattr(optimizer, "optimizer", optimizer)
+        self._optimizer = innermost(optimizer)
         self._diagnostics = Diagnostics(config)
         self.due = 0
 
