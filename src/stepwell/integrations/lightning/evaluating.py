@@ -98,7 +98,7 @@ class Evaluations:
             calls.end_evaluation_iteration(part)
 
     def _note_mode(self, part: calls.Part) -> None:
-        """Record when a model is evaluated in training mode; the module may keep Lightning from changing it."""
+        """Record when a model is evaluated in training mode: its module can override what sets the mode."""
         self._is_mode_known = True
         span = _span_of(part)
         if span is not None and self.trainer.lightning_module.training:
