@@ -178,6 +178,14 @@ def adversarial(rng: Rng) -> Any:
 
 
 @healthy
+def adversarial_with_jumps(rng: Rng) -> Any:
+    values = 0.7 + 0.05 * rng.normal(size=1500)
+    values[700:] += 3
+    values[[300, 400]] += 4
+    return {"loss/generator": values, "loss/discriminator": 0.69 + 0.02 * rng.normal(size=1500)}
+
+
+@healthy
 def adversarial_by_other_names(rng: Rng) -> Any:
     return {
         "g_loss": 0.7 + steps(1500) / 700 + 0.3 * rng.normal(size=1500),
@@ -268,6 +276,13 @@ def schedule_that_ends_at_zero(rng: Rng) -> Any:
 
 
 @healthy
+def one_cycle_with_recorded_settings(rng: Rng) -> Any:
+    rate = 0.008 + 0.192 * np.sin(math.pi * steps(400) / 399)
+    settings = {"optimizer": {"class": "SGD", "lr": 0.008}}
+    return {"loss": falling(400), "learning_rate/group_0": rate}, settings
+
+
+@healthy
 def regularisation_that_grows(rng: Rng) -> Any:
     ramp = 0.3 * np.minimum(1, steps(2000) / 1500)
     return {"loss": falling(2000, 5.0, 0.5, 0.05) + ramp + 0.05 * rng.normal(size=2000)}
@@ -323,6 +338,13 @@ def explodes_slowly(rng: Rng) -> Any:
 
 
 @fault("diverged")
+def gone_after_the_first_step(rng: Rng) -> Any:
+    values = 3e4 * np.exp(-steps(400) / 150) * np.exp(0.2 * rng.normal(size=400))
+    values[0] = 2.3
+    return {"loss": values}
+
+
+@fault("diverged")
 def falls_then_explodes_at_the_end(rng: Rng) -> Any:
     values = falling(500) + 0.05 * rng.normal(size=500)
     values[-6:] = [3, 40, 900, 5e4, 1e7, 1e9]
@@ -370,6 +392,12 @@ def flat_over_2000_steps(rng: Rng) -> Any:
 @fault("flat-loss")
 def exactly_constant(rng: Rng) -> Any:
     return {"loss": np.full(200, 0.97)}
+
+
+@fault("flat-loss")
+def flat_after_a_warm_up(rng: Rng) -> Any:
+    rate = 1e-6 * np.minimum(1, (steps(2000) + 1) / 100)
+    return {"loss": 2.5 + 0.15 * rng.normal(size=2000), "learning_rate/group_0": rate}
 
 
 @fault("at-chance")

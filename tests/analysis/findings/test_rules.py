@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -606,6 +607,26 @@ def test_memory(tmp_path: Path) -> None:
     assert found.evidence["bytes"] == pytest.approx(0.75e9, rel=0.1)
     settles = 1.5e9
     nothing(train(tmp_path, values=lambda step: values(step, min(settles, 1e9 + 5e7 * step))))
+
+
+def test_memory_of_a_short_run(tmp_path: Path) -> None:
+    """A leak of 1.4 GB in 51 s, read every 5 s, is one; memory that settles is none."""
+
+    def record(name: str, bytes_at: Callable[[float], float]) -> RecordedRun:
+        with FakeClock() as clock, stepwell.init(name, dir=tmp_path) as run:
+            for step in range(51):
+                run.set_step(step)
+                with run.span("forward"):
+                    clock.advance(1.0)
+                if step % 5 == 0:
+                    run.log({"system/memory_rss_bytes": bytes_at(float(step))})
+        return stepwell.open_run(run.path)
+
+    found = only(record("leak", lambda s: 4e8 + 1.4e9 * s / 51), "memory-growth")
+    # The first quarter of the 11 readings is left out: from 10 s to 50 s.
+    assert found.evidence["bytes"] == pytest.approx(1.4e9 * 40 / 51)
+    nothing(record("settles", lambda s: 4e8 + 1.4e9 * (1 - math.exp(-s / 12))))
+    nothing(record("steps", lambda s: 4e8 + (1.4e9 if s > 30 else 0.0)))
 
 
 def test_goodput_of_restarts(tmp_path: Path) -> None:

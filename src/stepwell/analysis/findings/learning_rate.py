@@ -54,10 +54,11 @@ def _rates(facts: Facts) -> dict[str, Curve]:
 
 
 def is_warming_up(facts: Facts) -> bool:
-    """Whether the learning rate has only risen so far."""
+    """Whether the learning rate has only risen so far, and still does."""
     for curve in _rates(facts).values():
-        values = curve.values
-        if values[-1] > 1.5 * values[0] and values[-1] >= 0.999 * values.max():
+        values, last = curve.values, float(curve.values[-1])
+        before = values[max(0, int(np.searchsorted(curve.steps, 0.8 * curve.steps[-1])) - 1)]
+        if last > 1.5 * values[0] and last >= values.max() and last > 1.05 * before:
             return True
     return False
 

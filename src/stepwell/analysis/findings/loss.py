@@ -98,7 +98,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
             yield found
             return
     main = main_loss(facts)
-    if main is None or len(main) < FEWEST or _is_not_meant_to_fall(facts):
+    if main is None or len(main) < FEWEST or is_not_meant_to_fall(facts):
         return
     shape = shape_of(main)
     for look in (_rises, _rises_again, _at_chance, _flat):
@@ -142,11 +142,14 @@ def _diverged(facts: Facts, curve: Curve) -> Finding | None:
     spread = 1.4826 * float(np.median(np.abs(start - np.median(start))))
     least = max(base, 1e-12)
     is_certain = last > DIVERGED_CERTAIN * least and last > DIVERGED_NOISES * spread
+    is_judged = len(values) >= FEWEST and not is_not_meant_to_fall(facts)
+    first = abs(float(values[0]))
+    if is_judged and not is_certain and last > DIVERGED_CERTAIN * first:
+        # Gone after the first step already: nothing comes near the first value again.
+        is_certain = float(np.quantile(values[1:], 0.05)) > DIVERGED * first > 0
+        base = first if is_certain else base
     is_likely = (
-        len(values) >= FEWEST
-        and end > DIVERGED * least
-        and end - base > DIVERGED_NOISES * max(spread, 1e-12)
-        and not _is_not_meant_to_fall(facts)
+        is_judged and end > DIVERGED * least and end - base > DIVERGED_NOISES * max(spread, 1e-12)
     )
     final = float(values[-1])
     if not (is_certain or is_likely) or max(end, last) < SMALL:
@@ -323,8 +326,11 @@ def _is_flat(curve: Curve, shape: Shape) -> bool:
     return float(np.ptp(shape.blocks)) <= 2 * _most_swing(curve, shape, level)
 
 
-def _is_not_meant_to_fall(facts: Facts) -> bool:
+def is_not_meant_to_fall(facts: Facts) -> bool:
     """Whether the run is one of reinforcement or adversarial learning by its metrics and configuration."""
+    if sum(curve.name.startswith("loss/") for curve in facts.curves.losses) > 1:
+        # One for each of several optimizers.
+        return True
     names = [*facts.curves.names, *_keys(facts.run.config)]
     return any(REINFORCEMENT.search(name) for name in names) or any(
         ADVERSARIAL.search(name)

@@ -16,7 +16,12 @@ from stepwell.analysis.findings.wording import duration, percent
 PATTERN = r"memory_rss_bytes$|gpu.*memory_(used|allocated)_bytes$"
 SETTLING = 0.25
 """Of the readings at the beginning: until then caches fill and nobody wonders."""
-FEWEST = 12
+FEWEST = 6
+MANY = 12
+"""Readings from which on parts of them are compared; of fewer each one, which has to grow evenly."""
+EVEN = 0.3
+"""Of the mean growth from one reading to the next: the least one of a few."""
+SHORTEST_NS = 20_000_000_000
 LEAST = 200e6
 LEAST_RATIO = 0.15
 PARTS = 6
@@ -30,8 +35,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
         times, values = part["time_ns"].to_numpy(), part["value"].to_numpy()
         low = int(SETTLING * len(values))
         growth = _growth(values[low:])
-        if growth is not None:
-            span = int(times[-1] - times[low])
+        span = int(times[-1] - times[low])
+        if growth is not None and (len(values) - low >= MANY or span >= SHORTEST_NS):
             found.append((growth, str(name), int(str(rank)), int(str(attempt)), span, part))
     if not found:
         return
@@ -58,10 +63,12 @@ def _growth(values: NDArray[np.float64]) -> float | None:
     """Bytes by which it grew from the first to the last part, if it did so all the way."""
     if len(values) < FEWEST:
         return None
-    edges = np.linspace(0, len(values), PARTS + 1).astype(int)
-    levels = np.array([np.median(values[a:b]) for a, b in pairwise(edges)])
+    levels, least = values, EVEN
+    if len(values) >= MANY:
+        edges = np.linspace(0, len(values), PARTS + 1).astype(int)
+        levels, least = np.array([np.median(values[a:b]) for a, b in pairwise(edges)]), 0.05
     growth = float(levels[-1] - levels[0])
-    is_steady = bool((np.diff(levels) > 0.05 * growth / PARTS).all())
+    is_steady = bool((np.diff(levels) > least * growth / (len(levels) - 1)).all())
     return growth if is_steady and growth >= max(LEAST, LEAST_RATIO * levels[0]) else None
 
 

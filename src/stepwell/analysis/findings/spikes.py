@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.loss import is_not_meant_to_fall
 from stepwell.analysis.findings.wording import listed, number
 
 FEWEST = 30
@@ -36,7 +37,7 @@ APART = 2.0
 def rule(facts: Facts) -> Iterator[Finding]:
     """At most a jump and the spikes of the training loss that was logged most often."""
     losses = [curve for curve in facts.curves.losses if len(curve) >= FEWEST]
-    if not losses:
+    if not losses or is_not_meant_to_fall(facts):
         return
     curve = max(losses, key=len)
     high = _high(curve)
@@ -85,9 +86,9 @@ def _high(curve: Curve) -> High:
         log_spread = np.median(np.abs(np.log(before) - usual_logs[:, None]), axis=1) * 1.4826
         log_noise = float(np.median(np.abs(np.diff(logs)))) / 0.954
         is_high &= logs - usual_logs > LOG_NOISES * np.maximum(log_spread, log_noise)
-    is_high[:LATE] = False
     starts = np.flatnonzero(is_high & ~np.concatenate([[False], is_high[:-1]]))
-    return High(starts, is_high, usual, rise)
+    is_high[:LATE] = False
+    return High(starts[starts >= LATE], is_high, usual, rise)
 
 
 def _stays(curve: Curve, high: High, at: int) -> bool:
