@@ -56,13 +56,14 @@ def test_the_loader_stays_what_it_is(recorded: Run) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers(recorded: Run, persistent: bool) -> None:
-    """Batches that workers prepare are fetched once each, in every epoch."""
+    """Batches of workers are fetched once each, in every epoch; their start and end are data loading, too."""
     loader = make_loader(num_workers=2, persistent_workers=persistent)
     with annotate(loader=loader):
         for _ in range(3):
             assert len(list(loader)) == BATCHES
     del loader
-    assert counts(finished(recorded)) == {"fetch": 3 * BATCHES}
+    ends = 0 if persistent else 3
+    assert counts(finished(recorded)) == {"dataloader": 3, "fetch": 3 * BATCHES + ends}
 
 
 def test_a_loader_that_fails(recorded: Run) -> None:

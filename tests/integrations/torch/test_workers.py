@@ -126,8 +126,10 @@ def test_annotated(tmp_path: Path, method: str) -> None:
         for index in range(8)
     )
     main = run.spans().filter(pl.col("name") != "item").collect()
+    # In each epoch the workers start, and end in a fetch without a batch.
     assert dict(main.group_by("name").len().iter_rows()) == {
-        "fetch": 8,
+        "dataloader": 2,
+        "fetch": 8 + 2,
         "forward": 8,
         "backward": 8,
         "step": 8,

@@ -29,6 +29,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
     # That workers start in each epoch is one finding, whatever it takes.
     epochs_begin = {("data", step) for step in epochs.steps} if epochs else set()
     epochs_begin |= {("other", step - 1) for step in epochs.steps} if epochs else set()
+    # They end with the last epoch.
+    epochs_begin |= {("data", int(facts.steps["step"][-1]))} if epochs else set()
     for one in [*_among_slow(facts), *facts.outliers]:
         waited = facts.waited_ns(one.rank, one.phase).get((one.attempt, one.step), 0)
         lost = one.ns - one.typical_ns - waited

@@ -19,6 +19,7 @@ from stepwell.journal.state import state
 
 FETCH = ai.dataloader.fetch
 FETCH_KIND = "fetch"
+START = ai.dataloader
 LOADERS = Marks()
 _classes: dict[type, Patches] = {}
 """The patches of each class that has an ``__iter__`` of its own."""
@@ -84,7 +85,13 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
         if mark is None and follower is not None and state.enabled:
             # Before its workers are started.
             follower.other_loader_begins()
-        items = original(self)
+        # Workers start here, which may take seconds.
+        entered = mark is not None and state.enabled and _has_workers(self) and enter(START)
+        try:
+            items = original(self)
+        finally:
+            if entered:
+                leave(START)
         # A subclass may have asked its base class, whose __iter__ is replaced as well.
         if mark is None or isinstance(items, Batches):
             return items
@@ -93,6 +100,16 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
         return Batches(self, items, mark)
 
     return __iter__
+
+
+def _has_workers(loader: Any) -> bool:
+    """Whether this loader starts processes when it is gone through."""
+    return bool(getattr(loader, "num_workers", 0))
+
+
+def _keeps_workers(loader: Any) -> bool:
+    """Whether these processes live on when the batches of an epoch are gone through."""
+    return bool(getattr(loader, "persistent_workers", False))
 
 
 class Batches:
@@ -153,7 +170,10 @@ class Batches:
             item = self._next()
         except StopIteration:
             quick.drop(FETCH_KIND)
-            if entered:
+            if entered and _has_workers(self._loader) and not _keeps_workers(self._loader):
+                # Workers have ended here, which takes as long as it takes to end a Python program.
+                leave(FETCH)
+            elif entered:
                 try:
                     withdraw(FETCH)
                 except Exception as error:
