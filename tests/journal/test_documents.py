@@ -186,4 +186,9 @@ def test_a_failure_is_described(run: Run) -> None:
     assert process["status"] == "failed"
     assert process["error"]["type"] == "ZeroDivisionError"
     assert process["error"]["message"] == "division by zero"
-    assert "1 / 0" in process["error"]["traceback"]
+    (line,) = process["error"]["traceback"]
+    assert (Path(line["file"]).name, line["function"]) == (
+        "test_documents.py",
+        "test_a_failure_is_described",
+    )
+    assert line["source"].startswith("1 / 0")

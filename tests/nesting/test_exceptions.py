@@ -230,8 +230,8 @@ def test_an_exception_that_leaves_the_run_fails_it(recorded: Run) -> None:
     assert run.processes().collect()["error"].to_list() == ["ValueError: fatal"]
 
 
-def test_an_interrupt_that_leaves_the_run_kills_it(recorded: Run) -> None:
-    """Leaving the run's own context by Ctrl-C makes its status killed."""
+def test_an_interrupt_that_leaves_the_run(recorded: Run) -> None:
+    """Leaving the run's own context by Ctrl-C makes its status interrupted."""
     with pytest.raises(KeyboardInterrupt), recorded, recorded.span("work"):
         raise KeyboardInterrupt
-    assert stepwell.open_run(recorded.path).status == "killed"
+    assert stepwell.open_run(recorded.path).status == "interrupted"

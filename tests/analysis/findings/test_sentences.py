@@ -104,7 +104,8 @@ def test_an_error_that_ends_with_a_full_stop(tmp_path: Path) -> None:
     """There is one at the end, not two."""
     with pytest.raises(ValueError, match="bad"), stepwell.init("dies", dir=tmp_path) as run:
         raise ValueError("bad batch.")
-    assert only(stepwell.open_run(run.path), "died").sentence == "It failed: ValueError: bad batch."
+    sentence = only(stepwell.open_run(run.path), "died").sentence
+    assert sentence.startswith("The process failed: ValueError: bad batch (test_sentences.py:")
 
 
 def test_validation_that_gets_worse_from_the_start_does_not_stay(tmp_path: Path) -> None:
