@@ -136,7 +136,7 @@ def test_one_slow_time_of_the_machine(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_validates_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one waits for it in the backward pass of the next step, as it should."""
+    """The other one waits for it in the backward pass of the next step: that is the only finding."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
@@ -157,7 +157,8 @@ def test_a_rank_that_validates_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for document in run.path.glob("*/process.json"):
         # Two ranks of one launch, although they were recorded one after the other.
         document.write_text(document.read_text().replace('"attempt": 1', '"attempt": 0'))
-    nothing(stepwell.open_run(run.path))
+    found = only(stepwell.open_run(run.path), "straggler")
+    assert (found.ranks, found.evidence["phase"]) == ((0,), "validation")
 
 
 def test_code_in_no_span_that_each_step_has(tmp_path: Path) -> None:
