@@ -94,4 +94,7 @@ def test_a_loop_of_accelerate_on_two_ranks(tmp_path: Path, who: str) -> None:
     assert spans.group_by("rank").len().sort("rank").rows() == [(rank, 4) for rank in ranks]
     metrics = run.metrics().collect().filter(pl.col("name") == "train/loss")
     assert metrics["rank"].to_list() == [0] * 4
-    assert stepwell.open_run(run.path).about["config"] == {"lr": 0.1}
+    config = stepwell.open_run(run.path).config
+    assert config["lr"] == 0.1
+    assert config["accelerate"]["num_processes"] == 2
+    assert config["accelerate"]["gradient_accumulation_steps"] == 2
