@@ -76,7 +76,6 @@ def killed_without_a_loader() -> None:
     status="killed",
     code=-9,
     findings=(Says("died", ("killed", "step 46", "forward"), (0,), 46),),
-    wrong="the step in progress is counted",
 )
 def killed_in_a_span() -> None:
     """``kill -9`` inside a span of step 46."""
@@ -110,7 +109,6 @@ def killed_in_a_span() -> None:
     status="interrupted",
     code=-2,
     findings=(Says("died", ("interrupted with Ctrl-C at step 46",), (0,), 46),),
-    wrong="the step in progress is counted",
 )
 def control_c() -> None:
     """Ctrl-C in step 46."""
@@ -209,7 +207,6 @@ def exception_in_the_loader() -> None:
     status="killed",
     code=-9,
     findings=(Says("not-finite", ("NaN", "60"), steps=60), Says("died", ("killed",), (0,))),
-    wrong="the last loss is missing",
 )
 def killed_right_after_a_nan() -> None:
     """The loss of step 60 is NaN, and the process is killed right after that step."""

@@ -10,7 +10,7 @@ import polars as pl
 
 from stepwell.analysis.ranks.grid import Grid
 from stepwell.analysis.time.account import RankTime
-from stepwell.analysis.time.words import ITERATION, LIKE_ITERATION, code_of
+from stepwell.analysis.time.words import ITERATION, LIKE_ITERATION, code_of, phase_of_span
 from stepwell.reading.spans import SpanReader
 from stepwell.reading.tables import ProcessTables
 from stepwell.reading.window import ALWAYS, may_touch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
 
 BY_EXCEPTION = ("failed", "interrupted")
+PARTS = ("forward", "backward", "optimizer")
 COLUMNS = {"name", "category", "start_ns", "status"}
 
 Undone = dict[int, set[int]]
@@ -70,10 +71,10 @@ def _has_done(part: RankTime, step: int, left: set[str]) -> bool:
 
 def _may_be_left(part: RankTime) -> bool:
     """Whether its last iteration may be without an end of its own."""
-    failed = (
-        part.status in BY_EXCEPTION and part.iterations is not None and part.iterations.are_spans
-    )
-    return failed or part.ends_under_way
+    if part.iterations is None or part.status == "finished":
+        return False
+    failed = part.status in BY_EXCEPTION and part.iterations.are_spans
+    return failed or int(part.iterations.ends[-1]) >= part.end_ns
 
 
 def _left(facts: Facts, parts: list[RankTime]) -> set[str]:
@@ -83,7 +84,8 @@ def _left(facts: Facts, parts: list[RankTime]) -> set[str]:
     grids = {grid.attempt: grid for grid in facts.summary.evidence.grids}
     found, unknown = set(), {}
     for part in parts:
-        done = None if part.status in BY_EXCEPTION else _is_done(grids.get(part.attempt), part)
+        grid = grids.get(part.attempt)
+        done = None if part.status in BY_EXCEPTION else _is_done(facts, grid, part)
         if done is None:
             unknown[part.process] = part
         elif not done:
@@ -104,14 +106,31 @@ def _left(facts: Facts, parts: list[RankTime]) -> set[str]:
     return found
 
 
-def _is_done(grid: Grid | None, part: RankTime) -> bool | None:
-    """What the grid of an attempt says; None: it has no such step."""
+def _is_done(facts: Facts, grid: Grid | None, part: RankTime) -> bool | None:
+    """What the grid of an attempt says; None: it has no such step.
+
+    Once the optimizer has made its step, only the rest of the loop's body is under way.
+    """
     if grid is None or part.rank not in grid.ranks:
         return None
     column = int(np.searchsorted(grid.steps, _last(part)))
     if column >= len(grid.steps) or grid.steps[column] != _last(part):
         return None
-    return bool(grid.is_done[grid.ranks.index(part.rank), column])
+    row = grid.ranks.index(part.rank)
+    if grid.is_done[row, column]:
+        return True
+    has_stepped = any(
+        layer.phase == "optimizer" and layer.ns[row, column] > 0 for layer in grid.layers
+    )
+    return has_stepped and not _is_in_pass(facts, part.process)
+
+
+def _is_in_pass(facts: Facts, process: str) -> bool:
+    """Whether a process is inside of a pass or an optimizer step, or was when it died."""
+    inside = facts.open_spans.filter(pl.col("process") == process).select("name", "category")
+    return any(
+        phase_of_span(name, category or "") in PARTS for name, category in inside.iter_rows()
+    )
 
 
 def _is_left(tables: ProcessTables, since: int) -> bool:

@@ -464,7 +464,7 @@ class WatchedTraining(InLoop):
         if self._open is not None and (self._stepped or status == "finished"):
             self._end()
         self._withdraw_partial()
-        if status == "failed" and self._epochs.left_at == self.step:
+        if status in ("failed", "interrupted") and self._epochs.left_at == self.step:
             # By an exception, before anything was trained: it failed at this step.
             set_context(self.step, None)
         self._loss.finish()
