@@ -22,7 +22,7 @@ def each(family: str) -> pytest.MarkDecorator:
     for case in cases_of(family):
         marks = [getattr(pytest.mark, mark) for mark in case.marks]
         if case.wrong:
-            marks.append(pytest.mark.xfail(strict=False, reason=case.wrong))
+            marks.append(pytest.mark.xfail(strict=True, reason=case.wrong))
         parameters.append(pytest.param(case, id=case.script.__name__, marks=marks))
     return pytest.mark.parametrize("case", parameters)
 

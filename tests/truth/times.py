@@ -260,7 +260,6 @@ def long_validation() -> None:
     clock="real",
     marks=("full",),
     findings=(Says("data-bound", ("persistent_workers=True",)),),
-    wrong="samples/s leaves out the end of the last epoch's workers",
 )
 def workers_start_anew() -> None:
     """Two workers need a second to start, at the beginning of each epoch."""
