@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import stepwell
-from stepwell.analysis.findings.wording import rate
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.overview import overview
-from stepwell.analysis.progress import Throughput
 from stepwell.analysis.report import report
+from stepwell.analysis.throughput import Throughput
+from stepwell.journal.text import rate
 from stepwell.testing import FakeClock
 from stepwell.training import data_loading, training_iteration, training_loop, validation_loop
 from tests.harness import run_stepwell

@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 
 from stepwell.analysis.disk import disk_bytes
-from stepwell.analysis.progress import Throughput, throughput
 from stepwell.analysis.ranks.peers import is_lost_peer
 from stepwell.analysis.source_lines import shown_lines
+from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 
@@ -108,6 +108,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         # One curve a metric: the mean over ranks.
         step = metrics.group_by("name", "step")
         metrics = step.agg(pl.col("value").mean(), pl.col("time_ns").min())
+    events = run.events().select(UPDATE_COLUMNS).collect()
     return Overview(
         id=run.id,
         name=run.name,
@@ -124,12 +125,12 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         span_count=sum(line.count for line in spans),
         metrics=_metrics(metrics)[:most],
         metric_count=numbers,
-        events=run.events().select(pl.len()).collect().item(),
+        events=events.height,
         artifacts=run.artifacts().select(pl.len()).collect().item(),
         dropped=int(processes["dropped"].sum() or 0),
         disk_bytes=disk_bytes(run.path),
         open=_open(run, processes),
-        throughput=throughput(run),
+        throughput=throughput([latest_update([events])]),
     )
 
 

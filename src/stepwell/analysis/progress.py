@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepwell.analysis.findings.wording import rate
 from stepwell.analysis.undone import Undone, completed
-from stepwell.reading import RecordedRun
-from stepwell.vocabulary import StandardTrainingJobEventName, StandardTrainingJobSpanName
+from stepwell.vocabulary import StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
@@ -30,56 +27,6 @@ TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
 LATEST = 200
 """So many steps tell how fast it goes now."""
-UPDATE = StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """Samples and tokens per second of wall time, from the start of the training loop to its latest step.
-
-    ``…_without_data`` leaves out the time that training waits for data; None where that is not known.
-    """
-
-    samples_per_second: float | None
-    samples_per_second_without_data: float | None
-    tokens_per_second: float | None
-    tokens_per_second_without_data: float | None
-
-    def __str__(self) -> str:
-        """As a line of text: 506 samples/s (3,370 without waiting for data)."""
-        rates = (
-            (self.samples_per_second, self.samples_per_second_without_data, "samples/s"),
-            (self.tokens_per_second, self.tokens_per_second_without_data, "tokens/s"),
-        )
-        words = [
-            f"{rate(each)} {what}"
-            + (f" ({rate(without)} without waiting for data)" if without else "")
-            for each, without, what in rates
-            if each
-        ]
-        return " · ".join(words)
-
-
-def throughput(run: RecordedRun) -> Throughput | None:
-    """What the latest update of the training loop says; None if there is none, or no sizes are known.
-
-    The samples of an update are those of all ranks.
-    """
-    updates = run.events().filter(pl.col("name") == UPDATE)
-    table = updates.select("attempt", "time_ns", "attributes").collect()
-    if table.is_empty():
-        return None
-    latest = table.sort("attempt", "time_ns").row(-1, named=True)
-    return rates_of(json.loads(latest["attributes"] or "{}"))
-
-
-def rates_of(attributes: Mapping[str, Any]) -> Throughput | None:
-    """The rates in the attributes of an update."""
-    known = [
-        float(value) if isinstance(value := attributes.get(f"avg_{name}"), int | float) else None
-        for name in Throughput.__dataclass_fields__
-    ]
-    return Throughput(*known) if any(known) else None
 
 
 @dataclass(frozen=True)

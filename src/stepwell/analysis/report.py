@@ -20,8 +20,9 @@ from stepwell.analysis.findings import (
 )
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.wording import percent, phase_title
-from stepwell.analysis.progress import Throughput, TimeLeft, throughput, time_left
+from stepwell.analysis.progress import TimeLeft, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
+from stepwell.analysis.throughput import Throughput, throughput
 from stepwell.analysis.time import background
 from stepwell.analysis.undone import Undone, completed, undone_steps
 from stepwell.reading import RecordedRun
@@ -151,7 +152,7 @@ def report(
         left=_left(facts, undone, found),
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
-        throughput=throughput(run),
+        throughput=throughput(facts.summary.updates),
         hints=_hints(facts),
         unchecked=unchecked(facts),
     )

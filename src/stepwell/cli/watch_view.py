@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stepwell.analysis.findings import Finding
-from stepwell.analysis.findings.wording import rate
 from stepwell.analysis.live import RankNow, Snapshot
 from stepwell.cli.drawing import curve, number, plain, seconds, wrapped
 from stepwell.cli.stacks import shorten
 from stepwell.cli.summary import COLOURS
+from stepwell.journal.text import rate
 
 BAR = 30
 MOST_RANKS = 8

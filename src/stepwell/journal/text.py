@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def duration(ns: float) -> str:
     """Return a duration with three significant digits: 1.23 s, 45.6 ms, 2 h 03 min."""
@@ -22,3 +24,10 @@ def duration(ns: float) -> str:
 def number(value: float) -> str:
     """Return a number with three significant digits."""
     return f"{value:.3g}"
+
+
+def rate(value: float) -> str:
+    """Return a number per second with three significant digits, and commas between thousands."""
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    rounded = round(value, digits)
+    return f"{rounded:,.{max(0, digits)}f}" if abs(value) >= 0.001 else f"{value:.3g}"

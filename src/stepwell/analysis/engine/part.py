@@ -17,6 +17,7 @@ from stepwell.analysis.ranks.habits import Habits, habits_of
 from stepwell.analysis.ranks.stacks import Stack, seen_status, stacks_of
 from stepwell.analysis.ranks.stretches import read_stretches, stretches_of
 from stepwell.analysis.recording_cost import count_spans
+from stepwell.analysis.throughput import UPDATE_COLUMNS, Update, latest_update
 from stepwell.analysis.time.account import (
     Liveness,
     RankTime,
@@ -42,6 +43,7 @@ class ProcessNote:
     latest: Step
     spans: int
     joules: Joules
+    update: Update | None
 
 
 @dataclass
@@ -93,6 +95,7 @@ def _noted(task: Task, part: Part) -> Iterator[ProcessTables]:
                     tables.context.latest(),
                     count_spans(tables),
                     joules_of(tables, metrics),
+                    latest_update(tables.events(set(UPDATE_COLUMNS))),
                 )
             )
             if not task.is_over:

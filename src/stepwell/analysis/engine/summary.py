@@ -14,6 +14,7 @@ from stepwell.analysis.goodput.evidence import Evidence, read_evidence
 from stepwell.analysis.memory import give_back
 from stepwell.analysis.ranks.grid import make_grids
 from stepwell.analysis.ranks.stacks import in_order
+from stepwell.analysis.throughput import Update
 from stepwell.analysis.time.account import Accounts, make_accounts
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import process_rows, process_table, without_overwritten
@@ -90,6 +91,11 @@ class Summary:
         last = max((d["attempt"] for d in self.documents if d["role"] != "worker"), default=0)
         found = pl.concat([pl.DataFrame(schema=OPEN_SPANS), *self._open])
         return found.filter(pl.col("attempt") == last)
+
+    @property
+    def updates(self) -> list[Update | None]:
+        """The latest update of each process's training loop."""
+        return [note.update for notes in self._notes for note in notes]
 
     @property
     def spans(self) -> tuple[int, int]:

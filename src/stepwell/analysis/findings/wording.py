@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from stepwell.analysis.time.words import OWN_SPAN
@@ -47,13 +46,6 @@ def percent(share: float) -> str:
     if 0 < share < 0.0005:
         return "<0.1%"
     return f"{share:.1%}" if 0 < share < 0.0995 else f"{share:.0%}"
-
-
-def rate(value: float) -> str:
-    """A number per second with three significant digits, and commas between thousands."""
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
-    rounded = round(value, digits)
-    return f"{rounded:,.{max(0, digits)}f}" if abs(value) >= 0.001 else f"{value:.3g}"
 
 
 def listed(steps: Sequence[int], most: int = 3) -> str:

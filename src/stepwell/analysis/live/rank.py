@@ -11,7 +11,7 @@ from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.phases import KEPT_S, SECOND, PhaseClock
 from stepwell.analysis.live.recent import RecentLog, RecentSpans
 from stepwell.analysis.live.snapshot import RankNow
-from stepwell.analysis.progress import Throughput, rates_of
+from stepwell.analysis.throughput import Throughput, rates_of
 from stepwell.journal import clock
 from stepwell.journal.follow_document import ALWAYS
 from stepwell.journal.records import EventRecord, MetricRecord, SpanRecord

@@ -11,11 +11,11 @@ from stepwell.analysis.live.rules import LiveFindings
 from stepwell.analysis.live.snapshot import Snapshot
 from stepwell.analysis.progress import (
     EPOCHS,
-    Throughput,
     explicit_target,
     loader_target,
     whole_number,
 )
+from stepwell.analysis.throughput import Throughput
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
 from stepwell.reading.process import process_folders, read_document

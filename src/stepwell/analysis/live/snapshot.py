@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.progress import Throughput
+from stepwell.analysis.throughput import Throughput
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""Samples and tokens per second, from the updates of training loops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from stepwell.journal.text import rate
+from stepwell.vocabulary import StandardTrainingJobEventName
+
+UPDATE = StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value
+UPDATE_COLUMNS = ("name", "attempt", "time_ns", "attributes")
+Update = tuple[int, int, str]
+"""Attempt, time in nanoseconds, and attributes as JSON."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples and tokens per second of wall time, from the start of the training loop to its latest step.
+
+    ``…_without_data`` leaves out the time that training waits for data; None where that is not known.
+    """
+
+    samples_per_second: float | None
+    samples_per_second_without_data: float | None
+    tokens_per_second: float | None
+    tokens_per_second_without_data: float | None
+
+    def __str__(self) -> str:
+        """As a line of text: 506 samples/s (3,370 without waiting for data)."""
+        rates = (
+            (self.samples_per_second, self.samples_per_second_without_data, "samples/s"),
+            (self.tokens_per_second, self.tokens_per_second_without_data, "tokens/s"),
+        )
+        words = [
+            f"{rate(each)} {what}"
+            + (f" ({rate(without)} without waiting for data)" if without else "")
+            for each, without, what in rates
+            if each
+        ]
+        return " · ".join(words)
+
+
+def latest_update(events: Iterable[pl.DataFrame]) -> Update | None:
+    """The latest update of a training loop among events: attempt, time and attributes (JSON)."""
+    latest: Update | None = None
+    for frame in events:
+        updates = frame.filter(pl.col("name") == UPDATE).select(UPDATE_COLUMNS[1:])
+        for attempt, time_ns, attributes in updates.sort("attempt", "time_ns").tail(1).iter_rows():
+            if latest is None or (attempt, time_ns) >= latest[:2]:
+                latest = attempt, time_ns, attributes or "{}"
+    return latest
+
+
+def throughput(updates: Iterable[Update | None]) -> Throughput | None:
+    """Return what the latest of these updates says; None without one, or where no sizes are known.
+
+    The samples of an update are those of all ranks.
+    """
+    latest = max((update for update in updates if update is not None), default=None)
+    return None if latest is None else rates_of(json.loads(latest[2]))
+
+
+def rates_of(attributes: Mapping[str, Any]) -> Throughput | None:
+    """The rates in the attributes of an update."""
+    known = [
+        float(value) if isinstance(value := attributes.get(f"avg_{name}"), int | float) else None
+        for name in Throughput.__dataclass_fields__
+    ]
+    return Throughput(*known) if any(known) else None
