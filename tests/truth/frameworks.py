@@ -47,16 +47,25 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """Return the loss."""
-        lap("data")
+        lap()
         x, y = batch
         loss = cross_entropy(self.net(x), y)
-        lap("forward")
         self.losses.append(loss.detach())
         self.log("train_loss", loss)
+        lap("forward")
         return loss
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        lap("data")
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        lap()
 
     def on_after_backward(self) -> None:
         lap("backward")
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        lap()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         """Log the loss."""
@@ -70,7 +79,6 @@ class Module(lightning.LightningModule):
         return optimizer
 
     def _stepped(self, *_: Any) -> None:
-        lap("optimizer")
         truth.step(torch.stack(self.losses).mean(), BATCH * len(self.losses))
         self.losses = []
 
@@ -137,7 +145,6 @@ class FailingModule(Module):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """Return the loss, unless it is that batch."""
         if index == 60:
-            lap("data")
             raise ValueError("bad batch")
         return super().training_step(batch, index)
 
@@ -182,7 +189,6 @@ class KilledModule(Module):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """Return the loss, unless it is that batch."""
         if index == 60:
-            lap("data")
             kill()
         return super().training_step(batch, index)
 
@@ -210,16 +216,18 @@ class Classifier(torch.nn.Module):
         super().__init__()
         self.net = Net(**options)
         self.losses: list[Tensor] = []
+        self.net.body[0].weight.register_post_accumulate_grad_hook(lambda _: lap("backward"))
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the loss and the logits."""
         if self.training:
-            lap("data")
+            lap()
         logits = self.net(x)
         loss = cross_entropy(logits, labels)
         if self.training:
             lap("forward")
             self.losses.append(loss.detach())
+            loss.register_hook(lambda _: lap())
         return {"loss": loss, "logits": logits}
 
 
@@ -245,14 +253,8 @@ class SideChannel(transformers.TrainerCallback):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         lap("validation")
 
-    def on_substep_end(self, *_: Any, **__: Any) -> None:
-        lap("backward")
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        lap("backward")
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        lap("optimizer")
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        lap("data")
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         lap()
@@ -351,7 +353,6 @@ class KilledClassifier(Classifier):
         """Return the loss and the logits."""
         self.calls += 1
         if self.calls == 61:
-            lap("data")
             kill()
         return super().forward(x, labels)
 
@@ -394,7 +395,7 @@ def accelerate_loop() -> None:
             accelerator.backward(loss)
             lap("backward")
             optimizer.step()
-            lap("optimizer")
+            lap()
             truth.step(loss, len(x))
         accelerator.log({"val/loss": evaluate(model, held_out)}, step=50 * epoch + 49)
     accelerator.end_training()
@@ -424,7 +425,7 @@ def accelerate_accumulation() -> None:
             lap("backward")
             total += loss.item() / 2
             optimizer.step()
-            lap("optimizer")
+            lap()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             truth.step(total, 2 * BATCH)

@@ -39,7 +39,7 @@ def forgotten_zero_grad() -> None:
         loss.backward()
         lap("backward")
         optimizer.step()
-        lap("optimizer")
+        lap()
         truth.step(loss, len(x))
 
 
@@ -187,7 +187,7 @@ def one_spike() -> None:
         lap("backward")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        lap("optimizer")
+        lap()
         truth.step(loss, len(x))
 
 
@@ -278,7 +278,8 @@ def flat_loss_in_explicit_spans() -> None:
             with run.span("backward"):
                 loss.backward()
             lap("backward")
-            optimizer.step()
+            with run.span("optimizer"):
+                optimizer.step()
             lap()
             run.log({"train/loss": loss})
             truth.step(loss, len(x))

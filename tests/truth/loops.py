@@ -127,7 +127,7 @@ def accumulated_gradients() -> None:
         total += loss.item()
         if number % 2 == 0:
             optimizer.step()
-            lap("optimizer")
+            lap()
             optimizer.zero_grad()
             truth.step(total, 32)
             total = 0.0
@@ -156,7 +156,7 @@ def mixed_precision() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         lap()
         scaler.step(optimizer)
-        lap("optimizer")
+        lap()
         scaler.update()
         truth.step(loss, len(x))
 
@@ -225,13 +225,13 @@ def gan() -> None:
         critic_optimizer.zero_grad()
         critic_loss.backward()
         critic_optimizer.step()
-        lap("optimizer")
+        lap()
         generator_loss = (critic(fake) - 1).square().mean()
         lap("forward")
         generator_optimizer.zero_grad()
         generator_loss.backward()
         generator_optimizer.step()
-        lap("optimizer")
+        lap()
         truth.step(critic_loss, len(x))
 
 
@@ -318,7 +318,7 @@ def two_loaders_side_by_side() -> None:
         loss.backward()
         lap("backward")
         optimizer.step()
-        lap("optimizer")
+        lap()
         truth.step(loss, len(x))
 
 
@@ -535,7 +535,7 @@ def loss_below_zero() -> None:
         loss.backward()
         lap()
         optimizer.step()
-        lap("optimizer")
+        lap()
         truth.step(loss, len(x))
 
 
@@ -555,7 +555,7 @@ def loss_logged_by_hand() -> None:
         loss.backward()
         lap("backward")
         optimizer.step()
-        lap("optimizer")
+        lap()
         if step % 10 == 0:
             stepwell.log({"loss": loss.item()})
         truth.step(loss if step % 10 == 0 else None, len(x))

@@ -250,7 +250,7 @@ def accumulation_without_sync() -> None:
         total += loss.item()
         if number % 2 == 0:
             optimizer.step()
-            lap("optimizer")
+            lap()
             optimizer.zero_grad()
             truth.step(total, 32)
             total = 0.0

@@ -49,7 +49,7 @@ def spans_of_the_readme() -> None:
                     lap("backward")
                     with run.span("optimizer"):
                         optimizer.step()
-                    lap("optimizer")
+                    lap()
                     run.log({"train/loss": loss})
                     truth.step(loss, len(x))
                     step += 1
@@ -81,7 +81,7 @@ def standard_spans() -> None:
                 lap("backward")
                 with optimizer_update():
                     optimizer.step()
-                lap("optimizer")
+                lap()
                 stepwell.log({"loss": loss})
             truth.step(loss, len(x))
             if number % 50 == 0:
@@ -147,7 +147,7 @@ def own_spans() -> None:
             lap("backward")
             with run.span("optimizer"):
                 optimizer.step()
-            lap("optimizer")
+            lap()
             with run.span("upload pictures"):
                 sleep(0.01)
             lap("upload pictures")
@@ -176,7 +176,7 @@ def resumed_run() -> None:
                 lap("backward")
                 with run.span("optimizer"):
                     optimizer.step()
-                lap("optimizer")
+                lap()
                 run.log({"loss": loss})
                 truth.step(loss, len(x))
     assert os.path.isdir("runs/resumed")

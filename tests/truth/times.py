@@ -233,7 +233,7 @@ def slow_data_in_explicit_spans() -> None:
             lap("backward")
             with run.span("optimizer"):
                 optimizer.step()
-            lap("optimizer")
+            lap()
             run.log({"loss": loss})
             truth.step(loss, len(x))
 
