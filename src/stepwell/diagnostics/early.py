@@ -96,13 +96,15 @@ class EarlySteps:
             report("diagnostics of the first steps", error)
 
     def _before_step(self, *args: Any) -> None:
+        if not self._has_norms:
+            return
         try:
             self._ids = {id(p.grad) for p in self._parameters}
             if self._spent <= ALLOWANCE_NS + SHARE * (perf_counter_ns() - self._began):
                 self._taken = self._norm()
         except Exception as error:
+            # The hook stays until close(): torch goes through the hooks just now.
             self._has_norms = False
-            self.close()
             report("diagnostics of the first steps", error)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Tally:
         self.is_enabled = is_enabled
         self.is_called = False
         self.collections = 0
-        self._is_said = False
+        self.is_said = False
 
     def run_ends(self, status: str) -> None:
         """Told by the run, just before it ends."""
@@ -37,9 +37,9 @@ class Tally:
 
     def say_why(self) -> None:
         """When nothing was collected: say why, once."""
-        if self.collections or self._is_said:
+        if self.collections or self.is_said:
             return
-        self._is_said = True
+        self.is_said = True
         if not self.is_enabled:
             say("diagnostics collected nothing: they are disabled, with enabled=False")
         elif self.is_called:

@@ -115,6 +115,10 @@ class TrainingTelemetry:
         if self._every != sys.maxsize:
             self._collect().note_clipping(total_norm)
 
+    def expect_nothing(self) -> None:
+        """Print no message at the end if nothing was collected."""
+        self._tally.is_said = True
+
     def close(self) -> None:
         """Let go of the optimizer, and finish the run if it was started here."""
         if self._every == sys.maxsize:

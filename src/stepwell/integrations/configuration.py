@@ -74,8 +74,13 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _of_all(values: list[Any]) -> Any:
-    values = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
+    values = [_on_host(value) if isinstance(value, torch.Tensor) else value for value in values]
     return values[0] if all(value == values[0] for value in values) else values
+
+
+def _on_host(tensor: torch.Tensor) -> Any:
+    """Return the number in a tensor; None for several, or for one that the host would have to wait for."""
+    return tensor.item() if tensor.is_cpu and tensor.numel() == 1 else None
 
 
 def batch_size(loader: Any) -> int | None:

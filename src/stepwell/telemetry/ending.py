@@ -1,7 +1,8 @@
 """How a process ends: its status, exit code and error, for process.json.
 
-Python tells exit handlers of an uncaught exception, but not of ``SystemExit``: its code is noted when
-``sys.exit`` is called, and the frame of the main module shows whether the call was left uncaught.
+Exit handlers of Python can see an uncaught exception, but not a ``SystemExit``: its code is noted when
+``sys.exit`` is called, and the frame of the main module shows whether the call was left uncaught. The code
+of a ``raise SystemExit`` is read from the source.
 Signals are left alone. A signal that ends the process at once is seen by readers only, as "killed".
 """
 
@@ -9,22 +10,28 @@ from __future__ import annotations
 
 import _sitebuiltins
 import opcode
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepwell.journal.errors import report
 from stepwell.journal.metrics import context
 from stepwell.journal.span import NO_ERRORS
 from stepwell.journal.values import text_of
 from stepwell.telemetry.masking import mask
 from stepwell.telemetry.source_lines import lines_of_frame, lines_of_traceback
 
+if TYPE_CHECKING:
+    import ast
+
 MAX_MESSAGE = 2000
 MAX_CAUSES = 3
+MAX_FILES = 200
 SIGNAL_EXIT = 128
 """A program that a signal ends exits with this plus the number of the signal."""
 SIGNAL_ERRORS = ("SIGTERMException", "SignalException")
@@ -148,7 +155,13 @@ class ExitWatch:
         self._replaced.clear()
 
     def note(self, error: BaseException, caller: FrameType | None = None) -> None:
-        """Remember an exception that may be about to end the process."""
+        """Remember an exception that may be about to end the process. It raises nothing."""
+        try:
+            self._note(error, caller)
+        except Exception as problem:
+            report("exit", problem)
+
+    def _note(self, error: BaseException, caller: FrameType | None) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         if isinstance(error, KeyboardInterrupt):
@@ -214,32 +227,100 @@ def _main_frame(frame: FrameType | None) -> FrameType | None:
 
 def _has_returned(frame: FrameType) -> bool:
     """Whether a frame that is over was left at its end, not by an exception."""
-    name = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
-    return name.startswith(("RETURN", "INSTRUMENTED_RETURN"))
+    return _operation_at(frame).startswith(("RETURN", "INSTRUMENTED_RETURN"))
+
+
+def _operation_at(frame: FrameType) -> str:
+    """Return the name of the bytecode instruction that a frame executed last."""
+    return opcode.opname[frame.f_code.co_code[frame.f_lasti]]
 
 
 def _ending_at(frame: FrameType) -> Ending:
     """Return how a program ends whose main module an unseen SystemExit left at its current line.
 
-    ``raise SystemExit(main())`` gives no code to see; as its call has returned, it is taken for a 0.
+    The exception no longer exists: its code is read from the source of the program. If the main module
+    itself raised it, only that statement counts. Otherwise all exits in the main module count, or those in
+    the other modules of its folder; they must agree.
     """
+    path = frame.f_code.co_filename
+    number = frame.f_lineno or 0
+    exits = _exits_in(path)
+    here = [each for each in exits if each.first <= number <= each.last]
+    if _operation_at(frame) != "RAISE_VARARGS":
+        # A function that is called in the line raised it.
+        exits = [each for each in exits if each not in here or not each.is_raised]
+        here = [each for each in here if not each.is_raised]
+    exits = here or exits or [each for other in _files_beside(path) for each in _exits_in(other)]
+    endings = [each.ending() for each in exits]
+    if endings and all(each.status == FINISHED.status for each in endings):
+        return FINISHED
+    ending = endings[0] if endings else None
+    if ending is None or any(each != ending for each in endings):
+        error = {"type": "SystemExit", "message": "exit code not recorded"}
+        ending = Ending("failed", error)
+    assert ending.error is not None
+    ending.error["traceback"] = lines_of_frame(frame)[-1:]
+    return ending
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """A statement that raises SystemExit, or calls a ``sys.exit`` that was imported by name."""
+
+    first: int
+    last: int
+    code: ast.expr | None
+    is_raised: bool
+
+    def ending(self) -> Ending:
+        """Return how a program ends here. Of a call, such as ``main()``, the code is taken for a 0."""
+        import ast
+
+        if self.code is None or isinstance(self.code, ast.Call):
+            return FINISHED
+        try:
+            return ending_of(SystemExit(ast.literal_eval(self.code)))
+        except (ValueError, TypeError):
+            message = "exit code not recorded"
+            return Ending("failed", {"type": "SystemExit", "message": message})
+
+
+def _exits_in(path: str) -> list[_Exit]:
+    """Return the exits in a file of Python code; none if it cannot be read."""
     import ast
     import linecache
 
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
     try:
-        nodes = list(ast.walk(ast.parse(line)))
+        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
     except (SyntaxError, ValueError, RecursionError):
-        nodes = []
-    raised = [node.exc for node in nodes if isinstance(node, ast.Raise)]
-    if len(raised) == 1:
-        arguments = raised[0].args if isinstance(raised[0], ast.Call) else []
-        if not arguments or isinstance(arguments[0], ast.Call):
-            return FINISHED
-        if isinstance(arguments[0], ast.Constant):
-            ending = ending_of(SystemExit(arguments[0].value))
-            if ending.error is not None:
-                ending.error["traceback"] = lines_of_frame(frame)[-1:]
-            return ending
-    about = {"type": "SystemExit", "message": "exit code not recorded"}
-    return Ending("failed", {**about, "traceback": lines_of_frame(frame)[-1:]})
+        return []
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module == "sys"
+        for alias in node.names
+        if alias.name == "exit"
+    }
+    exits = []
+    for node in nodes:
+        raised = node.exc if isinstance(node, ast.Raise) else None
+        call = raised or node
+        name = call.func if isinstance(call, ast.Call) else raised
+        if isinstance(name, ast.Name) and name.id in (("SystemExit",) if raised else imported):
+            arguments = call.args if isinstance(call, ast.Call) else []
+            code = arguments[0] if arguments else None
+            assert isinstance(node, ast.stmt | ast.expr)
+            last = node.end_lineno or node.lineno
+            exits.append(_Exit(node.lineno, last, code, raised is not None))
+    return exits
+
+
+def _files_beside(path: str) -> list[str]:
+    """Return the files of the loaded modules in the folder of this file and below it."""
+    folder = os.path.join(os.path.dirname(path), "")
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [
+        file
+        for file in files
+        if isinstance(file, str) and file.startswith(folder) and "site-packages" not in file
+    ][:MAX_FILES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,36 @@ from tests.integrations.torch.watched import curve, parts, read, updates  # noqa
 from tests.nesting.tree import edges  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("watching")]
+
+
+def test_the_length_of_a_loader_is_asked_for_without_a_trace() -> None:
+    """A DataLoader that was asked warns when its dataset yields more; a length that fails is none."""
+
+    class Longer(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Any:
+            return iter(torch.ones(6, 4))
+
+    class Failing(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            raise RuntimeError("not connected")
+
+        def __iter__(self) -> Any:
+            return iter(torch.ones(6, 4))
+
+    for dataset in (Longer(), Failing()):
+        model = make_model()
+        optimizer = make_optimizer(model)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=2)
+        with warnings.catch_warnings(), stepwell.watch(model, optimizer, loader) as watch:
+            warnings.simplefilter("error")
+            for x in loader:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        assert counts(read(watch.run)[1])["training_single_iteration"] == 3
 
 
 def test_spans_steps_samples_and_losses() -> None:

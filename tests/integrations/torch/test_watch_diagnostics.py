@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_  # noqa: E402
 
 import stepwell  # noqa: E402
 from stepwell.analysis.findings import findings  # noqa: E402
+from stepwell.diagnostics.early import EarlySteps  # noqa: E402
 from stepwell.integrations.torch.diagnostics import light_config  # noqa: E402
 from stepwell.integrations.torch.watching_diagnostics import Diagnostics  # noqa: E402
 from stepwell.reading import RecordedRun  # noqa: E402
@@ -171,6 +172,40 @@ def test_an_optimizer_of_another_model(caplog: pytest.LogCaptureFixture) -> None
     ]
     assert curve(run, "gradient_norm/overall") == []
     assert len(curve(run)) == 40
+
+
+def test_a_short_resumed_run_has_its_diagnostics(caplog: pytest.LogCaptureFixture) -> None:
+    """No step is a multiple of 200, but the first steps are recorded: no message says otherwise."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stepwell.watch(model, optimizer, [torch.ones(2, 4)] * 3, step=10) as watch:
+        for x in watch.loader:
+            model(x).sum().backward()
+            optimizer.step()
+    assert len(curve(read(watch.run)[0], "gradient_norm/overall")) == 3
+    assert not [it for it in caplog.records if "collected nothing" in it.getMessage()]
+
+
+def test_a_failure_in_the_hook_of_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook stays while torch goes through the hooks: removing it there would raise into training."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    early = EarlySteps(model, optimizer, light_config())
+    early.record(0, None)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *arguments: calls.append(arguments[0]))
+    assert len(optimizer._optimizer_step_pre_hooks) == 2
+
+    def fail() -> None:
+        raise ValueError("no norm")
+
+    monkeypatch.setattr(early, "_norm", fail)
+    monkeypatch.setattr("stepwell.diagnostics.early.report", lambda where, error: None)
+    for _ in range(2):
+        optimizer.step()
+    early.close()
+    assert calls == [optimizer, optimizer]
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
 
 
 def test_real_faults() -> None:

@@ -40,6 +40,21 @@ def test_many_losses() -> None:
     assert updates(found)[-1]["num_iterations"] == 3000
 
 
+def test_a_backward_pass_from_several_scalars() -> None:
+    """The loss is their sum: the gradients are those of the sum."""
+    model, optimizer, loader = parts()
+    losses = []
+    with stepwell.watch(model, optimizer, loader) as watch:
+        for x, y in loader:
+            optimizer.zero_grad()
+            output = model(x)
+            both = [torch.nn.functional.mse_loss(output, y), output.abs().mean()]
+            torch.autograd.backward(both)
+            optimizer.step()
+            losses.append((both[0] + both[1]).item())
+    assert [value for _, value in curve(read(watch.run)[0])] == pytest.approx(losses, rel=1e-6)
+
+
 def test_gradients_that_are_thrown_away() -> None:
     """Their loss is none of the next step's."""
     model, optimizer, loader = parts()

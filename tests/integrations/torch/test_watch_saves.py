@@ -33,6 +33,22 @@ def saves(run: Any) -> list[tuple[str, int, str]]:
     ]
 
 
+def test_a_file_without_a_name_is_written(tmp_path: Path) -> None:
+    """A file object whose name cannot be asked for is saved to all the same."""
+
+    class Nameless(io.BytesIO):
+        @property
+        def name(self) -> str:
+            raise OSError("not connected")
+
+    model, optimizer, loader = parts()
+    file = Nameless()
+    with stepwell.watch(model, optimizer, loader):
+        train(model, optimizer, loader)
+        torch.save(model.state_dict(), file)
+    assert file.tell() > 0
+
+
 def test_files_that_are_saved_in_the_loop(tmp_path: Path) -> None:
     """By path or open file; not what is written to memory, or before and after the training."""
     model, optimizer, loader = parts()

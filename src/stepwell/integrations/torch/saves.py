@@ -1,7 +1,7 @@
 """Checkpoints of a watched training: ``torch.save`` and ``torch.distributed.checkpoint``.
 
 A call in the training thread while the training loop is under way is recorded as a checkpoint save, if it
-writes to a file. Of calls inside of calls, the outermost one counts.
+writes to a file. Of nested calls, only the outermost one is recorded.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def _save_in_background(original: Callable[..., Any]) -> Callable[..., Any]:
             calls.conclude_save(error)
             raise
         calls.conclude_save(None)
-        _tell_outcome(result, step, span)
+        _record_outcome(result, step, span)
         return result
 
     return async_save
 
 
-def _tell_outcome(future: Any, step: int, span: Span) -> None:
-    """Record what becomes of a checkpoint that is saved in the background."""
+def _record_outcome(future: Any, step: int, span: Span) -> None:
+    """Record whether a checkpoint that is saved in the background succeeds."""
     # Newer versions of PyTorch return two futures: one of staging, one of the upload.
     future = getattr(future, "upload_completion", future)
 
@@ -97,21 +97,29 @@ def _tell_outcome(future: Any, step: int, span: Span) -> None:
 def _step() -> int | None:
     """Optimizer steps so far; None where a save is no checkpoint of the watched training."""
     follower = following.follower
-    return follower.save_begins() if follower is not None and SAVES.active else None
+    try:
+        return follower.save_begins() if follower is not None and SAVES.active else None
+    except Exception as error:
+        report("checkpoint", error)
+        return None
 
 
 def _path_of(file: Any) -> str | None:
     """The path that is written to; None for a buffer in memory."""
-    if not isinstance(file, str | os.PathLike):
-        file = getattr(file, "name", None)
-    return os.fspath(file) if isinstance(file, str | os.PathLike) else None
+    try:
+        if not isinstance(file, str | os.PathLike):
+            file = getattr(file, "name", None)
+        return os.fsdecode(file) if isinstance(file, str | os.PathLike) else None
+    except Exception:
+        # The name of a file object of some other library may be computed, and that may fail.
+        return None
 
 
 def _find(patches: Patches) -> Iterator[Patch]:
     yield Patch(torch, "save", _save)
     yield Patch(torch.serialization, "save", _save)
     for name in DISTRIBUTED:
-        # Importing it takes seconds: whoever uses it has done so.
+        # Importing it takes seconds, so it is only looked up: a program that uses it has imported it.
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "async_save"):
             yield Patch(module, "save", _save_distributed)

@@ -237,14 +237,26 @@ def _describer(
         if known and optimizer_refs:
             facts |= parameter_counts(known, stepping)
         record_training(next(iter(known), None), stepping, loader_ref())
-        try:
-            # Of a stream there is no length.
-            facts["batches_per_epoch"] = len(loader_ref())
-        except (TypeError, AttributeError, NotImplementedError):
-            pass
+        batches = _length_of(loader_ref())
+        if batches is not None:
+            facts["batches_per_epoch"] = batches
         return facts
 
     return describe
+
+
+def _length_of(loader: Any) -> int | None:
+    """Return the number of batches in a loader; None where it is not known, as with a stream."""
+    called = "_IterableDataset_len_called"
+    noted = getattr(loader, called, None)
+    try:
+        length = len(loader)
+    except Exception:
+        return None
+    if getattr(loader, called, None) is not noted:
+        # A DataLoader that was asked for its length warns when its dataset yields more than that.
+        setattr(loader, called, noted)
+    return length
 
 
 def _values(given: Any) -> Any:

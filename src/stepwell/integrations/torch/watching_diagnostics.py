@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ OF_BATCHES = (
     "gradient_noise",
     "class_balance",
 )
+OF_EARLY_STEPS = ("track_gradients", "track_learning_rates")
 SCHEDULER_STEPS = "scheduler_steps"
 FEWEST_STEPS = 10
 """Steps after which an attached scheduler should have been called."""
@@ -73,6 +75,8 @@ class Diagnostics:
         if telemetry is None:
             # Where no step is made there is nothing to be said, not even that.
             telemetry = self._telemetry = TrainingTelemetry(self._config)
+            if not _needs_collection(self._config):
+                telemetry.expect_nothing()
             self._begin(model, optimizer, step)
         self._latest = optimizer, step
         clipped, self.clipped = self.clipped, None
@@ -145,6 +149,15 @@ class Diagnostics:
     def optimizer(self) -> Any:
         """The optimizer that made the latest step."""
         return None if self._latest is None else self._latest[0]
+
+
+def _needs_collection(config: TelemetryConfig) -> bool:
+    """Whether a configuration asks for more than is recorded in each of the first steps."""
+    return any(
+        getattr(config, field.name)
+        for field in fields(config)
+        if field.name.startswith("track_") and field.name not in OF_EARLY_STEPS
+    )
 
 
 def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:

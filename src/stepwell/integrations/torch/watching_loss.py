@@ -45,10 +45,12 @@ class _Scalars:
             self._scaled = weakref.ref(scaled), plain.detach()
 
     def _scalar(self, outputs: Any) -> torch.Tensor | None:
-        """The scalar of a backward pass from these outputs; None if it is no scalar."""
-        tensor = outputs[0]
-        if len(outputs) != 1 or type(tensor) is not torch.Tensor or tensor.numel() != 1:
+        """The scalar of a backward pass, or the sum of several; None if there are other outputs."""
+        if any(type(each) is not torch.Tensor or each.numel() != 1 for each in outputs):
             return None
+        tensor: torch.Tensor = outputs[0]
+        if len(outputs) > 1:
+            return torch.stack([each.detach().reshape(()) for each in outputs]).sum()
         scaled = self._scaled
         if scaled is not None:
             self._scaled = None

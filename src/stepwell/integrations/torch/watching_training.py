@@ -280,15 +280,18 @@ class WatchedTraining(InLoop):
     def gradients_are_dropped(self, owner: Any) -> None:
         """Drop the losses since the last step: their gradients are not used."""
         loss = self._loss
-        if isinstance(loss, Losses):
-            if not self._is_in_step():
-                loss.drop(owner)
-        elif (
-            self._backwards
-            and (owner is self._optimizer() or owner is self._model())
-            and not self._is_in_step()
-        ):
-            loss.forget()
+        try:
+            if isinstance(loss, Losses):
+                if not self._is_in_step():
+                    loss.drop(owner)
+            elif (
+                self._backwards
+                and (owner is self._optimizer() or owner is self._model())
+                and not self._is_in_step()
+            ):
+                loss.forget()
+        except Exception as error:
+            report(WHERE, error)
 
     def backward_begins(self, outputs: Any) -> Any:
         """A backward pass begins that adds to the gradients."""
