@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import stepwell
 from stepwell import Run
 from stepwell.exporters import FileExporter
 from stepwell.telemetry.exporter_loading import load_exporters
+from stepwell.testing import FakeClock
 from tests.exporters.reading_back import recorded_spans, train
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exporters.md").read_text()
@@ -25,15 +25,14 @@ def block(containing: str, language: str = "python") -> str:
     return str(found)
 
 
-def test_an_exporter_of_your_own(recorded: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exporter_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example tells of spans that took longer than any before."""
-    space: dict[str, Any] = {"run": recorded}
-    exec(block("class Slowest").replace("at_least: float = 1.0", "at_least: float = 0.05"), space)
-    for seconds in (0.01, 0.2, 0.1):
-        with stepwell.span("nap"):
-            time.sleep(seconds)
-    recorded.finish()
-    assert capsys.readouterr().out == "rank 0: nap took 0.2 s\n"
+    with FakeClock() as clock, stepwell.init(dir=tmp_path) as run:
+        exec(block("class Slowest"), {"run": run})
+        for seconds in (0.01, 1.2, 1.1):
+            with stepwell.span("nap"):
+                clock.advance(seconds)
+    assert capsys.readouterr().out == "rank 0: nap took 1.2 s\n"
 
 
 def test_putting_a_file_together(
