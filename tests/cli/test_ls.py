@@ -111,6 +111,19 @@ def test_a_run_that_changed_is_read_again(tmp_path: Path) -> None:
     assert listed(tmp_path)[0]["loss"] == 0.5
 
 
+def test_the_duration_of_several_attempts(tmp_path: Path) -> None:
+    """From the first start to the last end, as ``report`` and ``show`` have it."""
+    with FakeClock() as clock:
+        for _ in range(2):
+            with stepwell.init(dir=tmp_path / "runs", run_id="job") as run, run.span("epoch"):
+                clock.advance(10)
+            clock.advance(100)
+    (line,) = listed(tmp_path)
+    assert line["duration_s"] == pytest.approx(120, abs=1)
+    shown = run_stepwell("show", "job", "--json", cwd=tmp_path)
+    assert line["duration_s"] == pytest.approx(json.loads(shown.stdout)["wall_s"], abs=1)
+
+
 def test_a_cache_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     """The list is the same."""
     (tmp_path / "file").touch()

@@ -17,6 +17,7 @@ from stepwell.analysis.live.phases import PhaseClock
 from stepwell.analysis.live.recent import MOST_SPANS, RecentSpans
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.journal.records import SpanRecord
+from stepwell.testing import FakeClock
 from tests.cli.terminal import in_terminal
 from tests.harness import CLI, run_stepwell, start_script, wait_until
 
@@ -241,3 +242,17 @@ def test_the_next_attempt_takes_over(tmp_path: Path) -> None:
         assert (now.status, now.attempt, now.step) == ("running", 1, 3)
         assert [rank.inside for rank in now.ranks] == [("epoch",)]
     assert live.look().is_over
+
+
+def test_the_wall_time_of_several_attempts(tmp_path: Path) -> None:
+    """From the start of the first one on, whether it was watched or not."""
+    with FakeClock() as clock:
+        with stepwell.init("again", dir=tmp_path, run_id="again") as first:
+            live = LiveRun(stepwell.open_run(first.path), findings=False)
+            live.look()
+            clock.advance(100)
+        with stepwell.init("again", dir=tmp_path, run_id="again"):
+            clock.advance(10)
+            late = LiveRun(stepwell.open_run(first.path), findings=False)
+            assert live.look().seconds == pytest.approx(110, abs=1)
+            assert late.look().seconds == pytest.approx(110, abs=1)

@@ -146,15 +146,23 @@ def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
-    """Seconds from the first start to the last sign of life, over all attempts."""
-    alive = pl.when(pl.col("status") == "running").then(clock.wall())
-    ends = [mains.select(alive.otherwise(pl.col("heartbeat_ns")).max()).item()]
+    last = None
     if (mains["status"] == "killed").any():
         # Heartbeats are seconds apart: the last span tells better when it died.
         end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-        ends.append(run.spans().select(end.max()).collect().item())
+        last = run.spans().select(end.max()).collect().item()
+    return wall_seconds(mains, last) or 0.0
+
+
+def wall_seconds(mains: pl.DataFrame, last_ns: int | None = None) -> float | None:
+    """Seconds from the first start to the last sign of life, over all attempts; None without a start.
+
+    ``last_ns`` is a further sign of life, such as the last record.
+    """
+    alive = pl.when(pl.col("status") == "running").then(clock.wall())
+    ends = [mains.select(alive.otherwise(pl.col("heartbeat_ns")).max()).item(), last_ns]
     start, known = mains["started_ns"].min(), [end for end in ends if end is not None]
-    return (max(known) - start) / 1e9 if known and isinstance(start, int) else 0.0
+    return (max(known) - start) / 1e9 if known and isinstance(start, int) else None
 
 
 def _spans(run: RecordedRun) -> list[SpanLine]:

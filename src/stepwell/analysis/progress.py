@@ -64,7 +64,7 @@ def time_left(facts: Facts, undone: Undone) -> TimeLeft | None:
 
 def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
     config = facts.run.config
-    loops = [*reversed(facts.loop_attributes(TRAINING_LOOP)), {}]
+    loops = [*(loop.attributes for loop in reversed(facts.loops(TRAINING_LOOP))), {}]
     known = next((found for loop in loops if (found := explicit_target(config, loop))), None)
     epochs = whole_number(config, EPOCHS)
     if known is not None or epochs is None:
@@ -78,7 +78,7 @@ def _from_epochs(steps: pl.DataFrame, epochs: int) -> int | None:
     counts = (
         steps.drop_nulls("epoch").group_by("epoch").agg(pl.col("step").n_unique()).sort("epoch")
     )
-    # The last one is under way, and a training that was resumed may have begun inside of one.
+    # The last one is under way, and a training that was resumed may have begun within one.
     is_resumed = steps["step"].min() != 0
     whole = counts["step"][int(is_resumed) : counts.height - 1].max()
     return epochs * whole if isinstance(whole, int) else None

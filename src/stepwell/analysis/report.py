@@ -153,7 +153,7 @@ def report(
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         throughput=throughput(facts.summary.updates),
-        hints=_hints(facts),
+        hints=_hints(facts, {finding.rule for finding in found}),
         unchecked=unchecked(facts),
     )
 
@@ -261,7 +261,7 @@ def _value(curve: Curve, goal: str | None) -> ValueLine:
     return ValueLine(curve.name, last, step, best, best_step, len(curve.odd))
 
 
-def _hints(facts: Facts) -> list[Hint]:
+def _hints(facts: Facts, rules: set[str]) -> list[Hint]:
     """What would have to be recorded for more to be said; the two most useful ones."""
     hints = []
     if facts.steps.is_empty():
@@ -290,7 +290,8 @@ def _hints(facts: Facts) -> list[Hint]:
                 ('with run.span("wait for data"): …', 'with run.span("forward"): …'),
             )
         )
-    if told and facts.table.get("other", 0) >= MUCH * facts.wall_ns:
+    is_much = facts.table.get("other", 0) >= MUCH * facts.wall_ns
+    if told and is_much and "pauses" not in rules:
         share = percent(facts.part_of_wall(facts.table["other"]))
         hints.append(
             Hint(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -20,6 +19,7 @@ from typing import Any
 
 import polars as pl
 
+from stepwell.analysis.overview import wall_seconds
 from stepwell.journal.document import PROCESS, read_json
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun, list_runs
@@ -29,7 +29,7 @@ from stepwell.reading.run import RUN, SYSTEM
 from stepwell.reading.version import newer_format
 from stepwell.vocabulary import loss_names
 
-FORMAT = 1
+FORMAT = 2
 """Of a line in the cache: another number makes earlier ones void."""
 NEVER = -1
 
@@ -128,24 +128,12 @@ def _details(run: RecordedRun) -> dict[str, Any]:
     loss = metrics.filter(pl.col("name") == (name or "")).sort("step", "time_ns")
     loss = loss.filter(pl.col("rank") == pl.col("rank").min())
     return {
-        "duration_s": _duration(processes, metrics),
+        # Heartbeats are seconds apart: of a killed run the last value may be later.
+        "duration_s": wall_seconds(processes, metrics.select(pl.col("time_ns").max()).item()),
         "step": latest["step"].max(),
         "loss_name": name,
         "loss": loss["value"][-1] if loss.height else None,
     }
-
-
-def _duration(processes: pl.DataFrame, metrics: pl.DataFrame) -> float | None:
-    """Return the seconds that attempts took, without the gaps between them."""
-    running = pl.col("status") == "running"
-    ends = pl.when(running).then(time.time_ns()).otherwise(pl.col("heartbeat_ns")).max()
-    attempts = processes.group_by("attempt").agg(pl.col("started_ns").min(), ends.alias("end"))
-    # Heartbeats are seconds apart: of a killed run the last value may be later.
-    last = metrics.group_by("attempt").agg(pl.col("time_ns").max().alias("last"))
-    spent = attempts.join(last, on="attempt", how="left").select(
-        pl.max_horizontal("end", "last") - pl.col("started_ns")
-    )
-    return float(spent.to_series().sum()) / 1e9 if spent.height else None
 
 
 def _count_findings(run: RecordedRun) -> int:

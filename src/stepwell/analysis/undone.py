@@ -126,7 +126,7 @@ def _is_done(facts: Facts, grid: Grid | None, part: RankTime) -> bool | None:
 
 
 def _is_in_pass(facts: Facts, process: str) -> bool:
-    """Whether a process is inside of a pass or an optimizer step, or was when it died."""
+    """Whether a process is in a pass or an optimizer step, or was when it died."""
     inside = facts.open_spans.filter(pl.col("process") == process).select("name", "category")
     return any(
         phase_of_span(name, category or "") in PARTS for name, category in inside.iter_rows()

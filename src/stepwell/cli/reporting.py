@@ -109,6 +109,8 @@ def _facts(made: Report) -> str:
         parts.append(
             f"{line.count:,} steps of {duration(line.p50_ns)} (p95 {duration(line.p95_ns)}, "
             f"longest {duration(line.max_ns)} at {line.max_step})"
+            if line.count > 1
+            else f"1 step of {duration(line.p50_ns)}"
         )
     if made.throughput is not None:
         parts.append(f"{made.throughput}")
@@ -183,14 +185,18 @@ def _step(step: int | None) -> str:
 
 def _cost(made: Report) -> str:
     cost = made.cost
-    each = cost.ns / (made.steps.count * max(1, made.ranks)) if made.steps else 0.0
+    ranks = max(1, made.ranks)
+    each = cost.ns / (made.steps.count * ranks) if made.steps else 0.0
+    a_rank = " a rank" if ranks > 1 else ""
     a_step = f", {duration(each)} a step" if each else ""
     beside = ""
     if cost.beside_ns is not None:
-        beside = f"; measured beside it: {duration(cost.beside_ns)} of processor time"
+        beside = (
+            f"; measured beside it: {duration(cost.beside_ns / ranks)} of processor time{a_rank}"
+        )
     return (
         f"recording: {cost.spans:,} spans and {cost.metrics:,} numbers, {size(cost.bytes)}, "
-        f"at least {duration(cost.ns)} ({percent(cost.share)} of the time{a_step}){beside}"
+        f"at least {duration(cost.ns / ranks)}{a_rank} ({percent(cost.share)} of the time{a_step}){beside}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,6 @@ class ProcessTables:
         self.offset = offset
         self.base = number << PROCESS_BITS
         self.run = run
-        self._late: dict[int, dict[str, Any]] | None = None
         self._threads = _thread_names(process)
         self._lost = max(process.names, default=0) + 1
         self._words = _name_columns(process.names, self._lost)
@@ -137,15 +136,25 @@ class ProcessTables:
 
     def _with_late(self, ids: NDArray[Any], texts: pl.Series) -> pl.Series:
         """Attributes with those that were added from elsewhere, or after the end."""
-        if self._late is None:
-            self._late = {}
-            for event in self.process.events():
-                if event.get("kind") == LATE and event.get("span") is not None:
-                    self._late.setdefault(int(event["span"]), {}).update(event["attributes"])
-        found = np.flatnonzero(np.isin(ids, list(self._late))).tolist() if self._late else []
+        late = self._late
+        found = np.flatnonzero(np.isin(ids, list(late))).tolist() if late else []
         for row in found:
-            texts[row] = _json(_merged(texts[row], self._late[int(ids[row])]))
+            texts[row] = _json(_merged(texts[row], late[int(ids[row])]))
         return texts
+
+    def attributes_of(self, identity: int, offset: int, texts: Segment | None) -> dict[str, Any]:
+        """The same of a single span: quicker than a table where few spans are wanted."""
+        text = None if texts is None else texts.texts.get(offset)
+        return _merged(text, self._late.get(identity, {}))
+
+    @cached_property
+    def _late(self) -> dict[int, dict[str, Any]]:
+        """By span the attributes that were added from elsewhere, or after the end."""
+        found: dict[int, dict[str, Any]] = {}
+        for event in self.process.events():
+            if event.get("kind") == LATE and event.get("span") is not None:
+                found.setdefault(int(event["span"]), {}).update(event["attributes"])
+        return found
 
     # Metrics
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import stepwell
-from stepwell.analysis.findings.died import End, _split, rule
+from stepwell.analysis.findings.died import End, _first_sentence, _split, rule
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.ranks.peers import is_lost_peer
 from tests.harness import environment, run_ranks
@@ -16,10 +18,18 @@ SECOND = 1_000_000_000
 CLOSED = "RuntimeError: [a/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:16570"
 
 
-def _end(rank: int, status: str, at: float, error: str = "", *, waits: bool = False) -> End:
+def _end(
+    rank: int,
+    status: str,
+    at: float,
+    error: str = "",
+    *,
+    waits: bool = False,
+    signal: str | None = None,
+) -> End:
     slack = 2 * SECOND if status == "killed" else 0
     time = int(at * SECOND)
-    return End(rank, status, time, slack, error, None, None, (), (), 40, waits)
+    return End(rank, status, time, slack, error, None, signal, (), (), 40, waits)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +51,8 @@ def _end(rank: int, status: str, at: float, error: str = "", *, waits: bool = Fa
         # Ranks that ended too close to each other to be ordered: those that wait come last.
         ([_end(0, "killed", 10, waits=True), _end(1, "killed", 10.5)], [1, 0]),
         ([_end(0, "killed", 20), _end(1, "killed", 10)], [1]),
+        # The launcher sends a signal to the rest once a rank is gone.
+        ([_end(0, "killed", 10, signal="SIGTERM"), _end(1, "killed", 10.5)], [1]),
         # Only errors about peers: the earliest.
         ([_end(0, "failed", 11, CLOSED), _end(1, "failed", 10, CLOSED)], [1]),
         ([_end(0, "interrupted", 10), _end(1, "killed", 10.5)], [0]),
@@ -50,6 +62,14 @@ def _end(rank: int, status: str, at: float, error: str = "", *, waits: bool = Fa
 def test_the_rank_that_ended_first(ends: list[End], first: list[int]) -> None:
     """It is told first; what others say of a closed connection is a consequence."""
     assert [end.rank for end in _split(ends)[0]] == first
+
+
+def test_several_ranks_that_a_signal_terminated() -> None:
+    """They are the subject of one sentence."""
+    facts = cast(Facts, SimpleNamespace(ranks=2))
+    both = [_end(rank, "killed", 10, signal="SIGTERM") for rank in (0, 1)]
+    assert _first_sentence(facts, both) == "Ranks 0 and 1 were terminated by SIGTERM at step 40."
+    assert _first_sentence(facts, both[:1]) == "Rank 0 was terminated by SIGTERM at step 40."
 
 
 @pytest.mark.parametrize(

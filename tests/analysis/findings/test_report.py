@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 import stepwell
 from stepwell.analysis.report import report
+from stepwell.analysis.simulate import Plan, simulate
+from stepwell.cli.reporting import _cost
 from stepwell.testing import FakeClock
 from tests.analysis.findings.training import healthy_values, train
 from tests.harness import run_stepwell
@@ -101,6 +105,37 @@ def test_it_says_what_could_not_be_checked(tmp_path: Path) -> None:
         ("loss", "none recorded"),
         ("step times", "only 12 steps"),
     }
+
+
+def test_steps_are_counted_once_for_all_ranks(tmp_path: Path) -> None:
+    """Four ranks that make 4 steps have made 4."""
+    simulate(tmp_path / "run", Plan(4, 4))
+    made = report(stepwell.open_run(tmp_path / "run"))
+    assert ("step times", "only 4 steps") in {(one.subject, one.reason) for one in made.unchecked}
+
+
+def test_a_single_step(tmp_path: Path) -> None:
+    """It has no distribution."""
+    run = train(tmp_path / "runs", steps=1)
+    out = run_stepwell("report", str(run.path), cwd=tmp_path, COLUMNS="200").stdout
+    assert re.search(r"^1 rank · 1 step of [\d.]+ ms$", out, re.MULTILINE)
+
+
+def test_the_cost_of_recording_is_that_of_a_rank(tmp_path: Path) -> None:
+    """Beside its share of the wall time there is no sum over all ranks."""
+    simulate(tmp_path / "runs" / "run", Plan(4, 20))
+    made = report(stepwell.open_run(tmp_path / "runs" / "run"))
+    made = replace(made, cost=replace(made.cost, ns=4_000_000, beside_ns=None))
+    assert "at least 1 ms a rank (" in _cost(made)
+
+
+def test_pauses_need_no_hint(tmp_path: Path) -> None:
+    """The finding says how to see what they are; code in no span in all steps gives a hint."""
+    pauses = report(train(tmp_path, times=lambda s: {"pause": 0.5} if s % 10 == 9 else {}))
+    assert [finding.rule for finding in pauses.findings] == ["pauses"]
+    assert pauses.hints == []
+    always = report(train(tmp_path, times=lambda step: {"pause": 0.05}))
+    assert [hint.lines for hint in always.hints] == [('with stepwell.span("a name of yours"): …',)]
 
 
 def test_without_steps_it_says_what_to_add(tmp_path: Path) -> None:

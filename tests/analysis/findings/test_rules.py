@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +24,7 @@ from stepwell.analysis.simulate import (
     simulate,
 )
 from stepwell.analysis.simulate.plan import MS, SECOND
+from stepwell.analysis.time.lanes import Loop
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from tests.analysis.findings.training import collect_garbage, healthy_values, noise, train
@@ -389,6 +391,24 @@ def test_validation_mode(tmp_path: Path) -> None:
     only(in_loops(tmp_path, full, {}, {}, {}), "at-chance")
 
 
+def test_validation_mode_of_several_ranks() -> None:
+    """A validation of all ranks counts once."""
+
+    def sentence(*steps: int) -> str:
+        loops = [
+            Loop("validation_loop", rank, 0, step, step, {"model_mode": "train"})
+            for rank in (0, 1)
+            for step in steps
+        ]
+        facts = cast(Facts, SimpleNamespace(loops=lambda name: loops))
+        return next(RULES["validation_mode"](facts)).sentence
+
+    assert sentence(9).startswith(
+        "The validation loop runs with the model in training mode (after step 9): "
+    )
+    assert sentence(9, 19).startswith("All 2 validation loops run with the model in training mode ")
+
+
 def test_batches_out_of_balance(tmp_path: Path) -> None:
     """Far more of one class than of the other."""
 
@@ -637,6 +657,25 @@ def test_goodput_of_restarts(tmp_path: Path) -> None:
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found.keys() == {"restarts"}
     assert found["restarts"].evidence["redone_steps"] == pytest.approx(50, abs=1)
+
+
+def test_goodput_that_is_low_because_of_a_restart(tmp_path: Path) -> None:
+    """The restart is the finding: without its cost more than half of the time makes progress."""
+    plan = Plan(2, 600, (Restart(450, gap_ns=60 * SECOND),), pace=Pace(checkpoint=100 * MS))
+    simulate(tmp_path / "run", plan)
+    run = stepwell.open_run(tmp_path / "run")
+    assert Facts(run).goodput.share < 0.5
+    only(run, "restarts")
+
+
+def test_checkpoints_of_a_run_with_a_gap(tmp_path: Path) -> None:
+    """The limit is a share of the time that it ran, the sentence has the share of the wall time."""
+    plan = Plan(2, 600, (Restart(450, gap_ns=100 * SECOND),), pace=Pace(checkpoint=1500 * MS))
+    simulate(tmp_path / "run", plan)
+    found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}["checkpoint-stall"]
+    assert found.evidence["share"] < 0.1
+    wall_ns = Facts(stepwell.open_run(tmp_path / "run")).wall_ns
+    assert found.evidence["share"] == pytest.approx(found.cost_ns / wall_ns)
 
 
 def test_goodput_that_is_low(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ TELEMETRY = re.compile(
     r"|save_checkpoint_strategy|global_batch_size|micro_batch_size|seq_length|flops_per_sample"
     r"|train_(iterations|samples)_target)"
 )
-"""Settings of the recording and sizes that it was told; they do not say how a model is trained."""
+"""Settings and sizes that are given for the recording; they do not say how a model is trained."""
 DERIVED = re.compile(
     r"(trainer|model|optimizer|accelerate)\..*|model_(trainable_)?parameters|batch_size"
 )
@@ -94,7 +94,7 @@ def code_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
 
 
 def _produced(run: RecordedRun) -> dict[str, Any]:
-    """What run.json tells of the latest attempt."""
+    """The facts about the latest attempt in run.json."""
     latest = _latest(run)
     about = {key: latest.get(key) for key in ("code", "host", "world_size")}
     python, argv = latest.get("python"), latest.get("argv")

@@ -120,7 +120,7 @@ def has_repeats(variants: Sequence[Variant]) -> bool:
 
 
 def _own(run: RecordedRun) -> dict[str, Any]:
-    """What makes a run a variant; empty where nobody recorded how it was configured."""
+    """What makes a run a variant; empty where no configuration was recorded."""
     if not has_config(run):
         return {}
     facts = {k: v for k, v in config_facts(run).items() if not CHANCE.search(k)}

@@ -25,6 +25,7 @@ from stepwell.analysis.time.account import (
     account_threads,
     group_processes,
 )
+from stepwell.analysis.time.lanes import Loop
 from stepwell.journal.errors import StepwellError
 from stepwell.reading.run import Step
 from stepwell.reading.tables import METRICS, OPEN_SPANS, ProcessTables
@@ -56,8 +57,7 @@ class Part:
     rows: list[GridRow] = field(default_factory=list)
     metrics: list[pl.DataFrame] = field(default_factory=list)
     open_spans: list[pl.DataFrame] = field(default_factory=list)
-    loops: list[pl.DataFrame] = field(default_factory=list)
-    """Training and validation loops with their attributes."""
+    loops: list[Loop] = field(default_factory=list)
     habits: list[Habits] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
 
@@ -116,7 +116,7 @@ def _add_unfinished(task: Task, part: Part, tables: ProcessTables) -> None:
 def _add_times(part: Part, group: list[ProcessTables], alive: Liveness) -> None:
     threads, helpers = Threads(group[0]), group[1:]
     is_worker = group[0].process.about["role"] == "worker"
-    part.loops += threads.loops
+    part.loops += threads.loops.values()
     with ThreadPoolExecutor(1) as other:
         # Both take about as long, and neither needs the other.
         is_large = len(threads.main.starts) >= LARGE

@@ -27,7 +27,7 @@ class Summary:
     Attributes:
         documents: what is known of each process, workers included.
         accounts: the time of each rank and attempt.
-        loops: training and validation loops with their attributes.
+        loops: training and validation loops of all ranks.
         habits: what each process did so far, of a run that has not finished.
         stacks: what every thread of its latest attempt is inside of, or was when it died.
     """
@@ -41,7 +41,7 @@ class Summary:
         self._metrics = [frame for part in parts for frame in part.metrics]
         self._open = [frame for part in parts for frame in part.open_spans if frame.height]
         self.accounts: Accounts = make_accounts(time for part in parts for time in part.times)
-        self.loops = [frame for part in parts for frame in part.loops]
+        self.loops = [loop for part in parts for loop in part.loops]
         self.habits = [habits for part in parts for habits in part.habits]
         self.stacks = in_order(stack for part in parts for stack in part.stacks)
         joules = [note.joules for notes in self._notes for note in notes]

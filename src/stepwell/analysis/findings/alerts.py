@@ -122,7 +122,7 @@ class Alerts:
         ]
 
     def _tell(self, finding: Finding) -> bool:
-        """Send a finding to those who have not taken it yet; return whether it is new to anybody."""
+        """Send a finding to those who have not taken it yet; return whether it is new to any of them."""
         keys: list[Key] = [(receiver, finding.key) for receiver in self._receivers or ("",)]
         is_new = any(key not in self._tries for key in keys)
         for key in keys:

@@ -15,7 +15,7 @@ from stepwell.analysis.time.rhythm import rhythm
 WARN = 0.1
 WARN_SOME = 0.05
 CRITICAL = 0.3
-"""Shares of the wall time; the second where only some ranks save, and the others could do without."""
+"""Shares of the running time; the second where only some ranks save and the others wait."""
 LEAST_NS = 500_000_000
 LONG = 5.0
 """A checkpoint that takes this many times as long as usual has stalled."""
@@ -39,14 +39,15 @@ def rule(facts: Facts) -> Iterator[Finding]:
         .sort("attempt", "step")
     )
     times, numbers = saves["checkpoint"].to_numpy(), saves["step"].to_list()
-    usual, ns = float(np.median(times)), int(times.sum())
-    share = ns / max(1, facts.wall_ns)
+    # Ranks that do not wait for each other may save at the same time, in different steps.
+    usual, ns = float(np.median(times)), min(int(times.sum()), facts.running_ns)
+    share = facts.part_of_wall(ns)
     ranks = sorted(set(rows["rank"].to_list()))
     least = WARN if len(ranks) == facts.ranks else WARN_SOME
-    if share >= least and ns >= LEAST_NS and len(times) > 1:
+    if ns >= least * facts.running_ns and ns >= LEAST_NS and len(times) > 1:
         yield Finding(
             "checkpoint-stall",
-            "critical" if share >= CRITICAL else "warning",
+            "critical" if ns >= CRITICAL * facts.running_ns else "warning",
             f"{_who(facts, ranks, f'for {duration(usual)} {_often(numbers)}')}: "
             f"{percent(share)} of the wall time.",
             {

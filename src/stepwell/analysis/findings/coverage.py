@@ -1,4 +1,4 @@
-"""What the rules could not look at, and why: nothing found is only said of the rest."""
+"""What the rules could not check for lack of data, and why."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def _unchecked(facts: Facts) -> Iterator[Unchecked]:
     if not any(split_of(name) == "validation" for name in curves.names):
         yield Unchecked("validation", "no validation metric")
     if facts.steady.height < FEWEST:
-        count = facts.steps.height
-        yield Unchecked("step times", f"only {count} step{'s' if count != 1 else ''}")
+        count = facts.steps.select("attempt", "step").n_unique()
+        few = f"only {count} step{'s' if count > 1 else ''}" if count else "no steps"
+        yield Unchecked("step times", few)
     if not facts.machine["name"].str.contains(MEMORY).any():
         yield Unchecked("memory", "no system metrics")
     if facts.ranks > 1 and not curves.matching(r"^(gradient_norm|weight_checksum)/overall$"):

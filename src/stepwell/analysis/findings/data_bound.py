@@ -31,7 +31,7 @@ MOST_EPOCHS = 0.8
 """Of the epochs, those that must begin with a slow batch."""
 TIMES = 5.0
 LEAST_START_NS = 20_000_000
-"""A first batch is slow if it takes so many times as long as others, and so much longer."""
+"""A first batch is slow if it takes this many times as long as others, and is this much slower."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def _at_epochs(facts: Facts, epochs: SlowEpochs) -> Finding:
             "typical_ns": epochs.typical_ns,
         },
         epochs.steps,
-        advice="DataLoader workers start anew in each epoch: persistent_workers=True keeps them.",
+        advice="If the DataLoader has workers, they start anew in each epoch: persistent_workers=True keeps "
+        "them. Else look at what the dataset or sampler does when an epoch starts.",
         link=facts.command("show"),
         cost_ns=epochs.lost_ns,
     )

@@ -1,7 +1,7 @@
 """A run that failed, was killed or was interrupted: which rank ended first, where and why.
 
 In a distributed run the other ranks end because of the first one. Their errors (a closed connection, a
-timeout of a collective) and the signals of the launcher are told as consequences, after it.
+timeout of a collective) and the signals of the launcher are reported after it, as consequences.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
     )
 
 
-# What is known of each rank
+# How each rank ended
 
 
 def _end(facts: Facts, document: dict[str, Any]) -> End:
@@ -117,7 +117,7 @@ def _end(facts: Facts, document: dict[str, Any]) -> End:
 
 
 def _open_names(facts: Facts, rank: int) -> tuple[str, ...]:
-    """The spans that the main thread of a rank was inside of, outermost first."""
+    """The open spans of the main thread of a rank, outermost first."""
     spans = facts.open_spans.filter(
         (pl.col("rank") == rank)
         & (pl.col("thread") == MAIN)
@@ -133,7 +133,7 @@ def _failures(facts: Facts, rank: int, attempt: int) -> list[tuple[str, int, int
 
 
 def _last_step(facts: Facts, rank: int) -> int | None:
-    # Not the step of a span: a loop that it was inside of began long before.
+    # Not the step of an open span: a loop began long before.
     mine = (pl.col("role") != "worker") & (pl.col("rank") == rank)
     step = facts.processes.filter(mine).sort("attempt")["step"].drop_nulls()
     return int(step[-1]) if len(step) else None
@@ -174,6 +174,8 @@ def _earliest(killed: list[End]) -> list[End]:
     """Return the killed ranks that may have been the first, those that wait for others last."""
     first = min(killed, key=lambda e: e.time_ns)
     near = [e for e in killed if e.time_ns <= first.time_ns + first.slack_ns]
+    # A launcher sends a signal to the other ranks once one of them has died.
+    near = [e for e in near if not e.signal] or near
     return sorted(near, key=lambda e: (e.is_waiting, e.rank))
 
 
@@ -184,21 +186,21 @@ def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
     root = first[0]
     ranks = sorted(e.rank for e in first)
     who = capital(ranks_listed(ranks)) if facts.ranks > 1 else "The process"
+    were = "were" if len(first) > 1 else "was"
     steps = {e.step for e in first}
     where = f" at step {root.step}" if root.step is not None and len(steps) == 1 else ""
     inside = f" inside {' › '.join(root.inside[-3:])}" if root.inside else ""
     line = own_line(root.lines)
     at = f" ({line.place})" if line is not None else ""
     if root.status == "killed" and root.signal:
-        return f"{who} was terminated by {root.signal}{where}{inside}{at}."
+        return f"{who} {were} terminated by {root.signal}{where}{inside}{at}."
     if root.status == "killed" and len(first) > 1:
         is_same = len({e.inside for e in first}) == 1
-        who += f" were killed{where}{inside if is_same else ''}, at about the same time and "
+        who += f" {were} killed{where}{inside if is_same else ''}, at about the same time and "
         return f"{who}without an exception{'' if is_same else _places(first)}."
     if root.status == "killed":
         return f"{who} was killed{where}{inside}, without an exception."
     if root.status == "interrupted":
-        were = "were" if len(first) > 1 else "was"
         return f"{who} {were} interrupted with Ctrl-C{where}{inside}{at}."
     if root.status == "finished":
         return f"{who} finished{where}, before the others."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,11 @@ from stepwell.analysis.time import (
     steps,
     time_table,
 )
+from stepwell.analysis.time.lanes import Loop
 from stepwell.analysis.time.ledger import BETWEEN_ATTEMPTS
 from stepwell.journal.liveness import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import joint_status
-from stepwell.reading.tables import SPANS
 
 if TYPE_CHECKING:
     from stepwell.analysis.goodput import Goodput
@@ -40,14 +39,6 @@ LARGE = 4_000_000
 """Ranks times steps from which on memory is thought of."""
 FEWEST = 20
 """Steps that there must be to say anything about their times."""
-
-LOOPS = pl.DataFrame(
-    schema={
-        name: SPANS[name]
-        for name in ("id", "name", "rank", "attempt", "step", "start_ns", "attributes")
-    }
-)
-"""No loops."""
 
 
 class Facts:
@@ -132,7 +123,7 @@ class Facts:
         return time_table(self.accounts.parts)
 
     def part_of_wall(self, ns: float) -> float:
-        """Which share of the wall time so many nanoseconds of a rank are."""
+        """The share of the wall time that these nanoseconds of a rank are."""
         return ns / self.wall_ns if self.wall_ns else 0.0
 
     @cached_property
@@ -246,7 +237,7 @@ class Facts:
         return found
 
     def waited_ns(self, rank: int, phase: str) -> dict[tuple[int, int], int]:
-        """For how long a rank waited for others inside of a phase, by attempt and step."""
+        """How long a rank waited for others in a phase, by attempt and step."""
         _ = self.stragglers
         total: dict[tuple[int, int], int] = {}
         for waits in self._waits:
@@ -268,23 +259,11 @@ class Facts:
 
     # The rest
 
-    @cached_property
-    def loops(self) -> pl.DataFrame:
-        """The training and validation loops, earliest first: name, rank, attempt, step, attributes (JSON)."""
-        known = pl.concat([LOOPS, *(frame.select(LOOPS.columns) for frame in self.summary.loops)])
-        # A span that went on in another segment is there several times, with more attributes each time.
-        return known.unique("id", keep="last", maintain_order=True).sort("start_ns")
-
-    def loop_attributes(self, name: str) -> list[dict[str, Any]]:
-        """The attributes of the loops of this name in the latest attempt, with ``step`` where it is known."""
+    def loops(self, name: str) -> list[Loop]:
+        """The loops of this name in the latest attempt, earliest first."""
         last = max((d["attempt"] for d in self.documents), default=0)
-        loops = self.loops.filter((pl.col("name") == name) & (pl.col("attempt") == last))
-        found = []
-        for step, text in loops.select("step", "attributes").iter_rows():
-            attributes = json.loads(text) if text else {}
-            if isinstance(attributes, dict):
-                found.append({"step": step, **attributes})
-        return found
+        mine = [loop for loop in self.summary.loops if (loop.name, loop.attempt) == (name, last)]
+        return sorted(mine, key=lambda loop: loop.start_ns)
 
     @cached_property
     def machine(self) -> pl.DataFrame:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from stepwell.analysis.findings import hanging
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import duration, percent
@@ -28,7 +27,7 @@ WORDS = {
     "stall": "stalls",
     "straggler wait": "waiting for slow ranks",
     "idle": "code between steps, in no span",
-    "ending": "after the last step",
+    "ending": "code after the last step",
 }
 
 
@@ -54,8 +53,9 @@ def rule(facts: Facts) -> Iterator[Finding]:
             link=facts.command("report"),
             cost_ns=lost,
         )
-    # A hang is a finding of its own, and the reason.
-    if found.share < LOW and found.wall_ns >= LEAST_NS and not any(hanging.rule(facts)):
+    # What restarts cost is a finding of its own: this one is about the rest of the time.
+    others = found.parts["productive"] / max(1, found.wall_ns - lost)
+    if max(found.share, others) < LOW and found.wall_ns >= LEAST_NS:
         rest = {part: ns for part, ns in found.parts.items() if part != "productive" and ns}
         largest = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
         named = ", ".join(f"{percent(rest[p] / found.wall_ns)} {WORDS.get(p, p)}" for p in largest)

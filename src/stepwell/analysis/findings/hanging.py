@@ -125,9 +125,8 @@ def _advice(found: Hang, lines: tuple[str, ...], is_running: bool) -> str:
     if ended:
         return "Stop the job: a rank that has ended does not come back. Find out why it ended."
     if found.missing:
-        what = "the line that" if lines else "what"
-        of = "is at" if lines else "is inside of"
-        return f"Look at {what} the rank that never came {of}."
+        place = "line" if lines else "span"
+        return f"Look at the {place} that the rank that never came is {'at' if lines else 'in'}."
     if found.collective:
         return "All are there: the network or a deadlock."
     if found.waiting[0].phase == "data":

@@ -13,8 +13,9 @@ LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """One finding, for the latest training loop that says what the optimizer updates."""
-    for loop in reversed(facts.loop_attributes(LOOP)):
-        trainable, optimized = loop.get("trainable_parameters"), loop.get("optimized_parameters")
+    for loop in reversed(facts.loops(LOOP)):
+        trainable = loop.attributes.get("trainable_parameters")
+        optimized = loop.attributes.get("optimized_parameters")
         if isinstance(trainable, int) and isinstance(optimized, int):
             if trainable > 0 and optimized < trainable:
                 yield _finding(trainable, optimized)

@@ -110,10 +110,10 @@ CONSEQUENCES: dict[str, set[str]] = {
     "vanishing-gradients": {"flat-loss", "at-chance"},
     "frozen-layers": {"flat-loss", "at-chance"},
 }
-"""What is not reported beside the rule that it follows from: one cause, one finding."""
+"""By rule, the findings that follow from it and are left out beside it: one cause, one finding."""
 
-LASTING = ("loss-jump", "rising-loss")
-"""Rules that explain others although they are only warnings."""
+LASTING = ("hang", "loss-jump", "rising-loss")
+"""Rules that explain others also with findings that are not critical."""
 
 
 def findings(run: RecordedRun | Facts) -> list[Finding]:
@@ -136,7 +136,7 @@ def findings(run: RecordedRun | Facts) -> list[Finding]:
 
 
 def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """The findings without those that others explain; notes explain nothing, nor do passing troubles."""
+    """The findings without those that others explain; warnings and notes of most rules explain nothing."""
     causes = {f.rule for f in found if f.severity == "critical" or f.rule in LASTING}
     explained = set().union(*(CONSEQUENCES.get(rule, set()) for rule in causes))
     return [f for f in found if f.rule not in explained]

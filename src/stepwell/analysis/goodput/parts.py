@@ -31,7 +31,7 @@ PARTS: dict[str, str] = {
     "gap between attempts": "from the end of one attempt to the start of the next",
     "stall": "something took very long, once",
     "straggler wait": "waiting for ranks that are slow again and again",
-    "idle": "between steps, in nothing that has a name",
+    "idle": "code between steps, in no span",
     "ending": "after the last step",
 }
 """What the wall time of a job is split into, and what each part means."""

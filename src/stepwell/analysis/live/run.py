@@ -37,7 +37,8 @@ class LiveRun:
         self.run = run
         self._ranks: dict[str, LiveRank] = {}
         self._attempt = 0
-        self._started: dict[str, int] = {}
+        self._started: set[str] = set()
+        self._first_ns: int | None = None
         self._past: set[str] = set()
         self._others = 0
         self._curves = LiveCurves(run)
@@ -70,7 +71,7 @@ class LiveRun:
             time_ns=clock.wall(),
             status=status,
             error=self._error(),
-            seconds=max(0, until - min(self._started.values(), default=until)) / 1e9,
+            seconds=max(0, until - (self._first_ns or until)) / 1e9,
             attempt=self._attempt,
             step=step,
             epoch=leader.epoch if leader is not None else None,
@@ -97,7 +98,8 @@ class LiveRun:
             about = read_document(folder)
             if about is None:
                 continue
-            attempt = int(about["attempt"])
+            attempt, started = int(about["attempt"]), int(about.get("started") or clock.wall())
+            self._first_ns = min(started, self._first_ns or started)
             if attempt > self._attempt:
                 self._attempt = attempt
                 self._past.update(self._started)
@@ -107,7 +109,7 @@ class LiveRun:
             if attempt < self._attempt:
                 self._past.add(folder.name)
                 continue
-            self._started[folder.name] = int(about.get("started") or clock.wall())
+            self._started.add(folder.name)
             if len(self._ranks) < MOST_RANKS:
                 self._ranks[folder.name] = LiveRank(folder)
             else:

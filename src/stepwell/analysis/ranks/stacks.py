@@ -124,7 +124,7 @@ def stacks_of(tables: ProcessTables, status: str, now_ns: int | None = None) -> 
     if spans is not None:
         for (thread,), part in spans.group_by("thread", maintain_order=True):
             inside = tuple(_frame(row, seen) for row in part.iter_rows(named=True))
-            # A loop that the main thread is inside of began long before.
+            # A loop that the main thread is in began long before.
             own = step if thread == MAIN and step is not None else part["step"][-1]
             found.append(_stack(tables, status, seen, str(thread), own, inside))
     has_main = any(stack.thread == MAIN for stack in found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import polars as pl
 
 from stepwell.analysis.time.intervals import Ints
 from stepwell.analysis.time.words import (
@@ -37,10 +37,21 @@ LOOPS = (
     StandardTrainingJobSpanName.TRAINING_LOOP.value,
     StandardTrainingJobSpanName.VALIDATION_LOOP.value,
 )
-LOOP_COLUMNS = {"id", "name", "rank", "attempt", "step", "start_ns", "attributes"}
 _HAS_NO_PHASE = is_one_of(HAS_NO_PHASE)
 BLOCK = 1 << 16
 """Spans that are looked through at once, so that memory does not grow with their number."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training or validation loop; ``step`` is None where none is known."""
+
+    name: str
+    rank: int
+    attempt: int
+    start_ns: int
+    step: int | None
+    attributes: dict[str, Any]
 
 
 @dataclass
@@ -153,8 +164,8 @@ class LaneReader:
         self.pauses: list[tuple[Ints, Ints]] = []
         """Garbage collections, which belong to no thread."""
         self._loop_names = [n for n, (_, _, name) in self._process.names.items() if name in LOOPS]
-        self.loops: list[pl.DataFrame] = []
-        """The training and validation loops, with their attributes."""
+        self.loops: dict[int, Loop] = {}
+        """The training and validation loops by their ids."""
 
     def read(self) -> list[Lane]:
         """All lanes of the process."""
@@ -299,12 +310,25 @@ class LaneReader:
 
     def _note_loops(self, segment: Segment, rows: SpanRows) -> None:
         """Keep the training and validation loops of a segment."""
-        for name in self._loop_names:
-            is_loop = rows.name == name
-            if is_loop.any():
-                texts = self._texts.get(segment.seq)
-                kept = rows.where(is_loop)
-                self.loops.append(self._tables.span_frame(segment, kept, texts, LOOP_COLUMNS))
+        found = [np.flatnonzero(rows.name == name) for name in self._loop_names]
+        if not any(map(len, found)):
+            return
+        at = np.concatenate(found)
+        texts, about = self._texts.get(segment.seq), self._process.about
+        steps = self._tables.context.at(rows.start[at])[0].tolist()
+        for row, step in zip(at.tolist(), steps, strict=True):
+            identity = int(rows.id[row])
+            attributes = self._tables.attributes_of(identity, int(rows.attributes[row]), texts)
+            own = attributes.get("step")
+            # A span that goes on in another segment comes again there, with all of its attributes.
+            self.loops[identity] = Loop(
+                name=self._process.names[int(rows.name[row])][2],
+                rank=about["rank"],
+                attempt=about["attempt"],
+                start_ns=int(rows.start[row]) + self._tables.offset,
+                step=own if type(own) is int else step if step >= 0 else None,
+                attributes=attributes,
+            )
 
     def _note_names(
         self,

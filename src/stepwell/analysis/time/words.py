@@ -31,7 +31,7 @@ GARBAGE = CODES["garbage collection"]
 NOTHING = len(NAMES)
 """No phase: no span is open, or one that merely holds others, such as a training loop."""
 NAMED = NOTHING + 1
-"""No phase, but a span that somebody gave a name of their own, without a category."""
+"""No phase, but a span with a name of the user's own, without a category."""
 HAS_NO_PHASE = frozenset((TRAINING, NOTHING, NAMED))
 """Time with these codes is named after the user's own span around it, if there is one."""
 
@@ -158,7 +158,7 @@ _WITHOUT_PHASE = {BEFORE: STARTUP, DURING: OTHER, AFTER: ENDING}
 def final_phases(own: int = 0, iteration: int | None = None) -> Bytes:
     """[place, code of the time of a span] → line of the ledger that has it.
 
-    After the phases come the lines of so many spans of the user's own; of these ``iteration`` is the
+    After the phases come the lines of ``own`` spans of the user's own; of these ``iteration`` is the
     number of the one that the user put around each step.
     """
     inside = OTHER if iteration is None else len(PHASES) + iteration
