@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from stepwell.reading.documents import SourceLine
 
 MOST_SHOWN = 6
+_STEPWELL = (
+    r"[/\\]stepwell[/\\](journal|telemetry|training|integrations|annotations|diagnostics|loggers"
+    r"|exporters)[/\\]"
+)
 _LIBRARY = re.compile(
-    r"site-packages|dist-packages|[/\\]lib(64)?[/\\]python\d|^<frozen |[/\\]stepwell[/\\]"
-    r"(journal|telemetry|training|integrations|annotations|diagnostics|loggers|exporters)[/\\]"
+    rf"site-packages|dist-packages|[/\\]lib(64)?[/\\]python\d|^<frozen |{_STEPWELL}"
 )
 
 
@@ -24,7 +27,8 @@ def own_line(lines: Sequence[SourceLine]) -> SourceLine | None:
 
 
 def shown_lines(lines: Sequence[SourceLine]) -> tuple[str, ...]:
-    """Return the lines of the user's code and the innermost line, each with its source text."""
+    """Return the lines of the user's code and the innermost line outside of stepwell, with their source."""
+    lines = [line for line in lines if not re.search(_STEPWELL, line.file)]
     kept = [line for line in lines if not _LIBRARY.search(line.file)][-MOST_SHOWN:]
     if lines and lines[-1] not in kept:
         kept.append(lines[-1])

@@ -73,8 +73,10 @@ def _may_be_left(part: RankTime) -> bool:
     """Whether its last iteration may be without an end of its own."""
     if part.iterations is None or part.status == "finished":
         return False
-    failed = part.status in BY_EXCEPTION and part.iterations.are_spans
-    return failed or int(part.iterations.ends[-1]) >= part.end_ns
+    if part.status == "running":
+        return int(part.iterations.ends[-1]) >= part.end_ns
+    # A process that handles SIGTERM with an exit leaves its iteration, and is killed as well.
+    return part.iterations.are_spans or int(part.iterations.ends[-1]) >= part.end_ns
 
 
 def _left(facts: Facts, parts: list[RankTime]) -> set[str]:
@@ -116,6 +118,8 @@ def _is_done(facts: Facts, grid: Grid | None, part: RankTime) -> bool | None:
     column = int(np.searchsorted(grid.steps, _last(part)))
     if column >= len(grid.steps) or grid.steps[column] != _last(part):
         return None
+    if (part.rank, _last(part)) in grid.failed:
+        return False
     row = grid.ranks.index(part.rank)
     if grid.is_done[row, column]:
         return True

@@ -100,7 +100,7 @@ def check_document(about: Any) -> dict[str, Any] | None:
     interval = about.get("interval")
     fields["interval"] = interval if isinstance(interval, int | float) and interval > 0 else 5.0
     error = _reason(about.get("error"))
-    fields["error"] = _error(error)
+    fields["error"] = error_text(about.get("error"))
     fields["traceback"] = source_lines(error.get("traceback") if isinstance(error, dict) else None)
     return fields
 
@@ -111,7 +111,9 @@ def _checked(value: Any, kind: type[str] | int) -> Any:
     return clean(value) if isinstance(value, str) else None
 
 
-def _error(error: Any) -> str | None:
+def error_text(error: Any) -> str | None:
+    """Return the type and message of an error as it was written; None without one."""
+    error = _reason(error)
     if not isinstance(error, dict):
         return None
     kind, message = str(error.get("type") or ""), str(error.get("message") or "")

@@ -200,3 +200,25 @@ def test_workers_that_start_in_each_epoch(tmp_path: Path, pause: float, count: i
 def test_first_batches_that_are_a_little_slower(tmp_path: Path) -> None:
     """That is how it is, and costs little."""
     nothing(epochs(tmp_path, 0.03))
+
+
+@pytest.mark.parametrize("name", ["kl_loss", "train/kl_loss", "aux_loss", "vq_loss"])
+@pytest.mark.parametrize("has_whole", [True, False])
+def test_terms_of_a_loss_that_rise(tmp_path: Path, name: str, has_whole: bool) -> None:
+    """The KL divergence of a VAE starts near 0 and rises while the loss as a whole falls."""
+
+    def values(step: int) -> dict[str, float]:
+        term = 1e-4 + 25 * (1 - math.exp(-step / 60)) * (1 + 0.02 * noise(step))
+        rest = 90 + 450 * math.exp(-step / 50) * (1 + 0.02 * noise(step + 7))
+        whole = {"train/loss": term + rest} if has_whole else {}
+        return {name: term, "reconstruction_loss": rest, **whole}
+
+    nothing(train(tmp_path, steps=400, values=values))
+
+
+def test_a_part_of_a_loss_that_explodes(tmp_path: Path) -> None:
+    """Without a loss as a whole its parts are looked at."""
+    run = train(
+        tmp_path, values=lambda s: {"box_loss": 1.3**s, "class_loss": 2 * math.exp(-s / 40)}
+    )
+    assert only(run, "diverged").evidence["metric"] == "box_loss"

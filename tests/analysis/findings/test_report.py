@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell.analysis.live import LiveRun
 from stepwell.analysis.report import report
 from stepwell.analysis.simulate import Plan, simulate
 from stepwell.cli.reporting import _cost
@@ -181,3 +183,39 @@ def test_a_run_that_was_not_told_apart(tmp_path: Path) -> None:
             clock.advance(0.1)
     made = report(stepwell.open_run(run.path))
     assert made.hints[0].text.startswith("What steps consist of was not recorded")
+
+
+def exit_in_a_step(folder: Path) -> None:
+    """End as programs that handle SIGTERM do, in step 30."""
+    with FakeClock() as clock, stepwell.init("job", dir=folder) as run:
+        for step in range(40):
+            run.set_step(step)
+            with run.span("train step"), run.span("forward"):
+                clock.advance(0.1)
+                if step == 30:
+                    sys.exit(143)
+
+
+def test_a_step_that_a_handled_signal_left(tmp_path: Path) -> None:
+    """It does not count; the place is named, without the code of stepwell."""
+    with pytest.raises(SystemExit):
+        exit_in_a_step(tmp_path)
+    (run,) = stepwell.list_runs(tmp_path)
+    made = report(run)
+    assert (made.status, made.step) == ("killed", 30)
+    assert made.steps is not None
+    assert made.steps.count == 30
+    (found,) = made.findings
+    assert found.sentence.startswith(
+        "The process was terminated by SIGTERM at step 30 inside train step › forward (test_report.py:"
+    )
+    assert found.lines[-1] == "    sys.exit(143)"
+    assert LiveRun(run, findings=False).look().error == "SystemExit: 143"
+
+
+def test_an_error_without_a_message(tmp_path: Path) -> None:
+    """It is its type alone."""
+    with pytest.raises(MemoryError), stepwell.init("job", dir=tmp_path) as run:
+        raise MemoryError
+    live = LiveRun(stepwell.open_run(run.path), findings=False)
+    assert live.look().error == "MemoryError"

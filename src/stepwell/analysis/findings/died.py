@@ -93,12 +93,12 @@ def _end(facts: Facts, document: dict[str, Any]) -> End:
     rank, status = int(document["rank"]), facts.statuses[int(document["rank"])]
     parts = [p for p in facts.accounts.parts if p.rank == rank and p.attempt == document["attempt"]]
     last = max([int(document["heartbeat"] or 0), *(part.end_ns for part in parts)])
-    if status == "killed":
+    slack = int(HEARTBEATS * document["interval"] * 1e9) if status == "killed" else 0
+    if status == "killed" and not document["signal"]:
         inside = _open_names(facts, rank)
-        slack = int(HEARTBEATS * document["interval"] * 1e9)
     else:
         failures = _failures(facts, rank, int(document["attempt"]))
-        inside, slack = tuple(name for name, _, _ in failures), 0
+        inside = tuple(name for name, _, _ in failures)
         last = min((end for _, _, end in failures), default=last)
     phases = [phase_of_span(name, "") for name in inside]
     return End(

@@ -63,6 +63,12 @@ ADVERSARIAL = re.compile(
     r"(^|[/_.\-\s])(gan|generator|discriminator|adversarial|gen|disc|d|g)([/_.\-\s]|$)",
     re.IGNORECASE,
 )
+TERM = re.compile(
+    r"(^|[/_.\-])(kl|kld|kl_?div|commit|commitment|codebook|vq|aux|auxiliary|balance|balancing|entropy|penalty"
+    r"|reg|regulari[sz]ation|prior)([/_.\-]|$)",
+    re.IGNORECASE,
+)
+"""Terms of a loss that may start at 0 and rise: the KL divergence of a VAE, auxiliary losses, penalties."""
 PRETRAINED = re.compile(
     r"pretrain|fine.?tun|resume|lora|adapter|base_model|name_or_path|warm_start|init_from|load_from"
     r"|(from|load)_(checkpoint|ckpt|weights)|^(checkpoint|ckpt|weights)(_path)?$",
@@ -92,7 +98,7 @@ class Shape:
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """At most one finding for each loss: diverged, else rising, at chance or flat."""
-    for curve in facts.curves.losses:
+    for curve in judged_losses(facts):
         found = _diverged(facts, curve)
         if found is not None:
             yield found
@@ -112,6 +118,14 @@ def main_loss(facts: Facts) -> Curve | None:
     """The training loss: of those named so, the one with the most values."""
     named = [curve for curve in facts.curves.losses if facts.curves.is_whole_loss(curve.name)]
     return max(named, key=len, default=None)
+
+
+def judged_losses(facts: Facts) -> list[Curve]:
+    """The training loss; without one its parts, except for terms that rise in healthy trainings, too."""
+    main = main_loss(facts)
+    if main is not None and len(main) >= FEWEST_CERTAIN:
+        return [main]
+    return [curve for curve in facts.curves.losses if not TERM.search(curve.name)]
 
 
 def shape_of(curve: Curve) -> Shape:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.loss import is_not_meant_to_fall
+from stepwell.analysis.findings.loss import is_not_meant_to_fall, judged_losses
 from stepwell.analysis.findings.wording import listed, number
 
 FEWEST = 30
@@ -36,7 +36,7 @@ APART = 2.0
 
 def rule(facts: Facts) -> Iterator[Finding]:
     """At most a jump and the spikes of the training loss that was logged most often."""
-    losses = [curve for curve in facts.curves.losses if len(curve) >= FEWEST]
+    losses = [curve for curve in judged_losses(facts) if len(curve) >= FEWEST]
     if not losses or is_not_meant_to_fall(facts):
         return
     curve = max(losses, key=len)

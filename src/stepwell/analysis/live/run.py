@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stepwell.analysis.findings.wording import phase_title
 from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.rank import LiveRank
@@ -15,9 +13,11 @@ from stepwell.analysis.progress import (
     loader_target,
     whole_number,
 )
+from stepwell.analysis.ranks.peers import is_lost_peer
 from stepwell.analysis.throughput import Throughput
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
+from stepwell.reading.documents import error_text
 from stepwell.reading.process import process_folders, read_document
 
 MOST_RANKS = 64
@@ -127,11 +127,10 @@ class LiveRun:
         return loader_target(epochs, loop, each) or (round(epochs * each) if each else None)
 
     def _error(self) -> str | None:
-        for rank in self._ranks.values():
-            error: Any = rank.about.get("error")
-            if isinstance(error, dict):
-                return f"{error.get('type')}: {error.get('message')}"[:400]
-        return None
+        texts = (error_text(rank.about.get("error")) for rank in self._ranks.values())
+        known = [text[:400] for text in texts if text]
+        # Of several errors one that is not about a lost peer.
+        return min(known, key=is_lost_peer, default=None)
 
 
 def _rate(ranks: list[LiveRank], kind: str) -> float | None:
