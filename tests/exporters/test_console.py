@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import Run
 from stepwell.exporters import ConsoleExporter, EventRecord, Source, SpanRecord
-from stepwell.exporters.wording import duration
+from stepwell.journal.text import duration
 from tests.exporters.reading_back import train
 
 S = 1_000_000_000

@@ -29,11 +29,11 @@ DENSE = 200
 """Steps at the start of a training that are recorded one by one."""
 ALLOWANCE_NS = 20_000_000
 SHARE = 0.02
-"""What the norms may cost: so much in all, and this share of the time."""
+"""The budget for norms: this time, plus this share of the time since the start."""
 MANY_GROUPS = 16
-"""Parameter groups from which on learning rates are not recorded in every step."""
+"""With more parameter groups, learning rates are not recorded in every step."""
 SHARED_OUT = 1 << 15
-"""Elements of a tensor from which on torch shares its work among threads."""
+"""Number of elements from which on torch uses several threads for a tensor."""
 CHECKSUM_STEPS = (9, 19, 49, 99)
 """Steps since the start at which weights are compared between ranks."""
 CHECKSUM = "weight_checksum/overall"
@@ -56,6 +56,10 @@ class EarlySteps:
         self._parameters: list[Tensor] = []
         self._rates: list[tuple[str, Any]] = []
         self._is_large = False
+        # The type that norms are computed in, None for that of the gradients; and the device that they are
+        # brought to, None if they are all on one.
+        self._dtype: torch.dtype | None = None
+        self._home: torch.device | None = None
         self._hook: Any = None
         self._taken: float | Tensor | None = None
         self._ids: set[int] = set()
@@ -84,7 +88,7 @@ class EarlySteps:
                 if norm is not None:
                     values["gradient_norm/overall"] = norm
                 elif self._hook is None and all(p.grad is None for p in self._parameters):
-                    # They are dropped before anybody asks: take them when a step begins.
+                    # They are dropped right after the step: measure them when a step begins.
                     self._hook = self._optimizer.register_step_pre_hook(self._before_step)
             self._taken = None
             if values:
@@ -108,7 +112,7 @@ class EarlySteps:
             report("diagnostics of the first steps", error)
 
     def close(self) -> None:
-        """Leave the optimizer alone."""
+        """Remove the hook from the optimizer."""
         hook, self._hook = self._hook, None
         self._ids = set()
         if hook is not None:
@@ -125,7 +129,7 @@ class EarlySteps:
             report("checksum of the weights", error)
 
     def _refresh(self) -> None:
-        """Look up parameters and groups, when there are others than before."""
+        """Look up parameters and groups, if their number has changed."""
         groups = self._optimizer.param_groups
         count = sum(len(group["params"]) for group in groups)
         if count == self._count:
@@ -138,6 +142,11 @@ class EarlySteps:
             # Their norm needs all ranks at once.
             self._has_norms = False
         self._is_large = any(p.numel() >= SHARED_OUT for p in self._parameters)
+        types = {p.dtype for p in self._parameters}
+        if not types.issubset(EXACT):
+            self._dtype = torch.float64 if torch.float64 in types else torch.float32
+        devices = list(dict.fromkeys(p.device for p in self._parameters))
+        self._home = devices[0] if len(devices) > 1 else None
         few = groups if len(groups) <= MANY_GROUPS else ()
         self._rates = [(f"learning_rate/group_{i}", group) for i, group in enumerate(few)]
         names = [(group.get("name"), group) for group in few]
@@ -150,7 +159,7 @@ class EarlySteps:
 
     def _norm(self) -> float | Tensor | None:
         """The norm of the gradients as the optimizer uses them; None where that is not known at once."""
-        # Not the time for which other programs have the processor.
+        # CPU time: the wall time contains that of other programs.
         began = thread_time_ns()
         try:
             return self._measure()
@@ -168,18 +177,19 @@ class EarlySteps:
         with torch.no_grad():
             if self._is_large and gradients[0].device.type == "cpu":
                 with one_thread():
-                    norm = _l2(gradients)
+                    norm = self._l2(gradients)
             else:
-                norm = _l2(gradients)
+                norm = self._l2(gradients)
             if isinstance(scale, torch.Tensor):
                 norm = norm / scale.to(norm.device)
         return _number(norm)
 
-
-def _l2(tensors: list[Tensor]) -> Tensor:
-    dtype = None if tensors[0].dtype in EXACT else torch.float32
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, dtype)))
-    return norm
+    def _l2(self, tensors: list[Tensor]) -> Tensor:
+        norms = torch._foreach_norm(tensors, 2, self._dtype)
+        if self._home is not None:
+            norms = tuple(each.to(self._home, non_blocking=True) for each in norms)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
 
 def _number(value: Any) -> float | Tensor:

@@ -21,6 +21,7 @@ from stepwell.diagnostics.flat_shards import flat_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 """What is told at once to be no ``DTensor``."""
@@ -58,6 +59,13 @@ def shard(tensor: Tensor | None, like: Tensor | None = None) -> Shard:
     )
     local = None if tensor is None else spread.detach().to_local()
     return Shard(local, groups, mesh.device_type)
+
+
+def is_sharded(model: Module) -> bool:
+    """Whether each rank has only a part of the parameters: FSDP, tensor parallelism or DeepSpeed ZeRO-3."""
+    return any(hasattr(p, "placements") or hasattr(p, "ds_id") for p in model.parameters()) or any(
+        type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()
+    )
 
 
 def _without_partial(tensor: Any) -> Any:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TextIO
 
 from stepwell.exporters.joining import join_short
-from stepwell.exporters.wording import duration, pairs, value, word
+from stepwell.exporters.wording import pairs, value, word
+from stepwell.journal.text import duration
 from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source, SpanRecord
 
 NAME_WIDTH = 44

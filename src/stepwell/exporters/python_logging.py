@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepwell.exporters.joining import join_short
-from stepwell.exporters.wording import duration, pairs, word
+from stepwell.exporters.wording import pairs, word
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.text import duration
 from stepwell.telemetry.exporter import Exporter, Record, Source, SpanRecord
 
 LOGGER = "stepwell.export"

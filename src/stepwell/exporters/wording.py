@@ -1,4 +1,4 @@
-"""Records in words: names, values and durations as people read them, safe in any line."""
+"""Records in words: names and values as people read them, safe in any line."""
 
 from __future__ import annotations
 
@@ -35,17 +35,3 @@ def pairs(items: Mapping[str, Any], limit: int | None = None) -> str:
     """``name=value`` for each, None being left out."""
     shown = ((name, item) for name, item in items.items() if item is not None)
     return " ".join(f"{word(name)}={value(item, limit)}" for name, item in shown)
-
-
-def duration(nanoseconds: int) -> str:
-    """A duration with three or four digits and the unit that suits them."""
-    seconds = nanoseconds / 1e9
-    if seconds < 0.0009995:
-        return f"{seconds * 1e6:.3g} µs"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 99.95:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -78,7 +78,7 @@ class SizeCap:
 
 
 def parse_size(text: str) -> int | None:
-    """Return ``"20G"`` in bytes; None for nothing, 0 or ``off``; ValueError if it is no size."""
+    """Return ``"20G"`` in bytes; None for nothing, 0 or ``off``; ValueError if it is not a size."""
     if text.strip().lower() in ("", "0", "off", "none"):
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)

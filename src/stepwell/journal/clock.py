@@ -57,5 +57,5 @@ EARLIEST_WALL = 946_684_800 * 10**9
 
 
 def from_wall(wall_ns: int) -> int:
-    """What the monotonic clock showed when the wall clock showed this; below 1 before the machine started."""
+    """Return the monotonic clock at this wall time; below 1 before the machine started."""
     return now() - (wall() - wall_ns)

@@ -15,7 +15,7 @@ from stepwell.journal.files import read_file
 
 PROCESS = "process.json"
 STACKS = "stacks.json"
-"""Where the threads of a process are that makes no progress."""
+"""The stacks of all threads, while a process makes no progress."""
 MAX_ANCHORS = 64
 PAGE = 4096
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))

@@ -303,7 +303,7 @@ def _lane_with_rows() -> Lane | None:
 
 
 def make_room(lane: Lane) -> bool:
-    """Take a new segment for the rows of a lane; whether there is one. If not, a value is dropped."""
+    """Take a new segment for the rows of a lane; return whether there is one. If not, a value is dropped."""
     if lane.roll_metrics():
         return True
     lane.journal.count_drop("metrics")

@@ -218,14 +218,14 @@ class OpenSpan:
 
     @quietly
     def _withdraw(self) -> None:
-        """Take it back, as if it had never been opened: spans inside of it belong to its parent.
+        """Remove the span as if it had never been opened: the spans in it belong to its parent.
 
         A span that began in an earlier segment stays.
         """
         lane = self._lane
         slot = self.id % SPAN_SLOTS
         if lane is not None and slot and lane.seq_bits | slot == self.id:
-            # A row without a start is none.
+            # Readers skip rows without a start.
             lane.starts[slot] = 0
         self._finish(_now())
 

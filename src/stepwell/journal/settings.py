@@ -1,6 +1,6 @@
 """Settings from the environment: their names, and the warning about a mistake in one.
 
-A mistake never ends training. It is one warning that says what to write instead; the default holds.
+A mistake never ends training. It gives one warning with the allowed values, and the default applies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OFF = ("", "0", "false", "no", "off")
 
 
 def warn_setting(name: str, value: str, instead: str) -> None:
-    """Say once that a setting makes no sense, and what to write instead."""
+    """Warn once about a wrong value of a setting, with the values that are allowed."""
     warn_once(f"setting {name}", "%s is %.100r: write %s. It is ignored.", name, value, instead)
 
 
@@ -54,7 +54,7 @@ def read_flag(environ: Mapping[str, str], name: str) -> bool:
 
 
 def warn_unknown_settings(environ: Mapping[str, str]) -> None:
-    """Say once of each variable that looks like a setting and is none, with the one it resembles."""
+    """Warn once about each unknown variable that begins with STEPWELL_, and suggest the most similar one."""
     unknown = [name for name in environ if name.startswith(PREFIX)]
     for name in sorted(set(unknown).difference(SETTINGS, OWN)):
         from difflib import get_close_matches

@@ -10,7 +10,7 @@ def duration(ns: float) -> str:
     seconds = ns / 1e9
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} µs"
-    # What would be shown as 1000 ms is a second.
+    # From here on it would be shown as 1000 ms.
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:

@@ -148,7 +148,7 @@ class ExitWatch:
             self._replaced.append((owner, name, original, noting))
 
     def stop(self) -> None:
-        """Put back what was replaced, unless somebody else has replaced it since."""
+        """Restore the replaced functions, except those that other code has replaced since."""
         for owner, name, original, noting in self._replaced:
             if getattr(owner, name) is noting:
                 setattr(owner, name, original)
@@ -185,7 +185,7 @@ class ExitWatch:
     def ending(self) -> Ending:
         """Return how a process ends that no other exception than SystemExit has left."""
         if self._main is not None and _has_returned(self._main):
-            # Whatever was raised, the program caught it.
+            # The program caught every exception.
             return self.unraised()
         if self._main is not None and self._noted is None:
             return _ending_at(self._main)

@@ -1,6 +1,6 @@
-"""What ``log`` takes besides numbers: images, histograms, tables and texts, each with a caption.
+"""Values for ``log`` other than numbers: images, histograms, tables and texts, each with a caption.
 
-These classes only hold what they are given. It is converted when it is logged, by ``stepwell.loggers.items``.
+These classes only hold their arguments. ``stepwell.loggers.items`` converts them when they are logged.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 
 class Media:
-    """Base class: something to log that is no number.
+    """Base class of values to log that are not numbers.
 
     Attributes:
-        kind: which kind of item it becomes.
-        data: what it was made of.
+        kind: the kind of item that it becomes.
+        data: the first argument.
         options: further arguments of the conversion.
     """
 
@@ -28,7 +28,7 @@ class Media:
 
     @property
     def caption(self) -> str | None:
-        """What is shown below it."""
+        """Text that is shown below it."""
         return self.options.get("caption")
 
     def __repr__(self) -> str:
@@ -42,8 +42,8 @@ class Image(Media):
         data: a NumPy array or tensor (height × width, × channels, or channels first; several become a
             grid), a PIL image, a figure of Matplotlib or Plotly, or the path of a picture. Floats are
             brightness from 0 to 1, integers from 0 to 255.
-        caption: what is shown below it.
-        dataformats: the axes where they cannot be told, such as "HWC", "CHW" or "NCHW".
+        caption: text that is shown below it.
+        dataformats: the axes if the shape is ambiguous, such as "HWC", "CHW" or "NCHW".
     """
 
     kind = "figure"
@@ -63,9 +63,9 @@ class Histogram(Media):
 
     Args:
         data: an array, a tensor or a sequence of numbers; or counts, where ``edges`` are given.
-        bins: into how many bins of equal width the numbers are counted.
+        bins: number of bins of equal width.
         edges: the limits of the bins, one more than there are counts.
-        caption: what is shown below it.
+        caption: text that is shown below it.
     """
 
     kind = "histogram"
@@ -88,7 +88,7 @@ class Table(Media):
         data: rows as sequences (with ``columns``) or as dicts, a dict of columns, a two-dimensional
             array, or a pandas or Polars DataFrame.
         columns: the names of the columns.
-        caption: what is shown below it.
+        caption: text that is shown below it.
     """
 
     kind = "table"
@@ -108,7 +108,7 @@ class Text(Media):
 
     Args:
         data: the text.
-        caption: what is shown below it.
+        caption: text that is shown below it.
     """
 
     kind = "text"

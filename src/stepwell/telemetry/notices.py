@@ -27,7 +27,7 @@ MOST_NAMES = 200
 
 
 def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment says that no lines are printed."""
+    """Whether the environment switches the lines off."""
     return read_flag(environ, VARIABLE)
 
 
@@ -104,7 +104,7 @@ def _write(line: str) -> None:
         # It clears the progress bars, writes the line above them, and draws them again.
         bars.write(line, file=stream, end="")
     elif sys.__stderr__ is not None and stream is sys.__stderr__:
-        # Not through its buffer: what a broken pipe leaves there makes Python exit with 120.
+        # Not through its buffer: text that a broken pipe leaves there makes Python exit with 120.
         stream.flush()
         os.write(stream.fileno(), line.encode(stream.encoding or "utf-8", "replace"))
     else:

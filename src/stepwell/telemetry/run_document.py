@@ -16,7 +16,7 @@ RUN = "run.json"
 
 
 class RunDocument:
-    """Rank 0 writes it, or whoever is first where rank 0 does not record.
+    """The run.json of a run. Rank 0 writes it, or the first rank that records if rank 0 does not.
 
     Attributes:
         about: name, tags, config, labels and summary, as they are to be written.

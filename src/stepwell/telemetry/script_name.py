@@ -1,4 +1,4 @@
-"""The name of a run that was given none: that of the program that trains."""
+"""The default name of a run: that of the program that trains."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def _ipython_shell() -> str | None:
         get_ipython = getattr(ipython, "get_ipython", None)
     try:
         shell = None if get_ipython is None else get_ipython()
-    except Exception:  # somebody else's function of that name
+    except Exception:  # another function of that name
         return None
     return None if shell is None else type(shell).__name__

@@ -69,7 +69,7 @@ class StackWatch:
                 self._path.unlink()
 
     def _find_progress(self) -> object:
-        """What changes when the main thread records; when it never did, when any thread does."""
+        """Return a value that changes when the main thread records; if it never did, when any thread does."""
         pump = threading.current_thread()
         # The pump's own lane and tracks, which have no thread, show no progress of the training.
         lanes = [

@@ -9,7 +9,7 @@ from typing import Any
 
 SECOND = 1e9
 LOADING = "avg_dataloader_time_sec"
-"""The attribute that the time of data loading becomes."""
+"""The attribute with the time of data loading."""
 MAX_WINDOW = 100_000
 """So many durations are kept for percentiles; where more pass between two updates, the latest ones."""
 

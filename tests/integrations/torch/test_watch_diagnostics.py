@@ -186,6 +186,20 @@ def test_a_short_resumed_run_has_its_diagnostics(caplog: pytest.LogCaptureFixtur
     assert not [it for it in caplog.records if "collected nothing" in it.getMessage()]
 
 
+def test_norms_of_gradients_of_several_types() -> None:
+    """The norm of half-precision gradients is above 65504, the largest number of that type."""
+    model = torch.nn.ParameterList(
+        [torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(100).half())]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with stepwell.watch(model, optimizer, diagnostics=1000, step=1) as watch:
+        for parameter in model:
+            parameter.grad = torch.full_like(parameter, 1e4)
+        optimizer.step()
+    ((_, norm),) = curve(read(watch.run)[0], "gradient_norm/overall")
+    assert norm == pytest.approx(1e4 * 101**0.5, rel=1e-3)
+
+
 def test_a_failure_in_the_hook_of_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook stays while torch goes through the hooks: removing it there would raise into training."""
     model = torch.nn.Linear(4, 1)

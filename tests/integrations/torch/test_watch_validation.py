@@ -20,6 +20,16 @@ from tests.nesting.tree import edges  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("watching")]
 
 
+def test_changing_the_mode_looks_through_the_wrapper_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``train()`` reaches every module of a model: for each of them it is two comparisons."""
+    model, optimizer, loader = parts()
+    whole = torch.nn.Sequential(model)
+    with stepwell.watch(whole, optimizer, loader):
+        monkeypatch.delattr("stepwell.integrations.torch.watching_training.unwrapped")
+        whole.eval()
+        whole.train()
+
+
 def test_evaluation_is_no_training() -> None:
     """What the model does in evaluation mode is outside of the iterations; so is a look at a batch."""
     model, optimizer, loader = parts()

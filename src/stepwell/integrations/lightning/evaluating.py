@@ -29,7 +29,7 @@ class Evaluations:
         self._running = self._ending = None
 
     def around_run(self, part: calls.Part) -> Callable[[Any], Callable[..., Any]]:
-        """Around the whole of a loop, which makes its loaders first."""
+        """Wrap ``run`` of a loop, which creates the loaders first."""
 
         def around(original: Any) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ class Evaluations:
         return around
 
     def around_reset(self, original: Any) -> Callable[..., Any]:
-        """Around what makes the iterators of a loop: from here on it evaluates."""
+        """Wrap ``reset`` of a loop, which creates the iterators: the evaluation begins here."""
 
         def reset(*args: Any, **kwargs: Any) -> Any:
             if self._running is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ManualSteps:
-    """The parts of such a step: forward is what comes before backward.
+    """The parts of such a step: all code before backward counts as forward.
 
     With several optimizers each one has a metric ``loss/<name>``, named after the part of the module that it
     trains. The loss is what ``manual_backward()`` is called on.
@@ -41,7 +41,7 @@ class ManualSteps:
         self._since = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # With a copy of its trainer goes one that knows nothing yet.
+        # A copy of the trainer gets a new, empty one.
         return ManualSteps, (self._thread,)
 
     def begin(self, module: Any, optimizers: list[Any]) -> None:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.diagnostics.gradients import innermost
+from stepwell.diagnostics.sharding import is_sharded
 from stepwell.integrations.torch.watching_diagnostics import Diagnostics
 from stepwell.journal.errors import report
 
 if TYPE_CHECKING:
-    import torch
-
     from stepwell.training.training_loop import TrainingLoop
 
 EVERY = 200
@@ -21,20 +20,13 @@ Choice = bool | TelemetryConfig
 
 
 def light_config(every: int = EVERY, gradients: bool = True) -> TelemetryConfig:
-    """Return a configuration for what costs next to nothing."""
+    """Return a configuration with only the cheap diagnostics."""
     return TelemetryConfig(
         collect_every_n=every,
         track_gradients=gradients,
         track_weight_delta=False,
         track_holdout_logits=False,
         track_batch_stats=False,
-    )
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether each rank has a part of the parameters, so that norms need all ranks."""
-    return any(hasattr(p, "placements") or hasattr(p, "ds_id") for p in model.parameters()) or any(
-        type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()
     )
 
 
@@ -53,13 +45,13 @@ class TrainerDiagnostics:
         self.due = sys.maxsize
 
     def begin(self, model: Any, optimizer: Any) -> None:
-        """Start a loop with this model and this optimizer, which may be inside of a wrapper."""
+        """Start a loop with this model and this optimizer, which may be wrapped."""
         self.end()
         if not self._choice or model is None or optimizer is None:
             return
         config = self._choice
         if not isinstance(config, TelemetryConfig):
-            # Some rank may not record: then those that do would wait for it.
+            # If one rank did not record, the others would wait for it.
             config = light_config(gradients=not is_sharded(model))
         self._model = model
         self._optimizer = innermost(optimizer)
@@ -78,7 +70,7 @@ class TrainerDiagnostics:
             report("diagnostics", error)
 
     def end(self) -> None:
-        """Let go of model and optimizer."""
+        """Release the model and the optimizer."""
         diagnostics, self._diagnostics = self._diagnostics, None
         self._model = self._optimizer = None
         self.due = sys.maxsize

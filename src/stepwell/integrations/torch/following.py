@@ -37,7 +37,7 @@ class Follower(Protocol):
         """Whether batches that are not trained on are part of a validation."""
 
     def other_loader_begins(self) -> None:
-        """A loader is gone through whose batches are not those that are trained on."""
+        """Note that another loader than the one trained on is iterated over."""
 
     def mode_changes(self, module: Any, mode: bool) -> None:
         """A module is put into training mode, or into evaluation mode."""
@@ -70,7 +70,7 @@ class Follower(Protocol):
         """It has made it."""
 
     def save_begins(self) -> int | None:
-        """A checkpoint is about to be saved; returns the steps so far, None if it is not of this training."""
+        """Prepare for a checkpoint; return the steps so far, None if it belongs to another training."""
 
     def follows(self, loader: Any) -> bool:
         """Whether the batches of this loader are those that are trained on."""

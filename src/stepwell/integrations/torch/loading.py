@@ -103,12 +103,12 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_workers(loader: Any) -> bool:
-    """Whether this loader starts processes when it is gone through."""
+    """Whether this loader starts worker processes when it is iterated over."""
     return bool(getattr(loader, "num_workers", 0))
 
 
 def _keeps_workers(loader: Any) -> bool:
-    """Whether these processes live on when the batches of an epoch are gone through."""
+    """Whether its worker processes keep running after an epoch."""
     return bool(getattr(loader, "persistent_workers", False))
 
 
@@ -171,7 +171,7 @@ class Batches:
         except StopIteration:
             quick.drop(FETCH_KIND)
             if entered and _has_workers(self._loader) and not _keeps_workers(self._loader):
-                # Workers have ended here, which takes as long as it takes to end a Python program.
+                # The workers have exited here, which takes as long as any exit of Python.
                 leave(FETCH)
             elif entered:
                 try:

@@ -24,7 +24,7 @@ MODELS = Marks()
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module inside of what ``torch.compile``, ``DistributedDataParallel`` and the like returned."""
+    """Return the module that ``torch.compile``, ``DistributedDataParallel`` or the like has wrapped."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__module__.startswith("torch.nn.parallel"):

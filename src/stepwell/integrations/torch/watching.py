@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.diagnostics.sharding import is_sharded
 from stepwell.integrations.configuration import parameter_counts, record_training
 from stepwell.integrations.torch.annotating import Annotations, _each, annotate
-from stepwell.integrations.torch.diagnostics import EVERY, is_sharded, light_config
+from stepwell.integrations.torch.diagnostics import EVERY, light_config
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
 from stepwell.integrations.torch.models import unwrapped
@@ -225,7 +226,7 @@ def _start(made: Watch, training: WatchedTraining, name: str | None, config: Any
 def _describer(
     models: list[torch.nn.Module], optimizers: list[Any], loaders: list[Any]
 ) -> Callable[[], dict[str, int]]:
-    """A function that returns facts about these, for the training loop; it keeps none of them alive."""
+    """Return a function that describes these objects, for the training loop; it keeps none of them alive."""
     refs = [weakref.ref(model) for model in models]
     optimizer_refs = [weakref.ref(optimizer) for optimizer in optimizers]
     loader_ref: Callable[[], Any] = weakref.ref(loaders[0]) if loaders else nothing

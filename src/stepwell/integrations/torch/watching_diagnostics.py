@@ -1,7 +1,7 @@
 """Diagnostics of a watched training: every step at the start, then at intervals.
 
 In each of the first ``DENSE`` steps the learning rates and the norm of the gradients are recorded, straight
-as metrics and within a budget of time; all other diagnostics are collected every so many steps.
+as metrics and within a budget of time; all other diagnostics are collected every ``collect_every_n`` steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEWEST_STEPS = 10
 """Steps after which an attached scheduler should have been called."""
 _is_traced = torch.compiler.is_dynamo_compiling
 _active: list[Diagnostics] = []
-"""Those that want to know of clipping and of schedulers."""
+"""The diagnostics that clipping and schedulers are reported to."""
 
 
 class Diagnostics:
@@ -73,7 +73,7 @@ class Diagnostics:
             return sys.maxsize
         telemetry = self._telemetry
         if telemetry is None:
-            # Where no step is made there is nothing to be said, not even that.
+            # Not earlier: it prints a message if nothing was collected, also when no step was made.
             telemetry = self._telemetry = TrainingTelemetry(self._config)
             if not _needs_collection(self._config):
                 telemetry.expect_nothing()
@@ -115,7 +115,7 @@ class Diagnostics:
             run.before_finish(lambda status: self._note_scheduler())
 
     def _note_scheduler(self) -> None:
-        """Record when a scheduler is attached to the optimizer that was not called in any step until now."""
+        """Record that a scheduler is attached to the optimizer but was not called in any step so far."""
         if self._latest is None or self._is_noted or self.has_scheduled:
             return
         optimizer, step = self._latest
@@ -132,7 +132,7 @@ class Diagnostics:
             report("watch", error)
 
     def close(self) -> None:
-        """Let go of model and optimizer."""
+        """Release the model and the optimizer."""
         self._note_scheduler()
         if self._early is not None:
             self._early.close()
@@ -201,4 +201,4 @@ def _find(patches: Patches) -> Iterator[Patch]:
 
 
 CALLS = Patches(_find)
-"""Calls beside the optimizer's own that say something about a step."""
+"""Calls other than the optimizer's own that concern a step."""

@@ -82,7 +82,7 @@ class Epochs:
                 context.epoch = CountedEpoch(self.number)
 
     def retract(self, steps: int) -> None:
-        """Return to the epoch before, if no step was made in this one: it was but a look at some batches."""
+        """Return to the previous epoch if no step was made in this one: batches were only looked at."""
         if (
             steps == self._begun_at
             and self.number > self._lowest

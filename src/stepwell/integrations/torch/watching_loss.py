@@ -32,7 +32,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 
 
 class _Scalars:
-    """Which scalar a backward pass begins with: with a gradient scaler, the one before scaling."""
+    """Finds the scalar of a backward pass: with a gradient scaler, the one before scaling."""
 
     __slots__ = ("_scaled",)
 
@@ -86,7 +86,7 @@ class Loss(_Scalars):
         self._name = name
         self._value: Any = None
         self._version = 0
-        # Where rows of the user are looked for from, and where the last row of ours is, 0 for none.
+        # The row from which on to search for rows of the user, and the last row written here (0: none).
         self._lane: Lane | None = None
         self._row = self._own = self._word = 0
         self._mark = b""
@@ -174,7 +174,7 @@ class Loss(_Scalars):
         """Whether the user logged this metric here since the last look; if so, withdraw ours."""
         begin, self._row = self._row, lane.row_next
         if lane is not self._lane:
-            # Another thread trains now: rows of the user are looked for from here on.
+            # Another thread trains now: search for rows of the user from here on.
             self._lane, self._own = lane, 0
             return False
         if self._row < begin:
@@ -190,7 +190,7 @@ class Loss(_Scalars):
             return False
         self.is_on = False
         if row and self._own and _step_of(lane, row) == _step_of(lane, self._own):
-            # A row without a name is none.
+            # Readers skip rows without a name.
             end = self._own + ROW_BYTES
             lane.rows[end - WORD_BYTES : end] = NO_NAME
         if is_pending and self._last is not None:
@@ -212,7 +212,7 @@ class Losses(_Scalars):
             _Part(Loss(is_on, f"{LOSS}/{name}"), each) for name, each in optimizers.items()
         ]
         self._unclaimed: list[torch.Tensor] = []
-        # Whether the first optimizer makes the first step of all; None before any.
+        # Whether the first optimizer makes the first step; None until one is made.
         self.is_first_first: bool | None = None
 
     @property
@@ -309,12 +309,12 @@ class _Part:
 
 
 def _find_row(lane: Lane, word: int, begin: int) -> int:
-    """The first row from here on of the metric with this word for its name; 0: there is none."""
+    """Return the first row at or after ``begin`` of the metric with this name word; 0 without one."""
     mark = word.to_bytes(WORD_BYTES, "little")
     at = lane.rows.find(mark, begin, lane.row_next)
     while at >= 0:
         row = at + WORD_BYTES - ROW_BYTES
-        # The name is the last word of a row; elsewhere it is some other number.
+        # The name is the last word of a row. Elsewhere the same bytes are another number.
         if (row - HEADER_BYTES) % ROW_BYTES == 0:
             return int(row)
         at = lane.rows.find(mark, at + 1, lane.row_next)
@@ -343,7 +343,7 @@ def _zero(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @looks_like(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Of what a compiler looks at, nothing is to be left in its graph.
+        # While a compiler traces this function, its graph must contain nothing of stepwell.
         follower = None if _is_traced() else following.follower
         if follower is not None and GRADIENTS.active:
             follower.gradients_are_dropped(self)
@@ -359,5 +359,5 @@ def _find(patches: Patches) -> Iterator[Patch]:
 
 
 GRADIENTS = Patches(_find)
-"""What else is done to gradients, or to what they are of."""
+"""Calls that scale a loss or drop gradients."""
 clock.follow(globals())

@@ -58,7 +58,7 @@ class WatchedTraining(InLoop):
         self._keeps_batch = self._diagnostics.keeps_batch
         self._batch: Any = None
         self._next_look = 0
-        self._validation = Validation()
+        self._validation = Validation(unwrapped(models[0]) if models else None)
         # The loop in which an iteration of ours is under way.
         self._open: TrainingLoop | None = None
         self._is_theirs = False
@@ -173,15 +173,15 @@ class WatchedTraining(InLoop):
 
     def _is_evaluated(self) -> bool:
         """Whether the model is in evaluation mode."""
-        model = self._model()
-        return model is not None and not unwrapped(model).training
+        model = self._validation.model()
+        return model is not None and not model.training
 
     def is_evaluating(self) -> bool:
         """Whether batches that are not trained on are part of a validation."""
         return self._validation.span is not None
 
     def other_loader_begins(self) -> None:
-        """A loader is gone through whose batches are not those that are trained on."""
+        """Note that another loader than the one trained on is iterated over."""
         try:
             if get_ident() != self._thread or self._is_theirs:
                 return
@@ -197,17 +197,17 @@ class WatchedTraining(InLoop):
 
     def mode_changes(self, module: Any, mode: bool) -> None:
         """A module is put into training mode, or into evaluation mode."""
-        model = self._model()
+        if module is not self._validation.model() and module is not self._model():
+            # Often: each part of a model is put into the mode as well.
+            return
         try:
-            if module is not model and (model is None or module is not unwrapped(model)):
-                return
             if get_ident() != self._thread or self._is_theirs:
                 return
             if mode:
                 self._validation.end()
             elif module.training and (self._open is None or self._stepped):
                 if self._open is not None:
-                    # What follows in the loop's body is no part of the iteration.
+                    # The rest of the loop's body does not belong to the iteration.
                     self._end()
                 self._validation.note(self.step, True)
         except Exception as error:
@@ -250,7 +250,7 @@ class WatchedTraining(InLoop):
             self._by_batch = False
             self._samples = samples_in(args)
         elif not self._by_batch and not (self._backwards and self._is_in_step()):
-            # Of a closure that is called several times, the first call counts.
+            # If a closure is called several times, only its first call counts.
             size = samples_in(args)
             if size is not None:
                 self._samples = size + (self._samples or 0)
@@ -384,7 +384,7 @@ class WatchedTraining(InLoop):
         self._next_look = self._diagnostics.look(self._model(), optimizer, self.step, self._batch)
 
     def save_begins(self) -> int | None:
-        """A checkpoint is about to be saved; returns the steps so far, None if it is not of this training."""
+        """Prepare for a checkpoint; return the steps so far, None if it belongs to another training."""
         job, loop = current.job, self._loop
         if loop is None or job is None or job.loop is not loop or get_ident() != self._thread:
             return None

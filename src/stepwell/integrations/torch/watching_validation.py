@@ -7,6 +7,7 @@ between it is set aside: spans of the user are no part of it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.watching_epochs import nothing
 from stepwell.integrations.torch.watching_tasks import set_aside
 from stepwell.journal import clock
 from stepwell.telemetry.live import NO_SPAN, Span, open_span
@@ -25,14 +27,21 @@ _is_traced = torch.compiler.is_dynamo_compiling
 
 
 class Validation:
-    """The validation that is under way: ``span`` is None while there is none."""
+    """The validation that is under way.
 
-    __slots__ = ("_is_evaluated", "_model", "_noted", "_step", "span")
+    Attributes:
+        span: its span; None while there is none.
+        model: returns the model, without the wrapper of a compiler or of DistributedDataParallel; None if
+            there is none.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_called", "_is_evaluated", "_noted", "_step", "model", "span")
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
         self.span: Span | None = None
+        self.model: Callable[[], Any] = nothing if model is None else weakref.ref(model)
         # The model whose call is under way, by its address.
-        self._model = 0
+        self._called = 0
         # When it began, should it turn out to be one: the time, and the optimizer steps until then.
         self._noted = 0
         self._step = -1
@@ -67,23 +76,23 @@ class Validation:
 
     def forward_begins(self, model: Any, step: int, mode: str | None) -> None:
         """A model is called to be evaluated."""
-        if self._model:
+        if self._called:
             return
         self.begin(step, mode)
         if self.span is not None:
             set_aside(self.span, False)
-            self._model = id(model)
+            self._called = id(model)
 
     def forward_ends(self, model: Any) -> None:
         """That call is over."""
-        if self.span is not None and self._model == id(model):
-            self._model = 0
+        if self.span is not None and self._called == id(model):
+            self._called = 0
             set_aside(self.span, True)
 
     def end(self) -> None:
         """The model is trained on, or nothing follows."""
         span, self.span = self.span, None
-        self._model, self._step = 0, -1
+        self._called, self._step = 0, -1
         if span is not None and span.active:
             stop_span(span, clock.now())
 

@@ -1,4 +1,4 @@
-"""What ``stepwell.log`` is given that is no number: images, figures, histograms, tables, long texts."""
+"""Values given to ``stepwell.log`` that are not numbers: images, figures, histograms, tables, long texts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stepwell.telemetry.media import Media
 from stepwell.telemetry.run import active_run
 
 PLAIN = (str, bytes, bool, int, float, list, tuple, dict, set, frozenset, type(None))
-"""What is kept as JSON, as it is."""
+"""Types that JSON keeps as they are."""
 
 
 def keep_logged(
     journal: Journal, name: str, value: Any, step: int | None, audience: Sequence[int] = ()
 ) -> bool:
-    """Keep a logged value as an item; False when it is none, and is kept as a value.
+    """Keep a logged value as an item; return False if it has to be kept as a plain value.
 
     A value of which only a description can be kept gives one warning for each name.
     """
@@ -49,7 +49,7 @@ def kind_of(value: Any) -> str | None:
     """Return the kind of item that a value is by itself; None for anything else."""
     try:
         return _kind_of(value)
-    except Exception:  # whatever an object raises that is looked at
+    except Exception:  # attributes of foreign objects may raise anything
         return None
 
 

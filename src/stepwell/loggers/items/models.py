@@ -61,6 +61,7 @@ def model(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]
 def _weights(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state_dict without what wraps the model, and what is said about it."""
     from stepwell.diagnostics.no_trace import bare
+    from stepwell.diagnostics.sharding import is_sharded
 
     inner = bare(module)
     about: dict[str, Any] = {"format": "state_dict", "model": type(inner).__qualname__}
@@ -81,13 +82,6 @@ def _weights(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         weights = dict(inner.state_dict())
     about["parameters"] = _count(parameter for parameter in inner.parameters())
     return weights, about
-
-
-def is_sharded(module: Any) -> bool:
-    """Whether no single worker has all of its weights."""
-    if any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules()):
-        return True
-    return any(hasattr(one, "placements") for one in module.parameters())
 
 
 def _count(tensors: Any) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 
 from stepwell.journal.errors import report
 from stepwell.loggers.items.making import CannotKeep, Item
-from stepwell.loggers.items.models import is_sharded
 
 EVERY = 100
 MOST_LAYERS = 40
@@ -28,6 +27,8 @@ class ModelStatistics:
     def __init__(self, model: Any, identifier: str, log: Log, every: Any, groups: Any) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        from stepwell.diagnostics.sharding import is_sharded
 
         if not isinstance(model, torch.nn.Module):
             raise CannotKeep(f"a torch.nn.Module is needed, not {type(model).__name__}")
