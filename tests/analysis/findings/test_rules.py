@@ -668,6 +668,17 @@ def test_goodput_that_is_low_because_of_a_restart(tmp_path: Path) -> None:
     only(run, "restarts")
 
 
+def test_goodput_that_is_low_for_more_than_a_restart(tmp_path: Path) -> None:
+    """The restart is named once, the other losses beside it."""
+    plan = Plan(2, 300, (Restart(200),), pace=Pace(checkpoint=100 * MS, validation=10 * SECOND))
+    simulate(tmp_path / "run", plan)
+    found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
+    assert "between attempts" in found["restarts"].sentence
+    assert "The largest losses apart from restarts: " in found["low-goodput"].sentence
+    assert "between attempts" not in found["low-goodput"].sentence
+    assert found["low-goodput"].advice == "Begin with the largest: validation."
+
+
 def test_checkpoints_of_a_run_with_a_gap(tmp_path: Path) -> None:
     """The limit is a share of the time that it ran, the sentence has the share of the wall time."""
     plan = Plan(2, 600, (Restart(450, gap_ns=100 * SECOND),), pace=Pace(checkpoint=1500 * MS))

@@ -39,7 +39,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
     if not found.wall_ns or not found.steps:
         return
     lost = sum(found.parts[part] for part in LOST)
-    if facts.attempts > 1 and lost >= RESTARTS * found.wall_ns:
+    is_restarted = facts.attempts > 1 and lost >= RESTARTS * found.wall_ns
+    if is_restarted:
         again = _again(found.redone_steps)
         parts = [again, *(_part(part, found.parts[part]) for part in LOST if found.parts[part])]
         yield Finding(
@@ -56,14 +57,16 @@ def rule(facts: Facts) -> Iterator[Finding]:
     # What restarts cost is a finding of its own: this one is about the rest of the time.
     others = found.parts["productive"] / max(1, found.wall_ns - lost)
     if max(found.share, others) < LOW and found.wall_ns >= LEAST_NS:
-        rest = {part: ns for part, ns in found.parts.items() if part != "productive" and ns}
+        elsewhere = ("productive", *(LOST if is_restarted else ()))
+        rest = {part: ns for part, ns in found.parts.items() if part not in elsewhere and ns}
         largest = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
         named = ", ".join(f"{percent(rest[p] / found.wall_ns)} {WORDS.get(p, p)}" for p in largest)
         yield Finding(
             "low-goodput",
             "critical" if found.share < VERY_LOW else "warning",
             f"Goodput is {percent(found.share)}: of {duration(found.wall_ns)} wall time, "
-            f"{duration(found.parts['productive'])} made progress. The largest losses: {named}.",
+            f"{duration(found.parts['productive'])} made progress. The largest losses"
+            f"{' apart from restarts' if is_restarted else ''}: {named}.",
             {"share": found.share, "parts": found.parts},
             advice=f"Begin with the largest: {WORDS.get(largest[0], largest[0])}.",
             link=facts.command("report"),
