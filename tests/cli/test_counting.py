@@ -188,3 +188,9 @@ def test_lines_break_between_words_and_not_before_a_unit() -> None:
         for whole in ("2 min 03 s", "10 ms", "3 h 05 min"):
             assert any(whole in line for line in lines), (width, whole)
     assert wrapped("one two three", 8, "  ") == "one two\n  three"
+
+
+def test_line_breaks_of_a_text_stay() -> None:
+    """The lines of a long message are indented; what commands a terminal is made harmless."""
+    text = "ended with E: a\n  b\tc d\r\n\x1b[31mred"
+    assert wrapped(text, 80) == "ended with E: a\n      b c d\n    \N{REPLACEMENT CHARACTER}[31mred"

@@ -11,6 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from stepwell.analysis.findings import findings
+from stepwell.analysis.overview import overview
 from tests import harness
 from tests.durability.helpers import (
     PRELUDE,
@@ -195,6 +197,33 @@ def test_a_traceback_shows_lines_and_no_secrets(tmp_path: Path) -> None:
     first = PRELUDE.count("\n") + 1
     assert places == [("train.py", first + 2), ("train.py", first + 1)]
     assert error["traceback"][0]["source"] == "login(token='***')"
+
+
+@pytest.mark.torch
+def test_an_exception_of_a_worker_is_the_error(tmp_path: Path) -> None:
+    """Its type, message and line in the dataset; torch puts all of them into the message of another."""
+    pytest.importorskip("torch")
+    code = (
+        "from torch.utils.data import DataLoader\n"
+        "class Images:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): raise ValueError(f'sample {i}: no header, token=abc123')\n"
+        "run = init()\n"
+        "next(iter(DataLoader(Images(), num_workers=1)))\n"
+    )
+    harness_run(code, tmp_path)
+    run = only_run(tmp_path / "runs")
+    (died,) = [finding for finding in findings(run) if finding.rule == "died"]
+    line = PRELUDE.count("\n") + 4
+    assert died.sentence.endswith(
+        f"ValueError: sample 0: no header, token=*** (train.py:{line} in __getitem__, DataLoader worker 0)."
+    )
+    assert overview(run).error == (
+        "ValueError: sample 0: no header, token=*** (in DataLoader worker 0)"
+    )
+    error = document(tmp_path)["error"]
+    assert error["message"] == "Caught ValueError in DataLoader worker process 0."
+    assert error["traceback"][0]["source"].startswith("next(iter(")
 
 
 def harness_run(code: str, cwd: Path) -> None:

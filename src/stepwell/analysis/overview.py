@@ -142,7 +142,8 @@ def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
     if not failed:
         return None, ()
     first = min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0))
-    return first["error"], shown_lines(first["traceback"])
+    where = f" (in {first['raised_in']})" if first["raised_in"] else ""
+    return first["error"] + where, shown_lines(first["traceback"])
 
 
 def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:

@@ -30,10 +30,23 @@ def plain(text: str) -> Text:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
-    """Broken into lines between words, not between a number and its unit; all but the first indented."""
-    held = _AMID.sub("\N{NO-BREAK SPACE}", _WITH_UNIT.sub("\N{NO-BREAK SPACE}", plain(text).plain))
-    lines = textwrap.wrap(held, width, subsequent_indent=indent, break_on_hyphens=False)
-    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+    """Broken into lines between words, not between a number and its unit; all but the first indented.
+
+    Line breaks of the text stay; the lines after them are indented further.
+    """
+    first, *others = text.expandtabs(4).splitlines() or [""]
+    lines = _broken(first, width, "", indent)
+    for line in others:
+        lines += _broken(line, width, f"{indent}    ", f"{indent}    ")
+    return "\n".join(lines)
+
+
+def _broken(line: str, width: int, first: str, others: str) -> list[str]:
+    held = _AMID.sub("\N{NO-BREAK SPACE}", _WITH_UNIT.sub("\N{NO-BREAK SPACE}", plain(line).plain))
+    lines = textwrap.wrap(
+        held, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+    )
+    return [one.replace("\N{NO-BREAK SPACE}", " ") for one in lines]
 
 
 def seconds(value: float) -> str:

@@ -101,7 +101,9 @@ def check_document(about: Any) -> dict[str, Any] | None:
     fields["interval"] = interval if isinstance(interval, int | float) and interval > 0 else 5.0
     error = _reason(about.get("error"))
     fields["error"] = error_text(about.get("error"))
-    fields["traceback"] = source_lines(error.get("traceback") if isinstance(error, dict) else None)
+    details = error if isinstance(error, dict) else {}
+    fields["traceback"] = source_lines(details.get("traceback"))
+    fields["raised_in"] = clean(str(details.get("raised_in") or "")[:MAX_TEXT])
     return fields
 
 
@@ -121,9 +123,11 @@ def error_text(error: Any) -> str | None:
 
 
 def _reason(error: Any) -> Any:
-    """The exception because of which a program called ``sys.exit``, or the error itself."""
+    """The exception before a call of ``sys.exit``, or that a worker raised; else the error itself."""
     cause = error.get("cause") if isinstance(error, dict) else None
-    return cause if isinstance(cause, dict) and error.get("type") == "SystemExit" else error
+    if isinstance(cause, dict) and error.get("type") == "SystemExit":
+        error, cause = cause, cause.get("cause")
+    return cause if isinstance(cause, dict) and cause.get("raised_in") else error
 
 
 def source_lines(lines: Any) -> list[SourceLine]:

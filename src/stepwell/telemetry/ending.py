@@ -24,6 +24,7 @@ from stepwell.journal.metrics import context
 from stepwell.journal.span import NO_ERRORS
 from stepwell.journal.values import text_of
 from stepwell.telemetry.masking import mask
+from stepwell.telemetry.remote_errors import remote_error
 from stepwell.telemetry.source_lines import lines_of_frame, lines_of_traceback
 
 if TYPE_CHECKING:
@@ -102,16 +103,29 @@ def _signal_name(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Return an exception as JSON: type, message, traceback (outermost line first) and cause."""
+    """Return an exception as JSON: type, message, traceback (outermost line first) and cause.
+
+    A cause from a process whose traceback is part of the message has ``raised_in``: what process that was.
+    """
     return _describe(error, 0)
 
 
 def _describe(error: BaseException, depth: int) -> dict[str, Any]:
+    message = text_of(error)
+    remote = remote_error(message)
     about: dict[str, Any] = {
         "type": type(error).__qualname__,
-        "message": mask(_shorten(text_of(error))),
+        "message": mask(_shorten(message if remote is None else remote.announcement)),
         "traceback": lines_of_traceback(error.__traceback__),
     }
+    if remote is not None:
+        about["cause"] = {
+            "type": remote.type,
+            "message": mask(_shorten(remote.message)),
+            "traceback": remote.lines,
+            "raised_in": remote.raised_in,
+        }
+        return about
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and depth < MAX_CAUSES:
         about["cause"] = _describe(cause, depth + 1)
@@ -119,7 +133,7 @@ def _describe(error: BaseException, depth: int) -> dict[str, Any]:
 
 
 def _shorten(text: str) -> str:
-    """Cut the middle out: messages of DataLoader workers end with the line that failed."""
+    """Cut the middle out: long messages often end with the reason."""
     half = MAX_MESSAGE // 2
     return text if len(text) <= MAX_MESSAGE else f"{text[:half]}\n…\n{text[-half:]}"
 

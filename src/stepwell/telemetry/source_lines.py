@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
 from collections.abc import Iterable
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell.telemetry.masking import mask_source
 
@@ -23,6 +24,10 @@ MAX_WALKED = 10_000
 
 SourceLine = dict[str, Any]
 _Place = tuple[CodeType, int]
+_T = TypeVar("_T")
+_FRAME = re.compile(
+    r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.+)\n?', re.MULTILINE
+)
 
 
 def lines_of_traceback(traceback: TracebackType | None) -> list[SourceLine]:
@@ -43,18 +48,41 @@ def lines_of_frame(frame: FrameType | None) -> list[SourceLine]:
     return _lines(places[::-1])
 
 
+def lines_of_text(traceback: str) -> list[SourceLine]:
+    """Return the lines of a traceback that Python has formatted, outermost first."""
+    return [
+        _line(found["file"], int(found["line"]), found["function"], _source_after(traceback, found))
+        for found in _kept(list(_FRAME.finditer(traceback)))
+    ]
+
+
+def _source_after(traceback: str, frame: re.Match[str]) -> str:
+    line = traceback[frame.end() :].partition("\n")[0]
+    return line.strip() if line.startswith("    ") else ""
+
+
 def _lines(places: list[_Place]) -> list[SourceLine]:
-    kept: Iterable[_Place] = places
-    if len(places) > OUTERMOST + INNERMOST:
-        kept = itertools.chain(places[:OUTERMOST], places[-INNERMOST:])
-    return [_line(code, number) for code, number in kept]
+    return [
+        _line(
+            code.co_filename,
+            number,
+            getattr(code, "co_qualname", code.co_name),
+            linecache.getline(code.co_filename, number).strip(),
+        )
+        for code, number in _kept(places)
+    ]
 
 
-def _line(code: CodeType, number: int) -> SourceLine:
-    source = linecache.getline(code.co_filename, number).strip()
+def _kept(places: list[_T]) -> Iterable[_T]:
+    if len(places) <= OUTERMOST + INNERMOST:
+        return places
+    return itertools.chain(places[:OUTERMOST], places[-INNERMOST:])
+
+
+def _line(file: str, number: int, function: str, source: str) -> SourceLine:
     return {
-        "file": code.co_filename[-MAX_NAME:],
+        "file": file[-MAX_NAME:],
         "line": number,
-        "function": getattr(code, "co_qualname", code.co_name)[:MAX_NAME],
+        "function": function[:MAX_NAME],
         "source": mask_source(source[:MAX_SOURCE]),
     }

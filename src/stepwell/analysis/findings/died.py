@@ -49,6 +49,8 @@ class End:
     inside: tuple[str, ...]
     step: int | None
     is_waiting: bool
+    raised_in: str = ""
+    """The process or thread that raised the error, where that is another: ``DataLoader worker 0``."""
 
     @property
     def is_consequence(self) -> bool:
@@ -113,6 +115,7 @@ def _end(facts: Facts, document: dict[str, Any]) -> End:
         inside=tuple(name for name in dict.fromkeys(inside) if name not in CONTAINERS),
         step=_last_step(facts, rank),
         is_waiting=any(phase in WAITING for phase in phases),
+        raised_in=document["raised_in"],
     )
 
 
@@ -191,7 +194,8 @@ def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
     where = f" at step {root.step}" if root.step is not None and len(steps) == 1 else ""
     inside = f" inside {' › '.join(root.inside[-3:])}" if root.inside else ""
     line = own_line(root.lines)
-    at = f" ({line.place})" if line is not None else ""
+    places = ([line.place] if line is not None else []) + [root.raised_in] * bool(root.raised_in)
+    at = f" ({', '.join(places)})" if places else ""
     if root.status == "killed" and root.signal:
         return f"{who} {were} terminated by {root.signal}{where}{inside}{at}."
     if root.status == "killed" and len(first) > 1:
