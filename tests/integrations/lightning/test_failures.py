@@ -11,6 +11,7 @@ import torch
 import stepwell
 from stepwell.integrations.lightning.recording import Recording
 from stepwell.integrations.lightning.training import Training
+from stepwell.integrations.torch.diagnostics import TrainerDiagnostics
 from tests.integrations.lightning.fits import (
     Recorded,
     assert_untouched,
@@ -127,3 +128,22 @@ def test_a_problem_inside_stepwell_never_reaches_training(monkeypatch: pytest.Mo
     trainer = Hooked(**options(max_steps=3))
     trainer.fit(Model(), loader())
     assert trainer.global_step == 3
+
+
+def test_problems_at_the_start_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is recorded without diagnostics; without a record the fit runs all the same."""
+    monkeypatch.delenv("STEPWELL_STRICT")
+    Hooked = hooked()
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("param_groups")
+
+    monkeypatch.setattr(TrainerDiagnostics, "begin", broken)
+    trainer = Hooked(**options(max_steps=3))
+    trainer.fit(Model(), loader())
+    assert trainer.global_step == 3
+    assert Recorded().count("training_single_iteration", "training_loop") == 3
+    monkeypatch.setattr(Training, "_begin", broken)
+    trainer = Hooked(**options(max_steps=2))
+    trainer.fit(Model(), loader())
+    assert trainer.global_step == 2

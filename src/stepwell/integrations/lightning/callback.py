@@ -248,8 +248,11 @@ class TelemetryCallback:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)
-        if recording is not None:
-            recording.training.start()
+        try:
+            if recording is not None:
+                recording.training.start()
+        except Exception as error:
+            report(WHERE, error)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         recording = self._mine(trainer)

@@ -69,9 +69,13 @@ class Training:
     def _begin(self, job: TrainingJob, size: int | None) -> None:
         trainer = self.trainer
         self._thread.begin(job.loop)
-        if not self._is_automatic:
-            self.manual.begin(trainer.lightning_module, trainer.optimizers)
-        self._diagnostics.begin(trainer.lightning_module, next(iter(trainer.optimizers), None))
+        try:
+            # Optimizers of a strategy, such as DeepSpeed, may be unlike those of torch.
+            self._diagnostics.begin(trainer.lightning_module, next(iter(trainer.optimizers), None))
+            if not self._is_automatic:
+                self.manual.begin(trainer.lightning_module, trainer.optimizers)
+        except Exception as error:
+            report(WHERE, error)
         self._world_size = job.world_size
         self._usual_samples = None
         if self._counts_samples and size and job.loop is not None:
