@@ -690,10 +690,31 @@ def test_checkpoints_of_a_run_with_a_gap(tmp_path: Path) -> None:
 
 
 def test_goodput_that_is_low(tmp_path: Path) -> None:
-    """A long job that is mostly something else."""
-    run = train(tmp_path, steps=60, times=lambda s: {"validate": 40.0} if s % 20 == 10 else {})
+    """A long job of which 41 % is training."""
+    run = train(
+        tmp_path,
+        steps=60,
+        times=lambda s: {"forward": 1.4, "validate": 40.0 if s % 20 == 10 else 0.0},
+    )
     found = only(run, "low-goodput")
     assert "validation" in found.sentence
+
+
+def test_validation_time(tmp_path: Path) -> None:
+    """Every 10 steps of 33 ms: 2 s are a finding, 0.45 s (54 % of the time) are none."""
+    run = train(tmp_path, times=lambda s: {"validate": 2.0} if s % 10 == 9 else {})
+    found = only(run, "validation-time")
+    # 12 validations of 2 s, 120 steps of 33 ms, 0.7 s around them.
+    assert found.evidence["share"] == pytest.approx(24 / 28.7, abs=0.01)
+    assert found.sentence.startswith("Validation takes 84% of the wall time: 12 times ")
+    assert found.sentence.endswith(" s, every 10 steps.")
+    assert (found.severity, found.steps) == ("warning", tuple(range(9, 120, 10)))
+    nothing(train(tmp_path, times=lambda s: {"validate": 0.45} if s % 10 == 9 else {}))
+    # The reason for a low goodput, too: one finding.
+    only(
+        train(tmp_path, steps=60, times=lambda s: {"validate": 40.0} if s % 20 == 10 else {}),
+        "validation-time",
+    )
 
 
 def test_first_steps(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from stepwell.analysis.findings import (
     stuck,
     throughput,
     validation_mode,
+    validation_time,
 )
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding, by_weight
@@ -59,6 +60,7 @@ RULES: dict[str, Rule] = {
         straggling,
         data_bound,
         pauses,
+        validation_time,
         slow_steps,
         throughput,
         stalls,
@@ -86,7 +88,8 @@ NOT_LEARNING = {
 }
 CONSEQUENCES: dict[str, set[str]] = {
     # The time that it hangs is part of a phase, too.
-    "hang": {"data-bound", "low-goodput"},
+    "hang": {"data-bound", "low-goodput", "pauses", "validation-time"},
+    "validation-time": {"low-goodput"},
     "optimizer-parameters": {*NOT_LEARNING, "zero-learning-rate"},
     "zero-learning-rate": NOT_LEARNING,
     "not-finite": {
@@ -112,7 +115,7 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 """By rule, the findings that follow from it and are left out beside it: one cause, one finding."""
 
-LASTING = ("hang", "loss-jump", "rising-loss")
+LASTING = ("hang", "loss-jump", "rising-loss", "validation-time")
 """Rules that explain others also with findings that are not critical."""
 
 
