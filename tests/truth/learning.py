@@ -43,6 +43,29 @@ def forgotten_zero_grad() -> None:
         truth.step(loss, len(x))
 
 
+@case(WATCH, steps=200, findings=(Says("clipping", ("gradient norm", "1e-06")),))
+def clipped_to_almost_nothing() -> None:
+    """Gradients are clipped to a norm of 0.000001."""
+    model, loader = Net(), batches(200)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    stepwell.watch(model, optimizer, loader)
+    truth.begin()
+    truth.epoch()
+    for x, y in loader:
+        lap("data")
+        optimizer.zero_grad()
+        logits = model(x)
+        lap("forward")
+        loss = cross_entropy(logits, y)
+        loss.backward()
+        lap("backward")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+        lap()
+        optimizer.step()
+        lap()
+        truth.step(loss, len(x))
+
+
 @case(
     WATCH,
     steps=200,

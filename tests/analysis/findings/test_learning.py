@@ -270,6 +270,30 @@ def gradients_before_and_after_clipping(rng: Rng) -> Any:
     }
 
 
+SGD = {"optimizer": {"class": "SGD", "lr": 0.1}}
+
+
+def clipped(rng: Rng, loss: Floats, most: float) -> Curves:
+    """Return a loss, and norms around 2 that are clipped, as sampled in the first 200 steps."""
+    before = 2 * np.exp(0.1 * rng.normal(size=200))
+    return {
+        "loss": loss,
+        "gradient_norm/overall": np.minimum(before, most),
+        "gradient_norm_before_clipping": before,
+    }
+
+
+@healthy
+def large_gradients_clipped_while_the_loss_falls(rng: Rng) -> Any:
+    return clipped(rng, falling(400), 0.01), SGD
+
+
+@healthy
+def gradients_clipped_to_almost_nothing_for_an_adaptive_optimizer(rng: Rng) -> Any:
+    settings = {"optimizer": {"class": "AdamW", "lr": 0.001}}
+    return clipped(rng, 2.5 - steps(50) / 500 + 0.4 * rng.normal(size=50), 1e-3), settings
+
+
 @healthy
 def schedule_that_ends_at_zero(rng: Rng) -> Any:
     return {"loss": falling(500), "learning_rate/group_0": 1e-3 * (1 - steps(500) / 499)}
@@ -467,6 +491,16 @@ def scheduler_that_is_never_stepped(rng: Rng) -> Any:
     }
 
 
+@fault("clipping")
+def clipped_to_almost_nothing(rng: Rng) -> Any:
+    return clipped(rng, 2.5 + 0.3 * rng.normal(size=400), 1e-6), SGD
+
+
+@fault("clipping")
+def flat_because_of_clipping(rng: Rng) -> Any:
+    return clipped(rng, 2.5 + 0.01 * rng.normal(size=400), 1e-6), SGD
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults(kind: str, seed: int) -> None:
@@ -511,6 +545,16 @@ def test_sentences() -> None:
     (found,) = judge({"loss": np.full(150, 3.0), "learning_rate/group_0": np.zeros(150)})
     assert found.sentence == (
         "The learning rate is 0 in all steps from 0 to 149: the weights do not change."
+    )
+    norms = {
+        "gradient_norm/overall": np.full(200, 1e-6),
+        "gradient_norm_before_clipping": np.full(200, 1.72),
+    }
+    (found,) = judge({"loss": np.full(200, 2.48), **norms}, SGD)
+    assert found.sentence == (
+        "Clipping cuts the gradient norm from 1.72 to 1e-06 in 200 of 200 sampled steps: each gradient step "
+        "is 1,720,000 times smaller than without clipping, and loss does not fall (2.48 at first, 2.48 "
+        "at last)."
     )
 
 

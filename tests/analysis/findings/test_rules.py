@@ -379,6 +379,25 @@ def test_optimizer(tmp_path: Path) -> None:
     only(in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 12}), "at-chance")
 
 
+def test_clipping(tmp_path: Path) -> None:
+    """Next to nothing is left of the gradients, which explains the loss at chance level."""
+
+    def values(step: int) -> dict[str, float]:
+        return {
+            "loss": math.log(4),
+            "gradient_norm/overall": 1e-4,
+            "gradient_norm_before_clipping": 2.0,
+        }
+
+    run = train(tmp_path, values=values, config={"optimizer": {"class": "SGD"}})
+    found = only(run, "clipping")
+    assert found.sentence == (
+        "Clipping cuts the gradient norm from 2 to 0.0001 in 120 of 120 sampled steps: each gradient step is "
+        "20,000 times smaller than without clipping, and loss does not fall (1.39 at first, 1.39 at last)."
+    )
+    only(train(tmp_path, values=values, config={"optimizer": {"class": "Adam"}}), "at-chance")
+
+
 def test_validation_mode(tmp_path: Path) -> None:
     """How many validations ran in training mode, and when."""
     full = {"trainable_parameters": 2, "optimized_parameters": 2}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from stepwell.analysis.findings import (
     batches,
     checkpoints,
+    clipping,
     data_bound,
     died,
     dropped,
@@ -47,6 +48,7 @@ RULES: dict[str, Rule] = {
         hanging,
         nonfinite,
         optimizer,
+        clipping,
         loss,
         validation_mode,
         overfitting,
@@ -92,6 +94,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "validation-time": {"low-goodput"},
     "optimizer-parameters": {*NOT_LEARNING, "zero-learning-rate"},
     "zero-learning-rate": NOT_LEARNING,
+    "clipping": {"flat-loss", "at-chance", "frozen-layers"},
     "not-finite": {
         "diverged",
         "rising-loss",
@@ -115,7 +118,7 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 """By rule, the findings that follow from it and are left out beside it: one cause, one finding."""
 
-LASTING = ("hang", "loss-jump", "rising-loss", "validation-time")
+LASTING = ("clipping", "hang", "loss-jump", "rising-loss", "validation-time")
 """Rules that explain others also with findings that are not critical."""
 
 
