@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
 from stepwell.analysis.time import ledger  # noqa: E402
+from stepwell.testing import FakeClock  # noqa: E402
 from tests.integrations.torch.loops import BATCHES, counts, make_loader, make_model, train  # noqa: E402
 from tests.integrations.torch.watched import evaluate, outliving, parts, read, updates  # noqa: E402
 from tests.nesting.tree import edges  # noqa: E402
@@ -243,3 +245,89 @@ def test_rollouts_are_no_forward_passes() -> None:
     _, spans = read(watch.run)
     assert counts(spans)["forward"] == 3
     assert "validation_loop" not in counts(spans)
+
+
+@pytest.mark.parametrize("end", ["train", "next epoch", "next watch", "close", "run"])
+@pytest.mark.parametrize("through", ["loader", "break", "one call"])
+def test_what_follows_a_validation_is_no_part_of_it(end: str, through: str) -> None:
+    """Long after the last pass and the last batch, however its end shows: it took 3 s, not 100 s."""
+    model, optimizer, loader = parts()
+    with FakeClock() as clock:
+        watch = stepwell.watch(model, optimizer, loader, diagnostics=False)
+        train(model, optimizer, loader)
+        model.eval()
+        clock.advance(1.0)
+        if through == "one call":
+            model(torch.ones(1, 4))
+        else:
+            for i, (x, _) in enumerate(make_loader()):
+                model(x)
+                if i < 2:
+                    clock.advance(1.0)
+                elif through == "break":
+                    break
+        seconds = 1.0 if through == "one call" else 3.0
+        clock.advance(100.0)
+        if end == "train":
+            model.train()
+        if end == "next epoch":
+            model.training = True
+            train(model, optimizer, loader)
+        if end == "next watch":
+            stepwell.watch(model, optimizer, loader, diagnostics=False).close()
+        if end == "run":
+            assert watch.run is not None
+            watch.run.finish()
+        watch.close()
+    _, spans = read(watch.run)
+    (found,) = validations(spans)
+    assert (found["end"] - found["start"]) / 1e9 == pytest.approx(seconds, abs=0.01)
+
+
+@pytest.mark.parametrize(("metrics", "expected"), [(2.0, 5.0), (4.0, 3.0)])
+def test_metrics_after_the_last_batch(metrics: float, expected: float) -> None:
+    """They are part of a validation when ``train()`` comes after no longer than it took until then: 3 s."""
+    model, optimizer, loader = parts()
+    with FakeClock() as clock, stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+        model.eval()
+        for x, _ in itertools.islice(make_loader(), 3):
+            clock.advance(1.0)
+            model(x)
+        clock.advance(metrics)
+        model.train()
+        clock.advance(7.0)
+        train(model, optimizer, loader)
+    _, spans = read(watch.run)
+    (found,) = validations(spans)
+    assert (found["end"] - found["start"]) / 1e9 == pytest.approx(expected, abs=0.01)
+
+
+def test_metrics_of_the_last_batch() -> None:
+    """In the body of the loop, with the model left in evaluation mode: until there are no more batches."""
+    model, optimizer, loader = parts()
+    with FakeClock() as clock, stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+        model.eval()
+        for x, _ in loader:
+            model(x)
+            clock.advance(1.0)
+        clock.advance(100.0)
+    _, spans = read(watch.run)
+    (found,) = validations(spans)
+    assert (found["end"] - found["start"]) / 1e9 == pytest.approx(BATCHES, abs=0.01)
+
+
+def test_a_pass_that_fails_is_in_its_validation() -> None:
+    """It is, with all the time until training goes on."""
+    model, optimizer, loader = parts()
+    with FakeClock(), stepwell.watch(model, optimizer, loader) as watch:
+        train(model, optimizer, loader)
+        model.eval()
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 3))
+        model.train()
+        train(model, optimizer, loader)
+    _, spans = read(watch.run)
+    assert edges(spans)["forward", "validation_loop"] == 1
+    assert outliving(spans) == []

@@ -36,8 +36,11 @@ class Follower(Protocol):
     def is_evaluating(self) -> bool:
         """Whether batches that are not trained on are part of a validation."""
 
-    def other_loader_begins(self) -> None:
-        """Note that another loader than the one trained on is iterated over."""
+    def evaluation_goes_on(self) -> None:
+        """Note that a batch was fetched that is not trained on, or that there are no more of them."""
+
+    def other_loader_begins(self) -> bool:
+        """Note that another loader is iterated over; return whether that may be a validation."""
 
     def mode_changes(self, module: Any, mode: bool) -> None:
         """A module is put into training mode, or into evaluation mode."""

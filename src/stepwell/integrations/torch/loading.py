@@ -82,9 +82,10 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
     def __iter__(self: Any) -> Any:
         mark = LOADERS.find(self)
         follower = following.follower
+        is_evaluated = False
         if mark is None and follower is not None and state.enabled:
             # Before its workers are started.
-            follower.other_loader_begins()
+            is_evaluated = follower.other_loader_begins()
         # Workers start here, which may take seconds.
         entered = mark is not None and state.enabled and _has_workers(self) and enter(START)
         try:
@@ -93,8 +94,10 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
             if entered:
                 leave(START)
         # A subclass may have asked its base class, whose __iter__ is replaced as well.
-        if mark is None or isinstance(items, Batches):
+        if isinstance(items, Batches):
             return items
+        if mark is None:
+            return Items(items) if is_evaluated else items
         if follower is not None and follower.follows(self):
             return Candidate(self, items, mark)
         return Batches(self, items, mark)
@@ -112,29 +115,48 @@ def _keeps_workers(loader: Any) -> bool:
     return bool(getattr(loader, "persistent_workers", False))
 
 
-class Batches:
-    """An iterator with each batch recorded; in all else it is the iterator below.
+class Items:
+    """An iterator of batches that are not trained on; in all else it is the iterator below."""
+
+    __slots__ = ("__weakref__", "_items", "_next")
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._next = items.__next__
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._next()
+        finally:
+            follower = following.follower
+            if follower is not None:
+                follower.evaluation_goes_on()
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Batches.__slots__ or name in Items.__slots__:
+            raise AttributeError(name)
+        return getattr(self._items, name)
+
+
+class Batches(Items):
+    """An iterator with each batch recorded.
 
     Attributes:
         _epoch: the epoch that its batches are of, where they are trained on.
         _beside: the iteration in which a batch of it was looked at last, 0 for none.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_beside",
-        "_epoch",
-        "_follower",
-        "_items",
-        "_loader",
-        "_mark",
-        "_next",
-    )
+    __slots__ = ("_beside", "_epoch", "_follower", "_loader", "_mark")
 
     def __init__(self, loader: Any, items: Iterator[Any], mark: Mark) -> None:
+        super().__init__(items)
         self._mark = mark
-        self._items = items
-        self._next = items.__next__
         # A loader with persistent workers keeps its iterator, not this one: no cycle.
         self._loader = loader
         self._follower: Follower | None = None
@@ -151,9 +173,6 @@ class Batches:
         if self._follower is not None:
             self._follower = None
             self.__class__ = Candidate
-
-    def __iter__(self) -> Batches:
-        return self
 
     def __next__(self) -> Any:
         if not state.enabled or not (self._mark.users or self._loader in LOADERS):
@@ -203,14 +222,6 @@ class Batches:
             # Never begun, or the interpreter ends.
             pass
 
-    def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name in Batches.__slots__:
-            raise AttributeError(name)
-        return getattr(self._items, name)
-
 
 class Candidate(Batches):
     """One that may be gone through beside the one that is trained on, so that it asks before each batch.
@@ -227,7 +238,7 @@ class Candidate(Batches):
                 self._follower = follower
                 self.__class__ = Batches  # type: ignore[assignment]
             elif follower.is_evaluating():
-                return self._next()
+                return Items.__next__(self)
         return Batches.__next__(self)
 
 

@@ -180,11 +180,16 @@ class WatchedTraining(InLoop):
         """Whether batches that are not trained on are part of a validation."""
         return self._validation.span is not None
 
-    def other_loader_begins(self) -> None:
-        """Note that another loader than the one trained on is iterated over."""
+    def evaluation_goes_on(self) -> None:
+        """Note that a batch was fetched that is not trained on, or that there are no more of them."""
+        if self._validation.span is not None and get_ident() == self._thread:
+            self._validation.goes_on()
+
+    def other_loader_begins(self) -> bool:
+        """Note that another loader is iterated over; return whether that may be a validation."""
         try:
             if get_ident() != self._thread or self._is_theirs:
-                return
+                return False
             if self._open is None or self._stepped:
                 is_evaluated = self._is_evaluated()
                 self._validation.note(self.steps_made, is_evaluated)
@@ -192,8 +197,10 @@ class WatchedTraining(InLoop):
                     if self._open is not None:
                         self._end()
                     self._validation.begin(self.step)
+                return True
         except Exception as error:
             report(WHERE, error)
+        return False
 
     def mode_changes(self, module: Any, mode: bool) -> None:
         """A module is put into training mode, or into evaluation mode."""
@@ -204,7 +211,7 @@ class WatchedTraining(InLoop):
             if get_ident() != self._thread or self._is_theirs:
                 return
             if mode:
-                self._validation.end()
+                self._validation.end(is_put_into_training=True)
             elif module.training and (self._open is None or self._stepped):
                 if self._open is not None:
                     # The rest of the loop's body does not belong to the iteration.

@@ -1,8 +1,10 @@
 """Validation, as far as it shows: the model in evaluation mode, or without gradients on another loader.
 
 It begins when the model is put into evaluation mode or, failing that, when the other loader is gone through.
-It ends when the model is put into training mode, when training goes on, or when a checkpoint is saved. In
-between it is set aside: spans of the user are no part of it.
+It ends with its last pass or its last batch, whichever is later, or when the model is put into training mode
+soon after: computing metrics is part of it, plots and preparations are not. That it is over shows when the
+model is put into training mode, when training goes on, when a checkpoint is saved, or when nothing follows.
+In between it is set aside: spans of the user are no part of it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Validation:
             there is none.
     """
 
-    __slots__ = ("_called", "_is_evaluated", "_noted", "_step", "model", "span")
+    __slots__ = ("_called", "_is_evaluated", "_latest", "_noted", "_step", "model", "span")
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self.span: Span | None = None
@@ -46,6 +48,8 @@ class Validation:
         self._noted = 0
         self._step = -1
         self._is_evaluated = False
+        # The latest time at which it certainly went on.
+        self._latest = 0
 
     def note(self, step: int, is_evaluated: bool) -> None:
         """Note that a validation may begin now: in evaluation mode, or with another loader."""
@@ -70,6 +74,7 @@ class Validation:
             span = open_span(WORDS[Name.VALIDATION_LOOP], None, start, parent)
             if span is not NO_SPAN:
                 self.span = span
+                self._latest = clock.now()
                 if mode is not None:
                     span.add_attribute("model_mode", mode)
                 set_aside(span, True)
@@ -88,13 +93,22 @@ class Validation:
         if self.span is not None and self._called == id(model):
             self._called = 0
             set_aside(self.span, True)
+            self._latest = clock.now()
 
-    def end(self) -> None:
+    def goes_on(self) -> None:
+        """A batch of it has come, or there are no more."""
+        if self.span is not None:
+            self._latest = clock.now()
+
+    def end(self, is_put_into_training: bool = False) -> None:
         """The model is trained on, or nothing follows."""
         span, self.span = self.span, None
-        self._called, self._step = 0, -1
+        is_called, self._called, self._step = self._called, 0, -1
         if span is not None and span.active:
-            stop_span(span, clock.now())
+            now, latest = clock.now(), self._latest
+            # Until the model is put into training mode at most as much again. A call may have raised.
+            is_soon = is_put_into_training and now - latest <= latest - span.start
+            stop_span(span, now if is_called or is_soon else latest)
 
 
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
