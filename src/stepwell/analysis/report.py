@@ -75,8 +75,8 @@ class ValueLine:
     """A metric: its last value, and its best where more or less of it is better."""
 
     name: str
-    last: float | None
-    last_step: int | None
+    last: float
+    last_step: int
     best: float | None = None
     best_step: int | None = None
     nonfinite: int = 0
@@ -246,14 +246,17 @@ def _values(facts: Facts) -> list[ValueLine]:
     judged = [name for name in names if goals[name]]
     others = [name for name in names if not goals[name] and "/group_" not in name]
     chosen = (judged + others)[:MOST_VALUES]
-    return [_value(facts.curves.curve(name), goals[name]) for name in chosen]
+    return [_value(facts, facts.curves.curve(name), goals[name]) for name in chosen]
 
 
-def _value(curve: Curve, goal: str | None) -> ValueLine:
-    if not len(curve):
-        return ValueLine(curve.name, None, None, nonfinite=len(curve.odd))
-    last, step = float(curve.values[-1]), int(curve.steps[-1])
-    if goal is None:
+def _value(facts: Facts, curve: Curve, goal: str | None) -> ValueLine:
+    if len(curve.odd) and (not len(curve) or curve.odd[-1] > curve.steps[-1]):
+        step = int(curve.odd[-1])
+        rows = facts.curves.rows(curve.name).filter(pl.col("step") == step)
+        last = float(np.mean(rows["value"].to_numpy()))
+    else:
+        last, step = float(curve.values[-1]), int(curve.steps[-1])
+    if goal is None or not len(curve):
         return ValueLine(curve.name, last, step, nonfinite=len(curve.odd))
     choose = np.argmin if goal == "lower" else np.argmax
     place = int(choose(curve.values))

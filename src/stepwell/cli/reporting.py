@@ -167,16 +167,12 @@ def _print_values(out: Console, lines: list[ValueLine]) -> None:
     has_best = any(line.best is not None for line in lines)
     rows = []
     for line in lines:
-        row: list[str | Text] = [plain(line.name), _number(line.last), _step(line.last_step)]
+        row: list[str | Text] = [plain(line.name), number(line.last), _step(line.last_step)]
         if has_best:
             row += ["" if line.best is None else number(line.best), _step(line.best_step)]
         rows.append(row)
     headings = ("last", "step", "best", "step") if has_best else ("last", "step")
     out.print(_table("values", headings, rows))
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else number(value)
 
 
 def _step(step: int | None) -> str:

@@ -7,6 +7,7 @@ CPU. On an accelerator nothing waits: the numbers are fetched in the background.
 
 from __future__ import annotations
 
+import math
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 
 from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.gradients import innermost
+from stepwell.diagnostics.norms import l2
 from stepwell.diagnostics.one_thread import one_thread
 from stepwell.diagnostics.replicas import weight_checksum
 from stepwell.diagnostics.sharding import shard
@@ -38,6 +40,8 @@ CHECKSUM_STEPS = (9, 19, 49, 99)
 """Steps since the start at which weights are compared between ranks."""
 CHECKSUM = "weight_checksum/overall"
 EXACT = (torch.float32, torch.float64)
+SINGLE_PRECISION = ("cpu", "mps")
+"""Devices on which sums in float64 are slow or impossible."""
 
 
 class EarlySteps:
@@ -146,6 +150,9 @@ class EarlySteps:
         if not types.issubset(EXACT):
             self._dtype = torch.float64 if torch.float64 in types else torch.float32
         devices = list(dict.fromkeys(p.device for p in self._parameters))
+        if not any(device.type in SINGLE_PRECISION for device in devices):
+            # Squares of float32 may overflow, which cannot be seen without waiting for the device.
+            self._dtype = torch.float64
         self._home = devices[0] if len(devices) > 1 else None
         few = groups if len(groups) <= MANY_GROUPS else ()
         self._rates = [(f"learning_rate/group_{i}", group) for i, group in enumerate(few)]
@@ -180,9 +187,11 @@ class EarlySteps:
                     norm = self._l2(gradients)
             else:
                 norm = self._l2(gradients)
-            if isinstance(scale, torch.Tensor):
-                norm = norm / scale.to(norm.device)
-        return _number(norm)
+            value = _number(_unscaled(norm, scale))
+            if isinstance(value, float) and not math.isfinite(value):
+                # Perhaps only the squares are too large for float32.
+                value = _number(_unscaled(l2(gradients), scale))
+        return value
 
     def _l2(self, tensors: list[Tensor]) -> Tensor:
         norms = torch._foreach_norm(tensors, 2, self._dtype)
@@ -190,6 +199,10 @@ class EarlySteps:
             norms = tuple(each.to(self._home, non_blocking=True) for each in norms)
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
+
+
+def _unscaled(norm: Tensor, scale: Any) -> Tensor:
+    return norm / scale.to(norm.device) if isinstance(scale, torch.Tensor) else norm
 
 
 def _number(value: Any) -> float | Tensor:

@@ -63,6 +63,22 @@ def test_values_have_their_best_and_its_step(tmp_path: Path) -> None:
     assert (line.last, line.last_step) == (pytest.approx(0.811), 119)
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_the_last_value_is_shown_although_it_is_not_finite(tmp_path: Path, odd: float) -> None:
+    """As in ``stepwell ls``; the best is the best of the finite ones."""
+
+    def values(step: int) -> dict[str, float]:
+        return {"loss": 1.0 / (step + 1) if step < 100 else odd}
+
+    run = train(tmp_path / "runs", values=values)
+    (line,) = report(run).values
+    assert str(line.last) == str(odd)
+    assert (line.last_step, line.best, line.best_step, line.nonfinite) == (119, 0.01, 99, 20)
+    done = run_stepwell("report", str(run.path), cwd=tmp_path)
+    (shown,) = [line.split() for line in done.stdout.splitlines() if line.startswith("loss ")]
+    assert shown == ["loss", str(odd), "119", "0.01", "99"]
+
+
 def test_json_for_scripts(tmp_path: Path) -> None:
     """The same, strict: NaN is null."""
 

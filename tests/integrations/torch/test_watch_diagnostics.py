@@ -200,6 +200,33 @@ def test_norms_of_gradients_of_several_types() -> None:
     assert norm == pytest.approx(1e4 * 101**0.5, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [4, 1 << 15])
+def test_a_norm_whose_square_is_too_large(kind: torch.dtype, size: int) -> None:
+    """Gradients of 2e24 are finite, and so is their norm, although float32 cannot hold their squares."""
+    parameter = torch.nn.Parameter(torch.zeros(size, dtype=kind))
+    model = torch.nn.ParameterList([parameter])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    gradient = torch.full_like(parameter, 2e24)
+    with stepwell.watch(model, optimizer, diagnostics=1000, step=1) as watch:
+        for factor in (1.0, float("inf")):
+            parameter.grad = gradient * factor
+            optimizer.step()
+    norms = [norm for _, norm in curve(read(watch.run)[0], "gradient_norm/overall")]
+    assert norms == [pytest.approx(2e24 * size**0.5, rel=1e-2), float("inf")]
+
+
+def test_norms_on_an_accelerator_are_in_float64() -> None:
+    """An overflow could be seen there only by waiting for the device."""
+    model = torch.nn.Linear(2, 2, device="meta")
+    model.weight.grad = torch.ones_like(model.weight)
+    early = EarlySteps(model, torch.optim.SGD(model.parameters(), lr=0.1), light_config())
+    early._refresh()
+    norm = early._norm()
+    assert isinstance(norm, torch.Tensor)
+    assert norm.dtype == torch.float64
+
+
 def test_a_failure_in_the_hook_of_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook stays while torch goes through the hooks: removing it there would raise into training."""
     model = torch.nn.Linear(4, 1)

@@ -33,16 +33,17 @@ def rule(facts: Facts) -> Iterator[Finding]:
     names = [c.name for c in (losses or gradients)]
     main = losses[0] if losses else gradients[0]
     kind, _ = _kind(facts, [main], _first_odd(main))
-    gradient_kind, ranks = _kind(facts, [*losses, *gradients], first)
+    _, ranks = _kind(facts, [*losses, *gradients], first)
     ends = len(main) == 0 or main.odd[-1] >= main.steps[-1]
     text = f"{main.name} is {kind} {'from' if ends else 'at'} step {_first_odd(main)}"
     text += " on" if ends else f" ({len(main.odd)} value{'s' if len(main.odd) > 1 else ''})"
     if gradient_step is not None and losses:
+        gradient_kind, _ = _kind(facts, gradients, gradient_step)
+        so = "so" if gradient_kind == kind else gradient_kind
         if gradient_step < _first_odd(main):
-            so = "so" if gradient_kind == kind else gradient_kind
             text += f"; gradients were {so} already at step {gradient_step}"
         else:
-            text += f"; gradients are so from step {gradient_step} on"
+            text += f"; gradients are {so} from step {gradient_step} on"
     if layer:
         text += f", first in layer {layer}"
     if facts.ranks > 1 and ranks:
