@@ -92,6 +92,16 @@ def batch_size(loader: Any) -> int | None:
     return None
 
 
+def is_shuffled(loader: Any) -> bool | None:
+    """Return whether a DataLoader shuffles, None where its sampler is not one of torch's own."""
+    sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    if batches is not None and (
+        type(batches).__name__ != "BatchSampler" or getattr(batches, "sampler", None) is not sampler
+    ):
+        return None
+    return {"SequentialSampler": False, "RandomSampler": True}.get(type(sampler).__name__)
+
+
 def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, int]:
     """Return how many tensors of models need gradients, and how many of them have an optimizer."""
     trained = {id(p) for model in models for p in model.parameters() if p.requires_grad}

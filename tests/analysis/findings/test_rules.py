@@ -379,6 +379,48 @@ def test_optimizer(tmp_path: Path) -> None:
     only(in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 12}), "at-chance")
 
 
+def test_passes(tmp_path: Path) -> None:
+    """Passes that are stopped at once: always the same batch, or a new one if the loader shuffles."""
+    facts = {
+        "batches_per_epoch": 25,
+        "stopped_passes": 400,
+        "complete_passes": 0,
+        "batches_of_stopped_passes": 400,
+    }
+    found = only(in_loops(tmp_path, {**facts, "shuffle": False}), "stopped-passes")
+    assert found.severity == "critical"
+    assert found.sentence == (
+        "Passes over the loader stop after 1 of 25 batches (400 times): the loader does not shuffle, so that "
+        "training always gets its first batch."
+    )
+    found = findings(in_loops(tmp_path, {**facts, "shuffle": True}))[-1]
+    assert (found.rule, found.severity) == ("stopped-passes", "note")
+    for fine in (
+        {"complete_passes": 50},
+        {"stopped_passes": 9, "batches_of_stopped_passes": 9},
+        {"batches_per_epoch": 10},
+        {"batches_per_epoch": 0},
+        {"batches_per_epoch": 1000, "batches_of_stopped_passes": 400 * 20, "shuffle": True},
+    ):
+        only(in_loops(tmp_path, {**facts, "shuffle": False, **fine}), "at-chance")
+
+
+def test_generalising(tmp_path: Path) -> None:
+    """Validation is worse than at the start, although its loss falls slowly."""
+
+    def values(step: int) -> dict[str, float]:
+        loss = {"loss": 2.1 if step == 0 else 0.4}
+        return {**loss, "val/loss": 5 - step / 200} if step % 40 == 39 else loss
+
+    found = only(train(tmp_path, values=values), "not-generalising")
+    assert found.sentence == (
+        "val/loss is 4.41 at step 119, more than loss was at first (2.1), while loss is 0.4 on average since "
+        "step 79: the model does not generalise."
+    )
+    better = train(tmp_path, values=lambda s: {k: min(v, 2.0) for k, v in values(s).items()})
+    nothing(better)
+
+
 def test_clipping(tmp_path: Path) -> None:
     """Next to nothing is left of the gradients, which explains the loss at chance level."""
 

@@ -285,6 +285,21 @@ def test_facts_about_the_loop(accumulate: int) -> None:
     assert facts.get("batches_per_step", 1) == accumulate
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_passes_that_are_stopped(shuffle: bool) -> None:
+    """How many there are, and how many batches they use; and whether the loader shuffles."""
+    model, optimizer, loader = parts()
+    loader = torch.utils.data.DataLoader(loader.dataset, batch_size=2, shuffle=shuffle)
+    with stepwell.watch(model, optimizer, loader) as watch:
+        for _ in range(12):
+            train(model, optimizer, [next(iter(loader))])
+    _, spans = read(watch.run)
+    facts = json.loads(spans.filter(pl.col("name") == "training_loop")["attributes"][0])
+    assert facts["shuffle"] is shuffle
+    assert facts["stopped_passes"] == facts["batches_of_stopped_passes"] == 12
+    assert facts["complete_passes"] == 0
+
+
 def test_an_optimizer_of_another_model(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

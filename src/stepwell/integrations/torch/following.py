@@ -30,7 +30,7 @@ class Follower(Protocol):
     def epoch_ends(self) -> None:
         """There are no more batches."""
 
-    def epoch_is_left(self) -> None:
+    def epoch_is_left(self, batches: int | None) -> None:
         """Nobody wants more batches: the loop was left early, perhaps by an exception."""
 
     def is_evaluating(self) -> bool:

@@ -217,7 +217,8 @@ class Batches(Items):
     def __del__(self) -> None:
         try:
             if self._follower is not None:
-                self._follower.epoch_is_left()
+                # Of a DataLoader's iterator.
+                self._follower.epoch_is_left(getattr(self._items, "_num_yielded", None))
         except Exception:
             # Never begun, or the interpreter ends.
             pass

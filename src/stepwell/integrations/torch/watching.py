@@ -13,7 +13,7 @@ import torch
 
 from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.diagnostics.sharding import is_sharded
-from stepwell.integrations.configuration import parameter_counts, record_training
+from stepwell.integrations.configuration import is_shuffled, parameter_counts, record_training
 from stepwell.integrations.torch.annotating import Annotations, _each, annotate
 from stepwell.integrations.torch.diagnostics import EVERY, light_config
 from stepwell.integrations.torch.following import following
@@ -241,6 +241,9 @@ def _describer(
         batches = _length_of(loader_ref())
         if batches is not None:
             facts["batches_per_epoch"] = batches
+        shuffles = is_shuffled(loader_ref())
+        if shuffles is not None:
+            facts["shuffle"] = shuffles
         return facts
 
     return describe

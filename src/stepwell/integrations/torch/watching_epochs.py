@@ -12,6 +12,8 @@ from typing import Any
 
 from stepwell.journal.metrics import context, set_context
 
+FEWEST_STOPPED = 10
+
 
 class CountedEpoch(int):
     """An epoch that was counted here. Whoever else sets one leaves a plain number."""
@@ -24,14 +26,28 @@ class Epochs:
         number: the epoch under way, one less than the first before that.
         left_at: the step at which the loop was left last without an optimizer step, by ``break`` or an
             exception; None before that.
+        complete: passes that came to the end of the loader.
+        stopped: passes that were stopped before it, and ``batches`` that these had in all.
     """
 
-    __slots__ = ("_begun_at", "_first", "_latest", "_leader", "_lowest", "left_at", "number")
+    __slots__ = (
+        "_begun_at",
+        "_first",
+        "_latest",
+        "_leader",
+        "_lowest",
+        "batches",
+        "complete",
+        "left_at",
+        "number",
+        "stopped",
+    )
 
     def __init__(self, first: int) -> None:
         self.number = first - 1
         self._lowest = first
         self.left_at: int | None = None
+        self.complete = self.stopped = self.batches = 0
         # Steps that were made when it began; None before the first.
         self._begun_at: int | None = None
         self._leader: Callable[[], Any] = nothing
@@ -80,6 +96,22 @@ class Epochs:
             set_context(None, self.number)
             if context.epoch == self.number:
                 context.epoch = CountedEpoch(self.number)
+
+    def leave(self, batches: int | None) -> None:
+        """A pass is stopped after so many batches; None where that is not known."""
+        if batches is not None:
+            self.stopped += 1
+            self.batches += batches
+
+    def describe(self) -> dict[str, int]:
+        """Return facts for the training loop, if many passes were stopped early."""
+        if self.stopped < FEWEST_STOPPED:
+            return {}
+        return {
+            "complete_passes": self.complete,
+            "stopped_passes": self.stopped,
+            "batches_of_stopped_passes": self.batches,
+        }
 
     def retract(self, steps: int) -> None:
         """Return to the previous epoch if no step was made in this one: batches were only looked at."""

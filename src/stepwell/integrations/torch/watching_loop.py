@@ -89,6 +89,8 @@ class InLoop:
         """Every so many steps, and at the end: what is not counted step by step."""
         progress = loop.progress
         progress.count_waiting()
+        for name, value in self._epochs.describe().items():
+            loop.span.add_attribute(name, value)
         job = self._job
         if self._first_size is None and job is not None:
             self._first_size = progress.samples

@@ -154,15 +154,20 @@ class WatchedTraining(InLoop):
         except Exception as error:
             report(WHERE, error)
 
-    def epoch_is_left(self) -> None:
+    def epoch_is_left(self, batches: int | None) -> None:
         """Nobody wants more batches: the loop was left early, perhaps by an exception."""
+        self._epochs.leave(batches)
         if self._stepped or not self._backwards:
             if self._open is not None and not self._stepped:
                 self._epochs.left_at = self.step
-            self.epoch_ends()
+            self._epoch_is_over()
 
     def epoch_ends(self) -> None:
         """There are no more batches."""
+        self._epochs.complete += 1
+        self._epoch_is_over()
+
+    def _epoch_is_over(self) -> None:
         if get_ident() == self._thread:
             self._batch = None
             if self._open is not None and self._by_batch:
