@@ -241,3 +241,58 @@ def test_nothing_is_recorded_where_that_is_switched_off(
     tracker.log_images({"one": torch.rand(5, 4)})
     accelerator.end_training()
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("order", ["trackers first", "trackers last", "one by one", "watch"])
+def test_the_tracker_alone_records_the_loop(order: str, tmp_path: Path) -> None:
+    """With ``accelerator.prepare`` before or after ``init_trackers``; 26 samples are 7 batches of 4."""
+    before = Accelerator.prepare
+    tracker = StepwellTracker("tiny", dir=tmp_path)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    model, optimizer, loader = parts()
+    if order != "trackers last":
+        accelerator.init_trackers("project", config={"lr": 0.1})
+    if order == "one by one":
+        ready = [accelerator.prepare(one) for one in (model, optimizer, loader)]
+    else:
+        ready = accelerator.prepare(model, optimizer, loader)
+    accelerator.prepare(parts()[2])
+    if order == "trackers last":
+        accelerator.init_trackers("project", config={"lr": 0.1})
+    if order == "watch":
+        stepwell.watch(*ready)
+    run = tracker.tracker
+    assert run is not None
+    losses = train(accelerator, *ready)
+    accelerator.end_training()
+    assert Accelerator.prepare is before
+    recorded, spans = finished(run.path)
+    found = counts(spans)
+    assert found["fetch", "training_loop"] == 14
+    for part in ("forward", "backward", "step"):
+        assert found[part, "training_single_iteration"] == 14
+    assert told(recorded, "training_metrics_update")[-1]["num_iterations"] == 14
+    assert [value for _, value in curve(recorded, "loss")] == pytest.approx(losses)
+    assert recorded.config["lr"] == 0.1
+    assert len(stepwell.list_runs(tmp_path)) == 1
+
+
+def test_another_training_with_the_same_tracker(recorded: Run) -> None:
+    """What is prepared after the first steps, a model with its optimizer, is recorded as well."""
+    accelerator = Accelerator(cpu=True, log_with=StepwellTracker())
+    accelerator.init_trackers("project")
+    for _ in range(2):
+        train(accelerator, *accelerator.prepare(*parts()))
+    accelerator.end_training()
+    _, spans = finished(recorded.path)
+    assert counts(spans)["step", "training_single_iteration"] == 28
+
+
+def test_a_watch_of_the_user_is_left_alone(recorded: Run) -> None:
+    """A ``watch`` that is on when objects are prepared goes on."""
+    accelerator = Accelerator(cpu=True, log_with=StepwellTracker())
+    model, optimizer, loader = parts()
+    with stepwell.watch(model, optimizer) as watch:
+        train(accelerator, *accelerator.prepare(model, optimizer, loader))
+        assert watch.steps == 14
+    accelerator.end_training()

@@ -1,8 +1,8 @@
-"""Hugging Face's Accelerate: a tracker for ``log_with=``, and the spans of a loop by one more line.
+"""Hugging Face's Accelerate: a tracker for ``log_with=`` that also records the loop, as ``stepwell.watch``.
 
 accelerator = Accelerator(log_with=StepwellTracker("my training"))
 accelerator.init_trackers("my project", config={"lr": 0.1})
-model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 Imports telemetry, loggers and the integration of PyTorch.
 """
@@ -10,19 +10,22 @@ Imports telemetry, loggers and the integration of PyTorch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
 
 from stepwell.integrations.checkpoints import record_save
 from stepwell.integrations.configuration import record_config
-from stepwell.integrations.torch.watching import Watch, watch
+from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.watching import Watch, is_watched, watch
 from stepwell.integrations.wrapping import Wrappings, standard_span
 from stepwell.journal import metrics
-from stepwell.journal.errors import report
+from stepwell.journal.errors import StepwellError, report
 from stepwell.loggers import Logger
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.start import init
@@ -35,16 +38,17 @@ __all__ = ["StepwellTracker", "prepare"]
 
 
 class StepwellTracker(GeneralTracker):  # type: ignore[misc]
-    """Records what ``accelerator.log()`` is given; pass it in ``log_with=``.
+    """Records what ``accelerator.log()`` is given, and the training of what was prepared.
 
-    ``accelerator.init_trackers()``, or ``prepare()``, starts a run when none is active, and
-    ``accelerator.end_training()`` finishes it. A run that was active before is left as it is.
+    Pass it in ``log_with=``. ``accelerator.init_trackers()`` or ``accelerator.prepare()`` starts a run when
+    none is active, and ``accelerator.end_training()`` finishes it. A run that was active before is left as
+    it is.
 
     Args:
         run_name: what a run is called that is started here; else as the script.
         dir: where run folders are; else ``STEPWELL_DIR``, else ``./runs``.
-        main_process_only: False records what ``prepare()`` is given on all processes, each as a rank
-            of the one run. What ``accelerator.log()`` is given is always that of the main process.
+        main_process_only: False records the training on all processes, each as a rank of the one run.
+            What ``accelerator.log()`` is given is always that of the main process.
     """
 
     name = "stepwell"
@@ -67,6 +71,16 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         self._logger: Logger | None = None
         self._watch: Watch | None = None
         self._saves: Wrappings | None = None
+        # References to what was prepared so far, and the arguments of ``watch``.
+        self._prepared: list[Callable[[], Any]] = []
+        self._options: dict[str, Any] = {}
+        self._remove: Callable[[], None] | None = None
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of what accelerators prepare, until ``finish()``."""
+        if self._remove is None:
+            self._remove = PREPARES.install()
 
     @property
     def tracker(self) -> Run | None:
@@ -76,6 +90,7 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def start(self) -> None:
         """Begin to record, unless it has begun; ``init_trackers()`` and ``prepare()`` call it."""
+        self._listen()
         run = active_run()
         if self._run is not None and self._run in (run, self._off):
             return
@@ -129,6 +144,10 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         watched, self._watch = self._watch, None
         saves, self._saves = self._saves, None
         logger, self._logger = self._logger, None
+        remove, self._remove = self._remove, None
+        self._prepared, self._options = [], {}
+        if remove is not None:
+            remove()
         if saves is not None:
             saves.remove()
         if watched is not None:
@@ -141,9 +160,42 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         if run is not None and self._is_own:
             run.finish()
 
+    def _watch_prepared(self, accelerator: Any, prepared: Any) -> None:
+        """Record the training of all that was prepared so far, unless it has begun."""
+        # Accelerate may not have done so yet, and does so on the main process only.
+        self.start()
+        watched = self._watch if self._watch is not None and self._watch.is_on else None
+        is_theirs = watched is None and is_watched() and not self._options
+        if self._run is None or is_theirs:
+            return
+        if watched is not None and watched.steps:
+            models, optimizers, _ = _trained(prepared)
+            if not (models and optimizers):
+                return
+            # Another training.
+            self._prepared = []
+        known = [one for ref in self._prepared if (one := ref()) is not None]
+        before = _trained(known)
+        # Preparing an object again returns the same one.
+        known += [one for one in prepared if not any(one is other for other in known)]
+        models, optimizers, loader = now = _trained(known)
+        kept = [*models, *optimizers] if loader is None else [*models, *optimizers, loader]
+        self._prepared = [weakref.ref(one) for one in kept]
+        if now == before or not (models and optimizers):
+            return
+        options = {"replicas": accelerator.num_processes, **self._options}
+        made = self._watch = watch(models, optimizers, loader, **options)
+        _record_settings()
+        if self._saves is not None:
+            self._saves.remove()
+        self._saves = _record_saves(accelerator, made)
+
 
 def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
-    """What ``accelerator.prepare()`` gives, with the training of it recorded, as by ``stepwell.watch``.
+    """Return what ``accelerator.prepare()`` returns, with its training recorded as by ``stepwell.watch``.
+
+    For accelerators without a ``StepwellTracker``, and for ``options``; with a tracker, the training of what
+    ``accelerator.prepare()`` is given is recorded anyway.
 
     Args:
         accelerator: the accelerator; the process records where its ``StepwellTracker`` does.
@@ -151,20 +203,49 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
             are those that train.
         options: as for ``stepwell.watch``, such as ``diagnostics=False`` or ``step=1000``.
     """
-    prepared = accelerator.prepare(*objects)
-    several = prepared if isinstance(prepared, (list, tuple)) else (prepared,)
     tracker = _tracker_of(accelerator)
     if tracker is not None:
-        # Accelerate may not have done so yet, and does so on the main process only.
-        tracker.start()
-        if tracker.tracker is None:
-            return prepared
-    made = _watch(several, {"replicas": accelerator.num_processes, **options})
+        tracker._listen()
+        tracker._options = options
+        return accelerator.prepare(*objects)
+    prepared = accelerator.prepare(*objects)
+    models, optimizers, loader = _trained(_several(prepared))
+    options = {"replicas": accelerator.num_processes, **options}
+    made = watch(models or None, optimizers or None, loader, **options)
     _record_settings()
-    saves = _record_saves(accelerator, made)
-    if tracker is not None:
-        tracker._watch, tracker._saves = made, saves
+    _record_saves(accelerator, made)
     return prepared
+
+
+def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``prepare`` of an accelerator, of whose tracker the training is recorded."""
+
+    @looks_like(original)
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, *args, **kwargs)
+        tracker = _tracker_of(self)
+        try:
+            if tracker is not None:
+                tracker._watch_prepared(self, _several(prepared))
+        except Exception as error:
+            if isinstance(error, StepwellError) and tracker is not None and tracker._options:
+                # A wrong argument of ours.
+                raise
+            report(WHERE, error)
+        return prepared
+
+    return prepare
+
+
+def _find(patches: Patches) -> Iterator[Patch]:
+    yield Patch(Accelerator, "prepare", _prepare)
+
+
+PREPARES = Patches(_find)
+
+
+def _several(prepared: Any) -> Any:
+    return prepared if isinstance(prepared, (list, tuple)) else (prepared,)
 
 
 def _record_saves(accelerator: Any, watched: Watch) -> Wrappings:
@@ -228,11 +309,9 @@ def _tracker_of(accelerator: Any) -> StepwellTracker | None:
     return None
 
 
-def _watch(prepared: Any, options: dict[str, Any]) -> Watch:
+def _trained(prepared: Any) -> tuple[list[Any], list[Any], Any]:
+    """Return the models, the optimizers and the loader that trains: the first one, None without any."""
     models = [one for one in prepared if isinstance(one, torch.nn.Module)]
     loaders = [one for one in prepared if isinstance(one, torch.utils.data.DataLoader)]
-    # Accelerate's own is called for every batch; the one inside only when there is a step to make.
-    optimizers = [
-        getattr(one, "optimizer", one) for one in prepared if isinstance(one, torch.optim.Optimizer)
-    ]
-    return watch(models or None, optimizers or None, loaders[0] if loaders else None, **options)
+    optimizers = [one for one in prepared if isinstance(one, torch.optim.Optimizer)]
+    return models, optimizers, loaders[0] if loaders else None

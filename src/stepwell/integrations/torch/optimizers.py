@@ -24,9 +24,22 @@ _compiler: Any = torch.compiler
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
+def unwrapped_optimizer(given: Any) -> Any:
+    """Return the optimizer that makes the steps: the one inside, for one that takes no hooks itself.
+
+    Accelerate's is such a wrapper. It is called for every batch, the one inside only to make a step.
+    """
+    while not hasattr(given, "_optimizer_step_pre_hooks"):
+        inner = getattr(given, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        given = inner
+    return given
+
+
 def annotate_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Record the steps of this optimizer; what is returned ends that."""
-    return OPTIMIZERS.add(optimizer, _hook)
+    return OPTIMIZERS.add(unwrapped_optimizer(optimizer), _hook)
 
 
 def _hook(optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:

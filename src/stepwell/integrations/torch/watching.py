@@ -19,6 +19,7 @@ from stepwell.integrations.torch.diagnostics import EVERY, light_config
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.loading import can_be_followed
 from stepwell.integrations.torch.models import unwrapped
+from stepwell.integrations.torch.optimizers import unwrapped_optimizer
 from stepwell.integrations.torch.saves import SAVES
 from stepwell.integrations.torch.watching_batches import Feed
 from stepwell.integrations.torch.watching_epochs import nothing
@@ -160,7 +161,8 @@ def watch(
     argument raises ``StepwellError``; nothing that happens later is raised into training.
     """
     models = _each(_values(model), torch.nn.Module, "model")
-    optimizers = _each(_values(optimizer), torch.optim.Optimizer, "optimizer")
+    given_optimizers = _each(_values(optimizer), torch.optim.Optimizer, "optimizer")
+    optimizers = [unwrapped_optimizer(one) for one in given_optimizers]
     named = dict(
         zip(optimizer_names(model, models, optimizer, optimizers), optimizers, strict=True)
     )
@@ -201,6 +203,11 @@ def watch(
         made.close()
         report("watch", error)
     return made
+
+
+def is_watched() -> bool:
+    """Whether a watch is on that records to the active run."""
+    return any(one.run is active_run() for one in _last)
 
 
 def _start(made: Watch, training: WatchedTraining, name: str | None, config: Any) -> None:
