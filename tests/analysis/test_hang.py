@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.analysis.findings import findings
+from stepwell.analysis.findings import Finding, findings
 from stepwell.analysis.ranks import hang
 from stepwell.reading import RecordedRun
 from tests.analysis.time.writing import Process, Thread, Written, write_run
@@ -16,6 +16,11 @@ S = 1_000_000_000
 
 Parts = list[tuple[str, float]]
 STEP: Parts = [("data_loading", 0.2), ("model_forward", 0.5), ("all_reduce", 0.3)]
+
+
+def category_of(name: str) -> str:
+    """Messages are recorded with a category; their names alone are plain words."""
+    return "comm" if name.startswith(("send", "receive")) else ""
 
 
 def rank(
@@ -40,12 +45,14 @@ def rank(
             spans.append(Written(name, round(now * S), round((now + seconds) * S)))
             now += seconds
     for name, seconds in before:
-        spans.append(Written(name, round(now * S), round((now + seconds) * S)))
+        ended = round((now + seconds) * S)
+        spans.append(Written(name, round(now * S), ended, category=category_of(name)))
         now += seconds
     end = END
     parent = None
     for name, seconds in last:
-        spans.append(Written(name, round((end - seconds) * S), None, parent))
+        began = round((end - seconds) * S)
+        spans.append(Written(name, began, None, parent, category_of(name)))
         parent = len(spans) - 1
     return Process([Thread(spans)], round(end * S), told, number, status=status)
 
@@ -142,6 +149,64 @@ def test_all_are_there(tmp_path: Path) -> None:
     assert found is not None
     assert found.missing == ()
     assert found.waiting[0].ranks == (0, 1, 2)
+
+
+def hang_of(run: RecordedRun) -> Finding:
+    """What the report says about it."""
+    (found,) = [finding for finding in findings(run) if finding.rule == "hang"]
+    return found
+
+
+def test_all_ranks_in_the_same_operation(tmp_path: Path) -> None:
+    """Only then it is the network, or the data that they give."""
+    found = hang_of(run_of(tmp_path, *(rank(i, [("all_reduce", 60)]) for i in range(3))))
+    assert found.sentence == "Ranks 0, 1, 2 sit in all_reduce for 60 s (step 9)."
+    assert found.advice.startswith("All ranks are in the same operation of the same step")
+
+
+@pytest.mark.parametrize("before", [0, 1, 20])
+def test_ranks_in_different_operations(tmp_path: Path, before: int) -> None:
+    """A receive that was never made before is part of the deadlock, as are those of which there were many."""
+    run = run_of(
+        tmp_path,
+        rank(0, [("all_reduce", 59)]),
+        rank(1, [("receive", 60)], before=[("receive", 0.1)] * before),
+    )
+    found = hang_of(run)
+    assert found.sentence == (
+        "Rank 0 waits in all_reduce for 59 s (step 9) while rank 1 is in receive for 60 s (step 9): "
+        "the ranks are in different operations."
+    )
+    assert found.advice.startswith("All ranks of a process group must call the same operations")
+    assert found.ranks == (0, 1)
+
+
+def test_a_send_and_its_receive(tmp_path: Path) -> None:
+    """They belong together: that they are different says nothing."""
+    sends: Parts = [("send", 0.1), ("receive", 0.1)] * 3
+    run = run_of(
+        tmp_path,
+        rank(0, [("send.wait", 60)], before=[*sends, ("send.wait", 0.1)] * 3),
+        rank(1, [("receive", 60)], before=sends),
+    )
+    found = hang_of(run)
+    assert "different operations" not in found.sentence
+    assert found.advice.startswith("Check that each send has a receive")
+
+
+def test_the_same_operation_of_different_steps(tmp_path: Path) -> None:
+    """Both began as many; one of them is a step behind."""
+    more: Parts = [("all_reduce", 0.3)]
+    run = run_of(
+        tmp_path,
+        rank(0, [("all_reduce", 60)]),
+        rank(1, [("all_reduce", 60)], steps=9, before=more),
+    )
+    found = hang_of(run)
+    assert found.sentence == (
+        "Rank 0 sits in all_reduce for 60 s (step 9); rank 1 in all_reduce for 60 s (step 8)."
+    )
+    assert found.advice.startswith("The ranks are not all in the same operation of the same step")
 
 
 def test_the_first_collective_may_take_its_time(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
         return
     missing = tuple(absent.rank for absent in found.missing)
     waiting = tuple(rank for group in found.waiting for rank in group.ranks)
-    stuck = (missing or waiting)[:1]
+    # Of ranks in different operations that of the fewest is more likely the wrong one.
+    stuck = found.waiting[-1].ranks[:1] if found.operations else (missing or waiting)[:1]
     lines = next((shown_lines(s.lines) for s in _mains(facts) if s.rank in stuck), ())
     yield Finding(
         "hang",
@@ -119,6 +120,8 @@ def _longest_quiet(facts: Facts) -> float:
 
 
 def _advice(found: Hang, lines: tuple[str, ...], is_running: bool) -> str:
+    from stepwell.analysis.ranks.hang import MESSAGES
+
     ended = [absent.status for absent in found.missing if absent.ended_s is not None]
     if "finished" in ended:
         return "Give all ranks the same number of steps (drop_last=True, or model.join())."
@@ -127,8 +130,20 @@ def _advice(found: Hang, lines: tuple[str, ...], is_running: bool) -> str:
     if found.missing:
         place = "line" if lines else "span"
         return f"Look at the {place} that the rank that never came is {'at' if lines else 'in'}."
+    if found.operations and set(found.operations).issubset(MESSAGES):
+        return "Check that each send has a receive of the right rank and tag, in the same order."
+    if found.operations:
+        return (
+            "All ranks of a process group must call the same operations in the same order: compare "
+            "the code that leads to these calls."
+        )
+    if found.collective and found.is_complete:
+        return (
+            "All ranks are in the same operation of the same step: check the network, and whether "
+            "the sizes of their tensors differ."
+        )
     if found.collective:
-        return "All are there: the network or a deadlock."
+        return "The ranks are not all in the same operation of the same step: compare their stacks."
     if found.waiting[0].phase == "data":
         return "Look at what it reads from: the disk, the network, its workers."
     if lines:

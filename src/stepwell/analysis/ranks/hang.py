@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stepwell.analysis.ranks.habits import Habits
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
@@ -17,13 +18,16 @@ HEARTBEATS = 2.0
 """A rank whose last sign of life is this many heartbeats older than that of the others ended before them."""
 PASSES = ("forward", "backward", "optimizer")
 """Phases in which ranks wait for each other without a span of its own."""
+MESSAGES = ("send", "receive")
+"""Operations between two ranks: one is the counterpart of the other."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Ranks that sit in spans of one name."""
+    """Ranks that sit in spans of one name, at one step."""
 
     name: str
+    step: int | None
     phase: str | None
     ranks: tuple[int, ...]
     since_ns: int
@@ -64,10 +68,27 @@ class Hang:
     """What they wait in, where that is a collective."""
     waiting: tuple[Waiting, ...]
     missing: tuple[Missing, ...]
+    ranks: int
+    """How many ranks the run has."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks are in the same operation of the same step."""
+        return len(self.waiting) == 1 and len(self.waiting[0].ranks) == self.ranks
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The different operations that the ranks wait for each other in; empty where it is one."""
+        if self.missing or any(group.phase != "communication" for group in self.waiting):
+            return ()
+        names = tuple(dict.fromkeys(_operation(group.name) for group in self.waiting))
+        return names if self.collective is not None and len(names) > 1 else ()
 
     @property
     def sentence(self) -> str:
         """All of it in one sentence."""
+        if self.operations:
+            return self._in_different_operations()
         first = self.waiting[0]
         sits = "sits" if len(first.ranks) == 1 else "sit"
         text = f"{_ranks(first.ranks)} {sits} in {first.name} for {first.seconds:.0f} s"
@@ -81,7 +102,21 @@ class Hang:
             text += f"; nor did {len(self.missing) - 3} more"
         for other in self.waiting[1:] if not self.missing else ():
             text += f"; {_ranks(other.ranks)} in {other.name} for {other.seconds:.0f} s"
+            text += f" (step {other.step})" if other.step not in (None, self.step) else ""
         return text
+
+    def _in_different_operations(self) -> str:
+        first, *others = self.waiting
+        waits = "waits" if len(first.ranks) == 1 else "wait"
+        text = f"{_ranks(first.ranks)} {waits} in {_operation_words(first)} while "
+        text += " and ".join(
+            f"{_ranks(other.ranks)} {'is' if len(other.ranks) == 1 else 'are'} in "
+            f"{_operation_words(other)}"
+            for other in others[:3]
+        )
+        if set(self.operations).issubset(MESSAGES):
+            return text
+        return f"{text}: the ranks are in different operations"
 
 
 def hang(
@@ -110,13 +145,14 @@ def hang(
         met = [s for s in inside if _phase(s) in PASSES and before.is_too_long(s)]
     missing = _missing(run, mains, met, before)
     if met and missing and _is_in_vain(met, missing, mains, before):
-        return _made(met, missing, before, is_meeting=True)
+        return _made(run, met, missing, before, is_meeting=True)
     stuck = [s for s in inside if before.is_too_long(s)]
     if met and missing:
         # They wait for others, who are at work.
         stuck = [s for s in stuck if s not in met]
-    meeting = [s for s in stuck if s in met]
-    return _made(meeting or stuck, [], before, is_meeting=bool(meeting)) if stuck else None
+    is_meeting = any(s in met for s in stuck)
+    # Those that wait in another operation, which was never done before, belong to it.
+    return _made(run, met if is_meeting else stuck, [], before, is_meeting=is_meeting)
 
 
 def _is_in_vain(
@@ -132,23 +168,37 @@ def _is_in_vain(
 
 
 def _made(
-    waiting: list[Stack], missing: list[Missing], habits: Usual, *, is_meeting: bool
+    run: RecordedRun,
+    waiting: list[Stack],
+    missing: list[Missing],
+    habits: Usual,
+    *,
+    is_meeting: bool,
 ) -> Hang | None:
     absent = {m.rank for m in missing}
-    groups: dict[str, list[Stack]] = {}
+    groups: dict[tuple[str, int | None], list[Stack]] = {}
     for stack in waiting:
         if stack.rank not in absent and stack.innermost is not None:
-            groups.setdefault(stack.innermost.name, []).append(stack)
-    made = sorted((_waiting(name, g, habits) for name, g in groups.items()), key=_earliest)
+            groups.setdefault((stack.innermost.name, stack.step), []).append(stack)
+    made = sorted((_waiting(name, g, habits) for (name, _), g in groups.items()), key=_earliest)
     if not made:
         return None
+    documents = _documents(run, waiting[0].attempt)
+    worlds = [int(about["world_size"] or 0) for about in documents]
     return Hang(
         step=max((s.step for s in waiting if s.step is not None), default=None),
         attempt=waiting[0].attempt,
         collective=made[0].name if is_meeting else None,
         waiting=tuple(made),
         missing=tuple(missing),
+        ranks=max(len({about["rank"] for about in documents}), *worlds),
     )
+
+
+def _documents(run: RecordedRun, attempt: int) -> list[dict[str, Any]]:
+    """Those of the ranks of an attempt."""
+    every = run.documents()
+    return [about for about in every if about["attempt"] == attempt and about["role"] != "worker"]
 
 
 def _is_main(stack: Stack) -> bool:
@@ -181,11 +231,9 @@ def _missing(
     most = max(habits.collectives.get(s.rank, 0) for s in meeting)
     furthest = max(_position(s) for s in meeting)
     here = {s.rank: s for s in mains}
-    documents = [
-        about
-        for about in run.documents()
-        if about["attempt"] == meeting[0].attempt and about["role"] != "worker"
-    ]
+    documents = _documents(run, meeting[0].attempt)
+    if not is_pass and _is_mutual(meeting, documents):
+        return []
     waiting = {stack.rank for stack in meeting}
     last_ns = max(int(d["heartbeat"] or 0) for d in documents if int(d["rank"]) in waiting)
     found = []
@@ -207,6 +255,29 @@ def _missing(
     return sorted(found, key=lambda m: m.rank)
 
 
+def _is_mutual(meeting: list[Stack], documents: list[dict[str, Any]]) -> bool:
+    """Whether all ranks are alive and wait, in different operations."""
+    operations = {_operation(s.innermost.name) for s in meeting if s.innermost is not None}
+    if len(operations) < 2 or {int(d["rank"]) for d in documents} != {s.rank for s in meeting}:
+        return False
+    beats = [int(about["heartbeat"] or 0) for about in documents]
+    apart_s = (max(beats) - min(beats)) / 1e9
+    is_same_time = apart_s <= HEARTBEATS * max(about["interval"] for about in documents)
+    return is_same_time and len({stack.status for stack in meeting}) == 1
+
+
+def _operation(name: str) -> str:
+    """The operation of a span: ``all_reduce`` of ``all_reduce.wait``."""
+    return name.partition(".")[0]
+
+
+def _operation_words(waiting: Waiting) -> str:
+    about = [] if waiting.step is None else [f"step {waiting.step}"]
+    about += [] if waiting.place is None else [waiting.place]
+    in_brackets = f" ({', '.join(about)})" if about else ""
+    return f"{waiting.name} for {waiting.seconds:.0f} s{in_brackets}"
+
+
 def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
     if stack is None:
         return Missing(rank, status, (), None, None)
@@ -224,6 +295,7 @@ def _waiting(name: str, group: list[Stack], habits: Usual) -> Waiting:
     phase = _phase(group[0])
     return Waiting(
         name=name,
+        step=group[0].step,
         phase=phase,
         ranks=tuple(s.rank for s in group),
         since_ns=first.start_ns,
@@ -233,8 +305,8 @@ def _waiting(name: str, group: list[Stack], habits: Usual) -> Waiting:
     )
 
 
-def _earliest(waiting: Waiting) -> tuple[int, int]:
-    return -len(waiting.ranks), waiting.since_ns
+def _earliest(waiting: Waiting) -> tuple[bool, int, int]:
+    return _operation(waiting.name) in MESSAGES, -len(waiting.ranks), waiting.since_ns
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
