@@ -13,6 +13,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis.findings import RULES, Facts, Finding, findings
+from stepwell.analysis.report import report
 from stepwell.analysis.simulate import (
     Hang,
     Pace,
@@ -620,6 +621,42 @@ def test_pauses(tmp_path: Path) -> None:
     )
     assert found.evidence["share"] == pytest.approx(20 / 53, abs=0.02)
     nothing(train(tmp_path, times=lambda step: {"pause": 0.002}))
+
+
+def test_code_that_no_span_covers(tmp_path: Path) -> None:
+    """100 ms after each optimizer step of 33 ms steps: a finding in place of the hint."""
+
+    def times(step: int) -> dict[str, float]:
+        return {"pause": 0.1}
+
+    run = train(tmp_path, times=times)
+    found = only(run, "uncovered-time")
+    # 12 of 16.7 s: 120 steps of 133 ms, 0.7 s around them.
+    assert found.sentence.startswith("72% of the wall time is in code that no span covers: 100 ms")
+    assert found.sentence.endswith(" step, mostly after the optimizer step.")
+    assert found.severity == "warning"
+    assert report(run).hints == []
+
+    def gpu(step: int) -> dict[str, float]:
+        return {**healthy_values(step), "system/gpu_0/utilization_percent": 90.0}
+
+    # Passes only start the work of a GPU; waiting for it is in no span.
+    nothing(train(tmp_path, times=times, values=gpu))
+
+
+def test_code_that_no_span_covers_before_the_forward_pass(tmp_path: Path) -> None:
+    """Without a span around the wait for data it may be that."""
+    with FakeClock() as clock, stepwell.init("spans", dir=tmp_path) as run:
+        for step in range(60):
+            run.set_step(step)
+            clock.advance(0.1)
+            for name in ("forward", "backward", "optimizer"):
+                with run.span(name):
+                    clock.advance(0.01)
+    found = only(stepwell.open_run(run.path), "uncovered-time")
+    assert found.sentence.endswith(
+        " 100 ms of each 130 ms step, mostly between the optimizer step and the forward pass."
+    )
 
 
 def test_slow_steps(tmp_path: Path) -> None:

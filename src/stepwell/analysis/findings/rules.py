@@ -94,8 +94,9 @@ NOT_LEARNING = {
 }
 CONSEQUENCES: dict[str, set[str]] = {
     # The time that it hangs is part of a phase, too.
-    "hang": {"data-bound", "low-goodput", "pauses", "validation-time"},
+    "hang": {"data-bound", "low-goodput", "uncovered-time", "validation-time"},
     "validation-time": {"low-goodput"},
+    "uncovered-time": {"low-goodput"},
     "optimizer-parameters": {*NOT_LEARNING, "zero-learning-rate"},
     "zero-learning-rate": NOT_LEARNING,
     "stopped-passes": {"overfitting", "not-generalising", "at-chance"},
@@ -123,7 +124,14 @@ CONSEQUENCES: dict[str, set[str]] = {
 }
 """By rule, the findings that follow from it and are left out beside it: one cause, one finding."""
 
-LASTING = ("clipping", "hang", "loss-jump", "rising-loss", "validation-time")
+LASTING = (
+    "clipping",
+    "hang",
+    "loss-jump",
+    "rising-loss",
+    "uncovered-time",
+    "validation-time",
+)
 """Rules that explain others also with findings that are not critical."""
 
 
