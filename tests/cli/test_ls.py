@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,27 @@ def listed(folder: Path, *options: str, cache: str = "cache") -> list[dict[str, 
     assert done.stderr == ""
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
+
+
+def test_the_loss_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the ranks at the last step in ``ls``, ``report`` and ``show``, which say so."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank, losses in enumerate([(0.5, 0.1), (0.5, 0.3), (0.7,)]):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with stepwell.init("three", dir=tmp_path / "runs", run_id="three", quiet=True) as run:
+            for step, loss in enumerate(losses):
+                run.log({"loss": loss}, step=step)
+    for document in run.path.glob("*/process.json"):
+        # Ranks of one launch, although they were recorded one after the other.
+        document.write_text(re.sub('"attempt": [12]', '"attempt": 0', document.read_text()))
+    (line,) = listed(tmp_path)
+    assert line["loss"] == pytest.approx(0.2)
+    reported = run_stepwell("report", cwd=tmp_path).stdout
+    assert "values, mean of 3 ranks" in reported
+    assert ["loss", "0.2", "1"] in [row.split()[:3] for row in reported.splitlines()]
+    shown = run_stepwell("show", cwd=tmp_path).stdout
+    assert "mean of 3 ranks" in shown
 
 
 def test_the_figures_of_a_run(folder: Path) -> None:

@@ -90,6 +90,7 @@ def test_only_rank_0_speaks(tmp_path: Path) -> None:
     """The other ranks print nothing."""
     done = run_ranks(script(tmp_path), world=2, cwd=tmp_path, env=spoken(tmp_path), check=True)
     assert done[0].stderr.count("stepwell: ") == 2
+    assert " on rank 0; " in done[0].stderr
     assert done[1].stderr == ""
 
 

@@ -29,7 +29,7 @@ from stepwell.reading.run import RUN, SYSTEM
 from stepwell.reading.version import newer_format
 from stepwell.vocabulary import loss_names
 
-FORMAT = 2
+FORMAT = 3
 """Of a line in the cache: another number makes earlier ones void."""
 NEVER = -1
 
@@ -126,13 +126,14 @@ def _details(run: RecordedRun) -> dict[str, Any]:
     )
     name = next(iter(loss_names(metrics["name"].unique())), None)
     loss = metrics.filter(pl.col("name") == (name or "")).sort("step", "time_ns")
-    loss = loss.filter(pl.col("rank") == pl.col("rank").min())
+    # The mean of the ranks, as in the report: of those that logged it at the last step.
+    last = loss.group_by("rank").last().filter(pl.col("step").eq_missing(pl.col("step").max()))
     return {
         # Heartbeats are seconds apart: of a killed run the last value may be later.
         "duration_s": wall_seconds(processes, metrics.select(pl.col("time_ns").max()).item()),
         "step": latest["step"].max(),
         "loss_name": name,
-        "loss": loss["value"][-1] if loss.height else None,
+        "loss": last["value"].mean(),
     }
 
 

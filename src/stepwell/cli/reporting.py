@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stepwell.analysis.findings import SEVERITIES, Finding, Unchecked
 from stepwell.analysis.findings.wording import duration, percent
-from stepwell.analysis.report import Hint, PhaseLine, Report, ValueLine, report
+from stepwell.analysis.report import Hint, PhaseLine, Report, report
 from stepwell.cli.drawing import console, number, plain, size, wrapped
 from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
@@ -61,7 +61,7 @@ def _print(made: Report) -> None:
         _print_time(out, made)
     if made.values:
         out.print()
-        _print_values(out, made.values)
+        _print_values(out, made)
     if made.hints:
         out.print()
         _print_hints(out, made.hints)
@@ -163,16 +163,17 @@ def _phase_cells(line: PhaseLine) -> list[str | Text]:
     return [plain(line.phase), duration(line.ns), percent(line.share), p50, p95]
 
 
-def _print_values(out: Console, lines: list[ValueLine]) -> None:
-    has_best = any(line.best is not None for line in lines)
+def _print_values(out: Console, made: Report) -> None:
+    has_best = any(line.best is not None for line in made.values)
     rows = []
-    for line in lines:
+    for line in made.values:
         row: list[str | Text] = [plain(line.name), number(line.last), _step(line.last_step)]
         if has_best:
             row += ["" if line.best is None else number(line.best), _step(line.best_step)]
         rows.append(row)
     headings = ("last", "step", "best", "step") if has_best else ("last", "step")
-    out.print(_table("values", headings, rows))
+    title = "values" if made.ranks == 1 else f"values, mean of {made.ranks} ranks"
+    out.print(_table(title, headings, rows))
 
 
 def _step(step: int | None) -> str:

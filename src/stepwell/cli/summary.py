@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepwell.analysis.overview import MetricLine, OpenLine, Overview, SpanLine
+from stepwell.analysis.overview import OpenLine, Overview, SpanLine
 from stepwell.cli.drawing import console, curve, number, plain, seconds, size, wrapped
 from stepwell.cli.output import print_json
 
@@ -37,7 +37,7 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
     if overview.spans:
         _print_spans(out, overview)
     if overview.metrics:
-        _print_metrics(out, overview.metrics)
+        _print_metrics(out, overview)
 
 
 def _headline(overview: Overview) -> Text:
@@ -122,7 +122,7 @@ def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
     ]
 
 
-def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
+def _print_metrics(out: Console, overview: Overview) -> None:
     out.print()
     rows: list[list[str | Text]] = [
         [
@@ -135,6 +135,7 @@ def _print_metrics(out: Console, lines: list[MetricLine]) -> None:
             f"{line.high_step}",
             curve(line.curve),
         ]
-        for line in lines
+        for line in overview.metrics
     ]
-    out.print(_table("metrics", 20, ("first", "last", "lowest", "at", "highest", "at", ""), rows))
+    title = "metrics" if overview.ranks == 1 else f"mean of {overview.ranks} ranks"
+    out.print(_table(title, 20, ("first", "last", "lowest", "at", "highest", "at", ""), rows))

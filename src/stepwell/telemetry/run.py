@@ -365,7 +365,8 @@ class Run:
         if self._exports is not None:
             _close_exports(self._exports)
         if not self.quiet and recorder.journal.failing is None:
-            self._print_end(ending, losses or "")
+            of = f" on rank {self.rank}" if losses and self.world_size > 1 else ""
+            self._print_end(ending, f"{losses or ''}{of}")
 
     @quietly
     def _print_end(self, ending: Ending, losses: str) -> None:
