@@ -682,6 +682,30 @@ def test_throughput(tmp_path: Path) -> None:
     nothing(train(tmp_path, times=lambda step: {"backward": 0.02 + 0.008 * noise(step)}))
 
 
+def test_throughput_of_a_machine_that_is_shared(tmp_path: Path) -> None:
+    """Full processors, of which the run gets less and less: a note that names other processes."""
+
+    def run(node: float, end: float) -> Finding:
+        def values(step: int) -> dict[str, float]:
+            own = 80 + (end - 80) * step / 119
+            return {
+                **healthy_values(step),
+                "system/node_cpu_percent": node,
+                "system/cpu_percent": own,
+            }
+
+        times = {"times": lambda step: {"backward": 0.02 + 0.0005 * step}}
+        return only(train(tmp_path, values=values, **times), "throughput-drop")
+
+    shared = run(100.0, 40.0)
+    assert shared.severity == "note"
+    assert "used 80% of one at the start, 40% at the end: other processes" in shared.sentence
+    for node, end in ((100.0, 80.0), (50.0, 40.0)):
+        own = run(node, end)
+        assert own.severity != "note"
+        assert (own.advice or "").endswith("a hot device, or other processes on this machine.")
+
+
 def test_stalls(tmp_path: Path) -> None:
     """A single step that took very long, and where."""
     run = train(tmp_path, times=lambda step: {"optimizer": 3.0} if step == 77 else {})

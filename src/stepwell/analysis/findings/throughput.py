@@ -12,6 +12,10 @@ LEAST = 1.4
 CRITICAL = 2.0
 LEAST_NS = 100_000
 """Of a step: a few microseconds more are the machine's."""
+FULL = 90.0
+"""Per cent of the machine's processors."""
+LESS = 0.8
+"""Of the processor time at the start: a run that gets less on a full machine shares it with others."""
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
@@ -24,11 +28,13 @@ def rule(facts: Facts) -> Iterator[Finding]:
         if drift.kind == "sudden"
         else f"gradually from step {drift.from_step} to {drift.to_step}"
     )
+    shared = _shared(facts, drift.rank)
+    severity = "critical" if drift.ratio >= CRITICAL else "warning"
     yield Finding(
         "throughput-drop",
-        "critical" if drift.ratio >= CRITICAL else "warning",
+        "note" if shared else severity,
         f"Steps slow down {where}: {duration(drift.from_ns)} at the start, {duration(drift.to_ns)} "
-        f"at the end, mostly in {phase_word(drift.phase)}.",
+        f"at the end, mostly in {phase_word(drift.phase)}.{shared}",
         {
             "phase": drift.phase,
             "ratio": drift.ratio,
@@ -38,9 +44,23 @@ def rule(facts: Facts) -> Iterator[Finding]:
         },
         (drift.from_step, drift.to_step),
         (drift.rank,) if facts.ranks > 1 else (),
-        _advice(drift.phase),
+        "Look for other processes on this machine." if shared else _advice(drift.phase),
         facts.command("show"),
         drift.lost_ns,
+    )
+
+
+def _shared(facts: Facts, rank: int) -> str:
+    """A sentence for a machine that was full while the run got less and less of it, else ""."""
+    machine = facts.machine
+    node = machine.filter(name="system/node_cpu_percent")["value"]
+    own = machine.filter(name="system/cpu_percent", rank=rank)["value"].to_list()
+    busy = node.median()
+    if len(own) < 2 or not isinstance(busy, float) or busy < FULL or own[-1] >= LESS * own[0]:
+        return ""
+    return (
+        f" The machine's processors were {busy:.0f}% busy, and the run used {own[0]:.0f}% of one at "
+        f"the start, {own[-1]:.0f}% at the end: other processes took the rest."
     )
 
 
@@ -52,5 +72,6 @@ def _advice(phase: str) -> str:
             "Code in no span grows with the number of steps, such as a loop over a list that grows."
         )
     return (
-        "Look for longer batches, a graph that grows (loss kept with its history), or a hot device."
+        "Look for longer batches, a graph that grows (loss kept with its history), a hot device, "
+        "or other processes on this machine."
     )
