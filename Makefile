@@ -18,7 +18,7 @@ help: ## this list
 demo: $(VENV)/.demo ## train a small model for half a minute, recorded, and look at the run
 	@$(VENV)/bin/stepwell demo $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.debian ## run the tests, in about five minutes (ARGS="-k journal -x" goes to pytest)
+test: $(VENV)/.dev $(VENV)/.debian ## run the tests, in about six minutes (ARGS="-k journal -x" goes to pytest)
 	@$(PY) -m pytest $(ARGS)
 
 test-full: $(VENV)/.dev $(VENV)/.debian ## run all tests: more cases of each kind, and the slow ones

@@ -38,9 +38,9 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "MAXBYTES",
             "1G",
-            "STEPWELL_MAXBYTES is no setting of stepwell: did you mean STEPWELL_MAX_BYTES?",
+            "STEPWELL_MAXBYTES is not a setting of stepwell: did you mean STEPWELL_MAX_BYTES?",
         ),
-        ("FROBNICATE", "1", "STEPWELL_FROBNICATE is no setting of stepwell."),
+        ("FROBNICATE", "1", "STEPWELL_FROBNICATE is not a setting of stepwell."),
     ],
 )
 def test_a_mistake_is_one_warning(

@@ -62,4 +62,4 @@ def warn_unknown_settings(environ: Mapping[str, str]) -> None:
         words = {setting.removeprefix(PREFIX): setting for setting in SETTINGS}
         near = get_close_matches(name.removeprefix(PREFIX), words, 1)
         hint = f": did you mean {words[near[0]]}?" if near else "."
-        warn_once(f"setting {name}", "%s is no setting of stepwell%s", name, hint)
+        warn_once(f"setting {name}", "%s is not a setting of stepwell%s", name, hint)

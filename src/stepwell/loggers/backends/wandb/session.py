@@ -177,7 +177,7 @@ def _histogram(value: Any) -> Any:
     try:
         counts, edges = value["counts"], value["edges"]
     except (KeyError, TypeError):
-        raise ValueError("this is no histogram") from None
+        raise ValueError("this is not a histogram") from None
     if not counts or len(counts) > MOST_BINS:
         raise ValueError(f"W&B takes 1 to {MOST_BINS} bins, not {len(counts)}")
     return wandb.Histogram(np_histogram=(counts, edges))
@@ -190,7 +190,7 @@ def _table(value: Any) -> Any:
         # Mixed types are allowed: W&B would refuse a column with both.
         return wandb.Table(columns=value["columns"], data=value["data"], allow_mixed_types=True)
     except (KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"this is no table: {error}") from None
+        raise ValueError(f"this is not a table: {error}") from None
 
 
 def _suffix(path: Path, media: str) -> str:
