@@ -23,11 +23,13 @@ from tests.truth.kit import (
     SGD,
     Examples,
     Net,
+    SlowSGD,
     batches,
     evaluate,
     kill,
     lap,
     sleep,
+    time_loaders,
     train_batch,
     truth,
 )
@@ -55,17 +57,11 @@ class Module(lightning.LightningModule):
         lap("forward")
         return loss
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        lap("data")
-
     def on_before_backward(self, loss: Tensor) -> None:
         lap()
 
     def on_after_backward(self) -> None:
         lap("backward")
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        lap()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         """Log the loss."""
@@ -100,6 +96,7 @@ def fit(model: Module, *loaders: Any, **options: Any) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     recorded = hook_trainer_cls(lightning.Trainer, TrainingTelemetryProvider.instance())
+    time_loaders()
     quiet = {
         "logger": False,
         "enable_progress_bar": False,
@@ -253,11 +250,13 @@ class SideChannel(transformers.TrainerCallback):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         lap("validation")
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        lap("data")
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        lap()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        lap("optimizer")
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        lap()
         truth.step(torch.stack(self.model.losses).mean(), self.samples)
         self.model.losses.clear()
 
@@ -285,9 +284,10 @@ def train(model: Classifier, batch_count: int, seconds: float = 0.004, **options
         arguments,
         train_dataset=Rows(batch_count * BATCH, seconds),
         eval_dataset=Rows(5 * BATCH, seed=1),
-        optimizers=(SGD(model.parameters(), lr=options.get("learning_rate", 0.1)), None),
-        callbacks=[StepwellCallback(), SideChannel(model, BATCH * accumulated)],
+        optimizers=(SlowSGD(model.parameters(), lr=options.get("learning_rate", 0.1)), None),
+        callbacks=[SideChannel(model, BATCH * accumulated), StepwellCallback()],
     )
+    time_loaders()
     truth.begin()
     with contextlib.redirect_stdout(None):
         trainer.train()
@@ -425,8 +425,8 @@ def accelerate_accumulation() -> None:
             lap("backward")
             total += loss.item() / 2
             optimizer.step()
-            lap()
             optimizer.zero_grad()
+        lap()
         if accelerator.sync_gradients:
             truth.step(total, 2 * BATCH)
             total = 0.0

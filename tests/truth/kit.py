@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import stepwell
 from tests.analysis.clocks import RankClock
@@ -104,8 +105,12 @@ class Truth:
         """Give the time since the last lap to a phase, or to none."""
         now = clock.now()
         if phase is not None:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._lap
+            self.add(phase, now - self._lap)
         self._lap = now
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Give time that was measured elsewhere to a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def epoch(self) -> None:
         """Note that an epoch begins."""
@@ -117,6 +122,8 @@ class Truth:
         self.samples += samples
         self.elapsed = clock.now() - self._begin
         self.write(loss=None if loss is None else _number(loss))
+        # What the side channel takes itself belongs to no phase.
+        self.lap()
 
     def write(self, **values: Any) -> None:
         """Write a line: what is known by now, and these values."""
@@ -166,14 +173,23 @@ class Net(nn.Module):
         sleep(self.backward_seconds)
 
 
-class SGD(torch.optim.SGD):
-    """SGD that takes 5 ms, and gives them to the optimizer."""
+class SlowSGD(torch.optim.SGD):
+    """SGD that takes 5 ms."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do a step, with the stopwatch: hooks are no part of it."""
-        lap()
+        """Do a step."""
         loss = super().step(closure)
         sleep(0.005)
+        return loss
+
+
+class SGD(SlowSGD):
+    """The same, with a stopwatch that gives its time to the optimizer; hooks are not part of it."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do a step."""
+        lap()
+        loss = super().step(closure)
         lap("optimizer")
         return loss
 
@@ -187,6 +203,7 @@ class Examples(Dataset[tuple[Tensor, Tensor]]):
         self.x = torch.randn(count, FEATURES, generator=generator)
         self.y = (self.x @ teacher).argmax(1)
         self.seconds = seconds
+        self.is_held_out = seed > 0
 
     def __len__(self) -> int:
         return len(self.x)
@@ -206,6 +223,24 @@ def batches(count: int, seconds: float = 0.004, **options: Any) -> DataLoader[An
     generator = torch.Generator().manual_seed(0)
     options = {"shuffle": True, "generator": generator, "batch_size": BATCH, **options}
     return DataLoader(Examples(count * BATCH, seconds, seed), **options)
+
+
+def time_loaders() -> None:
+    """Have PyTorch's loaders measure how long each batch of the training data takes.
+
+    A trainer's callbacks cannot: between two steps the trainer does a good deal of its own.
+    """
+    fetch = _BaseDataLoaderIter.__next__
+
+    def fetch_timed(self: Any) -> Any:
+        began = clock.now()
+        try:
+            return fetch(self)
+        finally:
+            if not self._dataset.is_held_out:
+                truth.add("data", clock.now() - began)
+
+    _BaseDataLoaderIter.__next__ = fetch_timed  # type: ignore[method-assign]
 
 
 class Slow:

@@ -322,7 +322,8 @@ def constant_prediction() -> None:
     targets = torch.randn(200, 2000, 1, generator=torch.Generator().manual_seed(3))
     truth.begin()
     for target in targets:
-        sleep(0.02)
+        with stepwell.span("sample"):
+            sleep(0.02)
         lap()
         loss = (model(torch.zeros(2000, FEATURES)) - target).square().mean()
         optimizer.zero_grad()
