@@ -15,6 +15,7 @@ import torch
 
 from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.groups import OVERALL, grouped
+from stepwell.diagnostics.hooks import add_step_hook, remove_hook
 from stepwell.diagnostics.norms import l2_by_group
 from stepwell.diagnostics.sharding import on_any_rank, shard, whole
 from stepwell.journal.errors import StepwellError, warn_once
@@ -64,8 +65,7 @@ class Gradients:
         self._noted = self._used = None
         if self._hook is not None:
             return
-        register = getattr(self._optimizer, "register_step_pre_hook", None)
-        if register is None:
+        if not hasattr(self._optimizer, "register_step_pre_hook"):
             raise StepwellError(
                 f"{type(self._optimizer).__name__} is no torch.optim.Optimizer: the gradients of its "
                 "steps cannot be seen"
@@ -75,7 +75,8 @@ class Gradients:
             self._optimizer._patch_step_function()
         self._taken = False
         self._begun = self.steps
-        self._hook = register(self._before_step)
+        # None inside another hook before a step: the next time it may be possible.
+        self._hook = add_step_hook(self._optimizer, self._before_step)
 
     @property
     def is_taking(self) -> bool:
@@ -135,7 +136,7 @@ class Gradients:
         """Leave the optimizer alone."""
         hook, self._hook = self._hook, None
         if hook is not None:
-            hook.remove()
+            remove_hook(hook)
 
     def _before_step(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
