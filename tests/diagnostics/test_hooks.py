@@ -87,6 +87,7 @@ def test_a_hook_that_gives_up_in_front_of_another() -> None:
     assert len(optimizer._optimizer_step_pre_hooks) == 2
     step(model, optimizer)
     assert gradients.latest()
+    gradients.close()
     assert len(optimizer._optimizer_step_pre_hooks) == 1
 
 
