@@ -73,7 +73,7 @@ def test_a_cell_that_is_run_again(recorded: Run, every: int) -> None:
 
 
 def test_a_hook_that_gives_up_in_front_of_another() -> None:
-    """Nobody asks for the gradients, and somebody else has registered a hook meanwhile."""
+    """The gradients are not asked for, and another hook was registered meanwhile."""
     model, optimizer = parts()
     gradients = Gradients(model, optimizer)
     gradients.take_next()

@@ -64,12 +64,12 @@ class DiagnosticsFolder(RecordedRun):
     @property
     def files(self) -> dict[int, Path]:
         """The files by rank."""
-        found = {}
+        by_rank = {}
         for file in sorted(self.folder.glob(FILES)):
             match = re.fullmatch(r"telemetry(?:\.rank-(\d{5}))?\.jsonl", file.name)
             if match:
-                found[int(match.group(1) or 0)] = file
-        return found
+                by_rank[int(match.group(1) or 0)] = file
+        return by_rank
 
     def metrics(self, overwritten: bool = False) -> pl.LazyFrame:
         """One row for each number in the records."""
@@ -100,9 +100,9 @@ def find_diagnostics(text: str | None) -> DiagnosticsFolder | None:
     if (path / RUN).is_file() or process_folders(path):
         return None
     for folder in (path, path / FOLDER):
-        made = DiagnosticsFolder(folder)
-        if made.files:
-            return made
+        diagnostics = DiagnosticsFolder(folder)
+        if diagnostics.files:
+            return diagnostics
     return None
 
 

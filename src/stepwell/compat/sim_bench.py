@@ -36,12 +36,12 @@ TelemetryConfig = SimBenchConfig
 
 
 def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    known = {SAME.get(name, name): value for name, value in fields.items()}
-    batches = known.pop(SNAPSHOT_BATCHES, None)
+    ours = {SAME.get(name, name): value for name, value in fields.items()}
+    batches = ours.pop(SNAPSHOT_BATCHES, None)
     if batches is not None:
-        every = known.get("collect_every_n", _TelemetryConfig.collect_every_n)
-        known["snapshot_every"] = max(1, round(batches / every))
-    return known
+        every = ours.get("collect_every_n", _TelemetryConfig.collect_every_n)
+        ours["snapshot_every"] = max(1, round(batches / every))
+    return ours
 
 
 class _Current:
