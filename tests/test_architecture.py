@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -191,6 +192,35 @@ def test_imports_point_one_way() -> None:
         for line in wrong_directions(part_of(path), iter(imports))
     ]
     assert wrong == []
+
+
+def test_hooks_of_pytorch_are_registered_in_one_place() -> None:
+    """PyTorch iterates over the step hooks themselves, and fails if one comes or goes meanwhile.
+
+    ``diagnostics/hooks.py`` knows when they may. Of forward hooks it makes a copy first.
+    """
+    found = {
+        (str(path.relative_to(SOURCE)), name)
+        for path, _ in modules()
+        if "register_" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        for name in _names_in(node)
+        if re.fullmatch(r"register_\w*hook", name)
+    }
+    assert found == {
+        ("diagnostics/activations.py", "register_forward_hook"),
+        ("integrations/torch/models.py", "register_forward_hook"),
+        ("integrations/torch/models.py", "register_forward_pre_hook"),
+        ("diagnostics/gradients.py", "register_step_pre_hook"),
+    }
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
+            yield name
+        case ast.Constant(value=str(name)):
+            yield name
 
 
 def test_what_records_imports_the_standard_library_alone() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis import plots
-from stepwell.analysis.holdout import holdout_table, margin
+from stepwell.analysis.diagnostics import find_diagnostics, holdout_table, margin
 from stepwell.analysis.plots.choosing import by_default
 from stepwell.analysis.plots.curves import Curve, default_weight, smoothed, thinned, wants_log
 from stepwell.analysis.plots.html import html
@@ -280,6 +280,88 @@ def test_its_logits_are_a_panel(tmp_path: Path) -> None:
         (True, [10.0, 20.0], [-2.0, -2.0]),
         (False, [10.0, 20.0], [4.0, 9.0]),
     ]
+
+
+# A folder of diagnostics outside a run
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Two records of rank 0, one of rank 1, in an ``output_dir``; a second model beside the first."""
+    folder = tmp_path / "out" / "siamese" / "telemetry"
+    folder.mkdir(parents=True)
+    first = {
+        "batch_idx": 200,
+        "epoch": 0,
+        "timestamp": "2026-01-31T12:00:00+01:00",
+        "step": 200,
+        "attempt": 0,
+        "gradient_norm": {"overall": 2.0, "head": 1.0},
+        "gradient_source": "step",
+        "learning_rates": {"group_0": 0.1},
+        "weight_delta": {"overall": None},
+        "holdout_logits": {"logits": [[0.0, 1.0]], "labels": [1], "accuracy": 1.0},
+        "batch_stats": {"winner_0_pct": 50.0, "batch_size": 8},
+    }
+    second = {
+        **first,
+        "batch_idx": 400,
+        "step": 400,
+        "timestamp": "2026-01-31T12:00:30+01:00",
+        "gradient_norm": {"overall": None, "head": 4.0},
+        "nonfinite": {"gradient_norm.overall": "nan"},
+    }
+    other = {**first, "model": 1, "gradient_norm": {"overall": 7.0}}
+    lines = [json.dumps(each) for each in (first, second, other)]
+    (folder / "telemetry.jsonl").write_text("\n".join([*lines, '{"batch_idx": 60']))
+    ranked = {**first, "gradient_norm": {"overall": 4.0}}
+    (folder / "telemetry.rank-00001.jsonl").write_text(json.dumps(ranked) + "\n")
+    (folder / "last_checkpoint.pt").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("given", ["", "telemetry.jsonl", ".."])
+def test_a_folder_of_diagnostics_is_drawn_like_a_run(outside: Path, given: str) -> None:
+    """The folder, its file, or the folder above; metrics have the names that they have in a run."""
+    found = find_diagnostics(str(outside / given))
+    assert found is not None
+    assert (found.name, found.ranks()) == ("siamese", [0, 1])
+    assert plots.metric_names([found]) == [
+        "batch/batch_size",
+        "batch/winner_0_pct",
+        "gradient_norm/head",
+        "gradient_norm/overall",
+        "holdout/accuracy",
+        "learning_rate/group_0",
+        "model_1/batch/batch_size",
+        "model_1/batch/winner_0_pct",
+        "model_1/gradient_norm/overall",
+        "model_1/holdout/accuracy",
+        "model_1/learning_rate/group_0",
+    ]
+    (panel,) = plots.panels([found], ["gradient_norm/overall"])
+    # The mean of both ranks; the NaN is a cross.
+    assert [(c.x, c.y, c.nonfinite) for c in panel.curves] == [([200.0], [3.0], [400.0])]
+    (panel,) = plots.panels([found], ["gradient_norm/head"], plots.Options(x="time", rank=0))
+    (curve,) = panel.curves
+    assert (curve.x, curve.y) == (pytest.approx([0.0, 30.0]), [1.0, 4.0])
+    assert "logits" in plots.panels([found])[-1].title
+
+
+def test_the_command_takes_a_folder_of_diagnostics(outside: Path, tmp_path: Path) -> None:
+    done = run_stepwell("plot", str(outside), "--json", cwd=tmp_path, check=True)
+    titles = [panel["title"] for panel in json.loads(done.stdout)]
+    assert titles[:3] == ["Accuracy", "Gradient norm", "Learning rate"]
+    run_stepwell("plot", "out/siamese", "-o", "curves.html", cwd=tmp_path, check=True)
+    assert "siamese" in (tmp_path / "curves.html").read_text()
+
+
+def test_a_folder_without_diagnostics_is_taken_for_a_run(tmp_path: Path) -> None:
+    """Also a run folder that has some: its metrics are more."""
+    assert find_diagnostics(None) is None
+    assert find_diagnostics("a name") is None
+    assert find_diagnostics(str(tmp_path)) is None
+    assert find_diagnostics(str(holdout_run(tmp_path).path)) is None
 
 
 # Files

@@ -9,6 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import stepwell  # noqa: E402
+from stepwell import Run  # noqa: E402
+from stepwell.analysis.findings import findings  # noqa: E402
+from stepwell.diagnostics import TrainingTelemetry  # noqa: E402
 from stepwell.diagnostics.batches import (  # noqa: E402
     UnknownBatchError,
     first,
@@ -216,3 +220,29 @@ def test_arrays_are_tensors_to_the_model_and_have_a_size() -> None:
     parts = parts_of(few, OneInput(), TelemetryConfig()).to(torch.device("cpu"))
     assert torch.equal(parts.kwargs["x"], X[:2])
     assert torch.equal(parts.labels, Y[:2])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("every", [20, 40])
+def test_collections_that_come_upon_the_same_batches(
+    recorded: Run, every: int, shuffle: bool
+) -> None:
+    """Balanced data, sorted by class, 40 batches an epoch: no class is said to be rare."""
+    labels = torch.arange(320) // 160
+    data = torch.utils.data.TensorDataset(torch.zeros(320, 1), labels)
+    loader = torch.utils.data.DataLoader(
+        data, 8, shuffle=shuffle, generator=torch.Generator().manual_seed(1)
+    )
+    switches = ("gradients", "weight_delta", "learning_rates", "holdout_logits")
+    config = TelemetryConfig(collect_every_n=every, **{f"track_{it}": False for it in switches})
+    telemetry = TrainingTelemetry(config)
+    model = torch.nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(12):
+        for batch_idx, batch in enumerate(loader, 1):
+            telemetry.on_batch_end(model, optimizer, batch_idx, epoch, "cpu", batch)
+    recorded.finish()
+    found = {it.rule for it in findings(stepwell.open_run(recorded.path))}
+    expected = {20: {"unshuffled-batches"}, 40: {"repeated-batches"}}
+    about_batches = {rule for rule in found if rule.endswith("-batches")}
+    assert about_batches == (set() if shuffle else expected[every])

@@ -309,7 +309,7 @@ def test_under_accumulation_the_latest_real_step_counts() -> None:
 
 
 def test_each_taken_step_is_a_new_result_and_others_cost_nothing() -> None:
-    """Once asked for, the optimizer is left alone until the next time."""
+    """Once asked for, no more are taken; closed, the optimizer is left alone until the next time."""
     model = made(mlp)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     gradients = Gradients(model, optimizer)
@@ -321,6 +321,9 @@ def test_each_taken_step_is_a_new_result_and_others_cost_nothing() -> None:
     first = gradients.latest()
     assert first is not None
     assert gradients.latest() is first
+    optimizer.step()
+    assert (gradients.latest() is first, gradients.steps) == (True, 1)
+    gradients.close()
     assert not optimizer._optimizer_step_pre_hooks
     optimizer.step()
     assert gradients.latest() is first
@@ -378,7 +381,7 @@ def test_a_problem_is_raised_where_it_is_asked_for_and_not_in_the_step() -> None
     with pytest.raises(ValueError, match="a broken rule"):
         gradients.latest()
     assert gradients.latest() is None
-    assert not optimizer._optimizer_step_pre_hooks
+    assert not gradients.is_taking
 
 
 def test_an_optimizer_of_another_model_has_no_norm() -> None:

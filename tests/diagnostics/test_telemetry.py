@@ -395,6 +395,20 @@ def test_steps_where_none_is_set() -> None:
         telemetry.close()
 
 
+@pytest.mark.parametrize(
+    ("first", "every", "expected"),
+    [(1, 10, [10, 20, 30]), (0, 10, [0, 1, 2]), (0, 5, [0, 5, 6, 11, 12, 17])],
+)
+def test_steps_of_epochs_that_begin_anew(first: int, every: int, expected: list[int]) -> None:
+    """Also where there is one collection an epoch, at the same index each time."""
+    model = Siamese()
+    telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=every))
+    for epoch in range(3):
+        train(model, two_rates(model), pairs(10, 4), telemetry, epoch, first)
+    assert telemetry.metrics_file is not None
+    assert [it["step"] for it in records(telemetry.metrics_file)] == expected
+
+
 def test_other_ranks_have_files_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

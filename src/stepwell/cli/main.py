@@ -217,7 +217,15 @@ def import_command(
 
 @app.command(rich_help_panel=LOOK)
 def plot(
-    run: RunArgument = None,
+    run: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run folder, run id or name, or a folder with a telemetry.jsonl; the newest run if "
+            "left out.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     metrics: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Argument(
@@ -248,11 +256,12 @@ def plot(
     json: JsonOption = False,
 ) -> None:
     """Draw the curves of a run: in the terminal, as a picture or as a page."""
+    from stepwell.analysis.diagnostics import find_diagnostics
     from stepwell.analysis.plots import Options, panels
     from stepwell.cli.plotting import save_panels, show_panels
     from stepwell.cli.waiting import waiting
 
-    found = choose_run(run, dir)
+    found = find_diagnostics(run) or choose_run(run, dir)
     with waiting(f"reading {found.id}"):
         made = panels([found], metrics or (), Options(x, smooth, rank, by_rank, log))
     if output is not None:

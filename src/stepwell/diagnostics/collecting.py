@@ -198,7 +198,8 @@ class Epochs:
     def __init__(self, length: int | None) -> None:
         self.length = length
         self._before = 0
-        self._last = 0
+        self._last = -1
+        self._epoch: Any = None
 
     def step(self, batch_idx: int, epoch: int) -> int:
         """The run's step, else the number of the batch."""
@@ -206,9 +207,10 @@ class Epochs:
             return metrics.context.step
         if self.length is not None:
             return int(epoch * self.length + batch_idx)
-        if batch_idx < self._last:
-            self._before += self._last
-        self._last = int(batch_idx)
+        # With one collection an epoch the index is the same each time.
+        if batch_idx < self._last or (batch_idx == self._last and epoch != self._epoch):
+            self._before += self._last + (batch_idx == 0)
+        self._last, self._epoch = int(batch_idx), epoch
         return self._before + self._last
 
 

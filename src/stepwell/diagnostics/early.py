@@ -15,6 +15,7 @@ import torch
 
 from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.gradients import innermost
+from stepwell.diagnostics.hooks import add_step_hook, remove_hook
 from stepwell.diagnostics.norms import l2
 from stepwell.diagnostics.one_thread import one_thread
 from stepwell.diagnostics.replicas import weight_checksum
@@ -93,7 +94,7 @@ class EarlySteps:
                     values["gradient_norm/overall"] = norm
                 elif self._hook is None and all(p.grad is None for p in self._parameters):
                     # They are dropped right after the step: measure them when a step begins.
-                    self._hook = self._optimizer.register_step_pre_hook(self._before_step)
+                    self._hook = add_step_hook(self._optimizer, self._before_step)
             self._taken = None
             if values:
                 _log(values, step)
@@ -111,7 +112,6 @@ class EarlySteps:
             if self._spent <= ALLOWANCE_NS + SHARE * (perf_counter_ns() - self._began):
                 self._taken = self._norm()
         except Exception as error:
-            # The hook stays until close(): torch goes through the hooks just now.
             self._has_norms = False
             report("diagnostics of the first steps", error)
 
@@ -120,7 +120,7 @@ class EarlySteps:
         hook, self._hook = self._hook, None
         self._ids = set()
         if hook is not None:
-            hook.remove()
+            remove_hook(hook)
 
     def record_weights(self, step: int) -> None:
         """Record a checksum of the weights, with several ranks."""

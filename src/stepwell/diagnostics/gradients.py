@@ -3,7 +3,7 @@
 Before and after a step the gradients may be others: zeroed, still scaled, not yet clipped, of a backward
 pass that no step has used. So a hook looks at them when the step begins; when the step has a
 closure, at the end of each call of it, since that is where they come from. The hook is in place only from
-``take_next`` until the result is asked for: steps in between cost nothing.
+``take_next`` until ``close``: steps in between cost nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.groups import OVERALL, grouped
+from stepwell.diagnostics.hooks import add_step_hook, remove_hook
 from stepwell.diagnostics.norms import l2_by_group
 from stepwell.diagnostics.sharding import on_any_rank, shard, whole
 from stepwell.journal.errors import StepwellError, warn_once
@@ -38,7 +39,7 @@ class Gradients:
     the optimizer's step: what goes wrong there is raised by ``latest``.
 
     Attributes:
-        steps: how many real steps were seen while the hook was in place.
+        steps: how many real steps were seen while gradients were to be taken.
     """
 
     def __init__(self, model: Module, optimizer: Any, groups: GroupRule = None) -> None:
@@ -46,6 +47,7 @@ class Gradients:
         self._optimizer = innermost(optimizer)
         self._groups = groups
         self._hook: Any = None
+        self._is_taking = False
         self._latest: dict[str, Tensor] | None = None
         self._noted: Tensor | None = None
         self._used: Tensor | None = None
@@ -62,10 +64,9 @@ class Gradients:
         steps are made than usual before it is asked, none is kept and the optimizer is left alone.
         """
         self._noted = self._used = None
-        if self._hook is not None:
+        if self._is_taking:
             return
-        register = getattr(self._optimizer, "register_step_pre_hook", None)
-        if register is None:
+        if not hasattr(self._optimizer, "register_step_pre_hook"):
             raise StepwellError(
                 f"{type(self._optimizer).__name__} is no torch.optim.Optimizer: the gradients of its "
                 "steps cannot be seen"
@@ -75,12 +76,15 @@ class Gradients:
             self._optimizer._patch_step_function()
         self._taken = False
         self._begun = self.steps
-        self._hook = register(self._before_step)
+        if self._hook is None:
+            # None inside another hook before a step: the next time it may be possible.
+            self._hook = add_step_hook(self._optimizer, self._before_step)
+        self._is_taking = self._hook is not None
 
     @property
     def is_taking(self) -> bool:
-        """Whether the hook is in place."""
-        return self._hook is not None
+        """Whether the gradients of the next step will be taken."""
+        return self._is_taking
 
     def latest(self) -> dict[str, Tensor] | None:
         """Norms of the latest step that was taken, ``overall`` and by group; None when there is none.
@@ -88,9 +92,9 @@ class Gradients:
         It is a new dict for each step that was taken.
         """
         error, self._error = self._error, None
-        if self._hook is not None and (self._taken or error):
+        if self._is_taking and (self._taken or error):
             self._usual = max(self._usual or 1, self.steps - self._begun)
-            self.close()
+            self._is_taking = False
         if error is not None:
             raise error
         return self._latest
@@ -132,14 +136,17 @@ class Gradients:
         return whole(norm) if isinstance(norm, torch.Tensor) else torch.tensor(float(norm))
 
     def close(self) -> None:
-        """Leave the optimizer alone."""
+        """Leave the optimizer alone, until ``take_next``."""
+        self._is_taking = False
         hook, self._hook = self._hook, None
         if hook is not None:
-            hook.remove()
+            remove_hook(hook)
 
     def _before_step(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._is_taking:
+            return None
         self.steps += 1
         most = MOST_STEPS if self._usual is None else PATIENCE * self._usual
         if self.steps - self._begun > most:

@@ -64,6 +64,8 @@ class ModelWatch:
             self._seen = self._gradients.latest()
             self._gradients.take_next()
             self._is_armed = True
+        elif not self._is_armed:
+            self._gradients.close()
 
     def _has_stepped(self) -> bool:
         if not self._is_armed:

@@ -496,6 +496,47 @@ def test_batches_that_are_not_shuffled(tmp_path: Path) -> None:
     assert "swings between 0% and 100%" in found.sentence
 
 
+def at_places(folder: Path, *shares: float, **loop: Any) -> RecordedRun:
+    """A training of 40 collections that come upon batches with these shares of class 0, in turn."""
+    with (
+        FakeClock() as clock,
+        stepwell.init("places", dir=folder) as run,
+        run.span("training_loop", **loop),
+    ):
+        for step in range(40):
+            run.set_step(step)
+            share = shares[step % len(shares)]
+            balance = {"batch/label_0_pct": share, "batch/label_1_pct": 100 - share}
+            run.log({**healthy_values(step), **balance, "batch/batch_size": 64.0})
+            clock.advance(0.01)
+    return stepwell.open_run(run.path)
+
+
+@pytest.mark.parametrize(
+    ("shares", "labels"),
+    [([100.0], "the same batch ("), ([100.0, 100.0, 96.875], "the same 3 batches, in turn (")],
+)
+def test_batches_that_are_the_same_in_every_epoch(
+    tmp_path: Path, shares: list[float], labels: str
+) -> None:
+    """Every 200th batch of an epoch of 200 or 600: how the others are is not known.
+
+    A loader that shuffles would not come upon the same ones.
+    """
+    run = at_places(tmp_path, *shares)
+    found = only(run, "repeated-batches")
+    assert found.severity == "note"
+    assert f"the 40 batches that were looked at have the labels of {labels}" in found.sentence
+    only(at_places(tmp_path, *shares, shuffle=False), "repeated-batches")
+    only(at_places(tmp_path, *shares, shuffle=True), "imbalanced-batches")
+
+
+def test_many_batches_of_every_epoch_show_the_balance(tmp_path: Path) -> None:
+    """Eight different ones do, though they come again in every epoch."""
+    shares = [96.875, 95.3125, 100.0, 92.1875, 93.75, 100.0, 96.875, 90.625]
+    assert "96% are class 0" in only(at_places(tmp_path, *shares), "imbalanced-batches").sentence
+
+
 def test_spikes(tmp_path: Path) -> None:
     """At which steps, and how high."""
 

@@ -172,6 +172,24 @@ def test_watching_in_every_batch_adds_nothing_by_itself(recorded: Run, logger: O
     assert len(items(recorded, "watch")) == 1
 
 
+def test_a_watched_model_that_is_gone(recorded: Run, logger: Own) -> None:
+    """Its optimizer goes on, and so does what is watched beside it."""
+    gone, model = net(), net()
+    parameters = [*gone.parameters()]
+    optimizer = torch.optim.SGD([*parameters, *model.parameters()], lr=0.1)
+    logger.log(gone, "gone", kind="watch", every=1)
+    logger.log(model, "net", kind="watch", every=1)
+    del gone
+    for i in range(3):
+        recorded.set_step(i)
+        optimizer.step()
+    logger.destroy_logger_context()
+    recorded.finish()
+    names = [m.name for m in metrics(recorded) if m.name.endswith("weight_norm/overall")]
+    # Each at its call; the one that is there in each step too.
+    assert names == ["gone/weight_norm/overall", *["net/weight_norm/overall"] * 4]
+
+
 def test_a_large_model_is_watched_by_its_parts(recorded: Run, logger: Own) -> None:
     """Else there would be more metrics than anybody looks at."""
     layers = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(60)])

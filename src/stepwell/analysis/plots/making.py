@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from stepwell.analysis.holdout import holdout_table
+from stepwell.analysis.diagnostics import holdout_table
 from stepwell.analysis.plots.choosing import SYSTEM, Choice, by_default, by_request
 from stepwell.analysis.plots.curves import (
     LARGEST,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from stepwell.annotations.tree import ai
+from stepwell.diagnostics.hooks import remove_hook
 from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.marks import Marks
@@ -49,8 +50,8 @@ def _hook(model: torch.nn.Module) -> Callable[[Any], None]:
     unwrap = wrap_compiled_call(model)
 
     def unhook(model: Any) -> None:
-        before.remove()
-        after.remove()
+        remove_hook(before)
+        remove_hook(after)
         if model is not None:
             unwrap(model)
 

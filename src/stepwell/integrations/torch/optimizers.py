@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from stepwell.annotations.tree import ai
+from stepwell.diagnostics.hooks import add_step_hook, remove_hook
 from stepwell.integrations.torch import steps
 from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
 from stepwell.integrations.torch.following import following
 from stepwell.integrations.torch.quick import quick
 from stepwell.integrations.torch.recording import WHERE, Site, begin_call, end_call
 from stepwell.integrations.torch.steps import OPTIMIZERS, CountedStep
-from stepwell.journal.errors import report
+from stepwell.journal.errors import StepwellError, report
 from stepwell.journal.metrics import context
 from stepwell.journal.state import state
 
@@ -44,12 +45,19 @@ def annotate_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 def _hook(optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
     site = Site(STEP, ai.compute.step, optimizer)
-    before = optimizer.register_step_pre_hook(_Before(site))
-    after = optimizer.register_step_post_hook(_After(site))
+    before = add_step_hook(optimizer, _Before(site))
+    after = add_step_hook(optimizer, _After(site), after=True)
 
     def unhook(optimizer: Any) -> None:
-        before.remove()
-        after.remove()
+        for hook in (before, after):
+            if hook is not None:
+                remove_hook(hook)
+
+    if before is None or after is None:
+        unhook(optimizer)
+        raise StepwellError(
+            f"{type(optimizer).__name__} makes a step just now: annotate it, or watch it, outside its step"
+        )
 
     return unhook
 

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from sys import exc_info as _exc_info
 from typing import Any
 
-import torch
-from torch.optim import optimizer as _optimizer
-
 from stepwell.annotations.node import Node
+from stepwell.diagnostics.hooks import CALLING, calls_around
 from stepwell.integrations.torch import steps
 from stepwell.integrations.torch.device_time import Timer
 from stepwell.integrations.torch.quick import quick
@@ -26,9 +24,6 @@ from stepwell.journal.span import Span
 from stepwell.journal.state import local, state
 
 WHERE = "torch annotations"
-CALLING = (torch.nn.modules.module.__file__, _optimizer.__file__)
-CALLERS = ("_wrapped_call_impl", "_call_impl", "wrapper")
-"""The functions that call a model or an optimizer, each with that as its ``self``, and their files."""
 
 
 class _Thread(threading.local):
@@ -275,12 +270,8 @@ def is_running(owner: Any) -> bool:
 def _running() -> Counter[int]:
     """How many calls of which models and optimizers this thread is in, by their address."""
     found: Counter[tuple[int, str]] = Counter()
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in CALLERS and code.co_filename in CALLING:
-            found[id(frame.f_locals.get("self")), code.co_name] += 1
-        frame = frame.f_back  # type: ignore[assignment]
+    for call, _ in calls_around(sys._getframe(1)):
+        found[id(call.f_locals.get("self")), call.f_code.co_name] += 1
     # Mostly a call goes through one of each.
     most: Counter[int] = Counter()
     for (address, _), count in found.items():

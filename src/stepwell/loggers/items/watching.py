@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from stepwell.journal.errors import report
+from stepwell.journal.errors import report, warn_once
 from stepwell.loggers.items.making import CannotKeep, Item
 
 EVERY = 100
@@ -26,8 +26,8 @@ class ModelStatistics:
 
     def __init__(self, model: Any, identifier: str, log: Log, every: Any, groups: Any) -> None:
         import torch
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        from stepwell.diagnostics.hooks import add_step_hook
         from stepwell.diagnostics.sharding import is_sharded
 
         if not isinstance(model, torch.nn.Module):
@@ -47,7 +47,14 @@ class ModelStatistics:
         self._own = {id(parameter) for parameter in model.parameters()}
         self._optimizers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._steps = 0
-        self._hook: Any = register_optimizer_step_pre_hook(self._before_step)
+        self._hook: Any = add_step_hook(None, self._before_step)
+        if self._hook is None:
+            warn_once(
+                "watched model",
+                "log(…, %r, kind='watch') was called inside a step of an optimizer: the norms are "
+                "logged at this call only. Call it outside the step",
+                identifier,
+            )
 
     def watches(self, model: Any, identifier: str) -> bool:
         """Whether it is this model, by this name."""
@@ -95,9 +102,11 @@ class ModelStatistics:
 
     def leave_to_caller(self) -> None:
         """Take nothing any more but when it is asked for."""
+        from stepwell.diagnostics.hooks import remove_hook
+
         hook, self._hook = self._hook, None
         if hook is not None:
-            hook.remove()
+            remove_hook(hook)
 
     close = leave_to_caller
 
