@@ -74,7 +74,7 @@ def others_in_full(cases: Iterable[Any], by_default: Sequence[Any]) -> list[Any]
     ]
 
 
-@pytest.mark.parametrize("name", others_in_full(SHOWN, ["basic", "lightning"]))
+@pytest.mark.parametrize("name", others_in_full(SHOWN, ["basic"]))
 def test_alone_with_the_logger_that_was_shown(
     name: str, tmp_path: Path, empty_database: Path
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stepwell
+from stepwell.integrations.lightning import trainer_class
 from tests.harness import TRAINERS, environment, run_script
-from tests.integrations.lightning.fits import Recorded
+from tests.integrations.lightning.fits import Recorded, hooked, loader, model_class, options
 from tests.loggers.needs import needs
 from tests.loggers.reading_back import Left
 
@@ -157,3 +159,23 @@ def test_a_saved_configuration(tmp_path: Path, shelf: Path, package: str) -> Non
     run(tmp_path, package, saved)
     (again,) = stepwell.list_runs(tmp_path / "runs")
     assert again.status == "finished"
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("form", ["hooked", "comes hooked"])
+def test_trainer_classes(package: str, form: str) -> None:
+    """LightningCLI takes the arguments of the Trainer for either kind of recorded trainer."""
+    cli = pytest.importorskip(f"{package}.cli")
+
+    class Model(model_class(package)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    cls = hooked(package) if form == "hooked" else trainer_class(package.partition(".")[0])
+    arguments = [f"--trainer.{name}={str(value).lower()}" for name, value in options().items()]
+    arguments = ["fit", "--trainer.max_steps=4", *arguments]
+    cli.LightningCLI(Model, trainer_class=cls, args=arguments, save_config_callback=None)
+    Recorded().check_fit(4)

@@ -186,7 +186,8 @@ def _make_trainer(package: str) -> Any:
             **kwargs: Any,
         ) -> None:
             self._stepwell_own = TelemetryCallback(provider)
-            super().__init__(**{**(trainer_config or {}), **kwargs})
+            kwargs = {**(trainer_config or {}), **kwargs}
+            super().__init__(**kwargs)
 
         @property
         def telemetry_callback(self) -> TelemetryCallback:
