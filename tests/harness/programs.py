@@ -87,7 +87,7 @@ TRAINERS = (
     "transformers",
     "transformers.trainer",
     "transformers.models.gpt2.modeling_gpt2",
-    "stepwell.integrations.lightning",
+    "stepwell.integrations.lightning.hooking",
     "stepwell.integrations.transformers",
     "stepwell.integrations.accelerate",
     "stepwell.compat.one_logger",

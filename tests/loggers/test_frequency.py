@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_call_that_does_not_count_leaves_nothing(
     assert stepwell.open_run(recorded.path).events().collect().height == 0
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "EPOCH", "every", "", None, True, [10], "10"])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "EPOCH", "every", "", True, [10], "10"])
 def test_a_wrong_log_freq_is_refused_at_once(wrong: Any) -> None:
     """In the constructor, when it is set, and with what to write instead."""
     with pytest.raises(StepwellError, match=r'write "epoch", "batch", or a number of batches'):
@@ -277,3 +278,107 @@ def test_a_batch_that_is_no_number_does_not_stop_training(
     logger.log(1.0, "loss", batch_idx=wrong)
     recorded.finish()
     assert [m.value for m in metrics(recorded)] == [1.0]
+
+
+# Metrics of which no value is logged
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was said about metrics that were left out, as in a process that has said nothing yet."""
+    for key in [key for key in errors.counts if key.startswith("left out")]:
+        del errors.counts[key]
+    caplog.set_level(logging.WARNING, "stepwell")
+    return lambda: [said for said in _warned(caplog) if "was left out" in said]
+
+
+def _train(logger: Logger, first: int = 0) -> None:
+    for batch_idx in range(first, 5):
+        logger.log(1.0, "train_loss", batch_idx=batch_idx)
+        logger.log({"top1": 0.5, "top5": 0.9}, "accuracy", batch_idx=batch_idx)
+    logger.log(2.0, "val_loss")
+
+
+def test_a_metric_that_is_always_left_out_is_said_at_the_end(
+    recorded: Run, warnings: Callable[[], list[str]]
+) -> None:
+    """Once, with its name, the setting, and what to write."""
+    for _ in range(2):
+        with Own().start_logging() as logger:
+            _train(logger)
+            _train(logger)
+    (said,) = warnings()
+    assert "Own: every value of 'accuracy/top1', 'accuracy/top5', 'train_loss' was left out" in said
+    assert "because log_freq='epoch' and batch_idx was given" in said
+    assert "write log_freq='batch'" in said
+    assert "val_loss" not in said
+
+
+def test_it_is_said_too_where_the_run_ends_first(
+    recorded: Run, warnings: Callable[[], list[str]]
+) -> None:
+    """The usual end of a script."""
+    Own(log_freq="epoch").create_logger_context().log(1.0, "train_loss", batch_idx=0)
+    recorded.finish()
+    (said,) = warnings()
+    assert "'train_loss'" in said
+
+
+def test_batches_that_are_no_multiple(recorded: Run, warnings: Callable[[], list[str]]) -> None:
+    """Of a number of batches the first one counts; who begins with 1 may miss them all."""
+    with Own(log_freq=10).start_logging() as logger:
+        _train(logger)
+    assert warnings() == []
+    with Own(log_freq=10).start_logging() as logger:
+        _train(logger, first=1)
+    (said,) = warnings()
+    assert "log_freq=10 and batch_idx was given, never a multiple of 10" in said
+
+
+def test_nothing_is_said_where_some_value_was_logged(
+    recorded: Run, warnings: Callable[[], list[str]]
+) -> None:
+    """Before or after log_freq was changed, outside of the batches, or in all of them."""
+    with Own().start_logging() as logger:
+        _train(logger)
+        logger.log_freq = "batch"
+        _train(logger)
+    with Own(log_freq="batch").start_logging() as logger:
+        _train(logger)
+        logger.log_freq = "epoch"
+        _train(logger)
+    with Own().start_logging() as logger:
+        logger.log(1.0, "train_loss", batch_idx=3)
+        logger.log(1.0, "train_loss")
+    assert warnings() == []
+
+
+def test_members_that_miss_what_others_have(
+    recorded: Run, warnings: Callable[[], list[str]]
+) -> None:
+    """It is said of a member with the default; not of one whose log_freq was chosen so."""
+    with LoggersCollection(
+        [Own(log_freq="epoch"), Another(log_freq="batch")]
+    ).start_logging() as both:
+        _train(both)
+    assert warnings() == []
+    with LoggersCollection([Own(), Another(log_freq="batch")]).start_logging() as both:
+        _train(both)
+    (said,) = warnings()
+    assert said.startswith("Own: every value of")
+
+
+def test_members_that_all_miss_it(recorded: Run, warnings: Callable[[], list[str]]) -> None:
+    """One sentence for all of them."""
+    with LoggersCollection([Own(), Another(log_freq="epoch")]).start_logging() as both:
+        _train(both)
+    (said,) = warnings()
+    assert said.startswith("Own, Another: every value of")
+
+
+def test_many_names_are_counted(recorded: Run, warnings: Callable[[], list[str]]) -> None:
+    with Own().start_logging() as logger:
+        for number in range(9):
+            logger.log(1.0, f"metric-{number}", batch_idx=0)
+    (said,) = warnings()
+    assert "'metric-4' and 4 more metrics was left out" in said

@@ -21,7 +21,7 @@ from stepwell.loggers import (
 )
 
 if TYPE_CHECKING:
-    from stepwell.integrations.lightning.logger import StepwellLogger
+    from stepwell.compat.itwinai_lightning import ItwinaiLogger as ItwinaiLogger
     from stepwell.integrations.torch.trainer import TorchTrainer as TorchTrainer
 
 BASE_EXP_NAME = "unnamed-experiment"
@@ -43,18 +43,13 @@ __all__ = [
 ]
 
 
-def ItwinaiLogger(
-    itwinai_logger: Logger, log_model: Any = False, skip_finalize: bool = False
-) -> StepwellLogger:
-    """A logger for a Lightning Trainer around one of ours."""
-    from stepwell.integrations.lightning.logger import StepwellLogger
-
-    return StepwellLogger(itwinai_logger, log_model, keep_open=skip_finalize)
-
-
 def __getattr__(name: str) -> Any:
+    # Programs that only log need neither Lightning nor torch.
+    if name == "ItwinaiLogger":
+        from stepwell.compat.itwinai_lightning import ItwinaiLogger
+
+        return ItwinaiLogger
     if name == "TorchTrainer":
-        # Whoever only logs needs no torch.
         from stepwell.integrations.torch.trainer import TorchTrainer
 
         return TorchTrainer

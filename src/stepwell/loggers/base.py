@@ -21,11 +21,12 @@ from stepwell.journal.metrics import MAX_COUNT
 from stepwell.journal.metrics import context as current
 from stepwell.journal.state import local, state
 from stepwell.journal.values import shown, text_of
-from stepwell.loggers.audience import Audience, Words, current_batch
+from stepwell.loggers.audience import Audience, Hearer, Words, current_batch
 from stepwell.loggers.checks import folder, optional_id, optional_text, seconds
 from stepwell.loggers.context import Context, find_run, load_backend, place_rank
 from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
 from stepwell.loggers.frequency import (
+    DEFAULT,
     LogFreq,
     Workers,
     check_log_freq,
@@ -65,6 +66,7 @@ class Logger:
         savedir: folder for what the backend keeps on this machine.
         log_freq: which batches count: a number n (batches 0, n, 2 n, …), ``"batch"`` (all of them), or
             ``"epoch"`` (none: only calls that pass no ``batch_idx``, outside of a training iteration).
+            The default is ``"epoch"``; in a Lightning trainer it is ``"batch"``.
         log_on_workers: the global ranks that log: one, several, or -1 for all.
         experiment_id: the backend's own id of an experiment to log to.
         run_id: the backend's own id of a run to go on with.
@@ -84,13 +86,13 @@ class Logger:
     def __init__(
         self,
         savedir: str | os.PathLike[str] = "mllogs",
-        log_freq: LogFreq = "epoch",
+        log_freq: LogFreq | None = None,
         log_on_workers: Workers = 0,
         experiment_id: str | None = None,
         run_id: str | None = None,
     ) -> None:
         self.savedir = folder("savedir", savedir) / self.subfolder
-        self._log_freq = check_log_freq(log_freq)
+        self._log_freq = None if log_freq is None else check_log_freq(log_freq)
         self._workers = check_workers(log_on_workers)
         self.log_on_workers = log_on_workers
         self.worker_rank = 0
@@ -108,12 +110,17 @@ class Logger:
     @property
     def log_freq(self) -> LogFreq:
         """Which batches count."""
-        return self._log_freq
+        return self._log_freq or DEFAULT
 
     @log_freq.setter
     def log_freq(self, log_freq: LogFreq) -> None:
         self._log_freq = check_log_freq(log_freq)
         self._has_changed()
+
+    def set_default_log_freq(self, log_freq: LogFreq) -> None:
+        """Set the log_freq, unless the constructor was given one or it was set."""
+        if self._log_freq is None:
+            self.log_freq = log_freq
 
     @property
     def name(self) -> str:
@@ -257,6 +264,8 @@ class Logger:
             words = self._choose(audience, identifier, batch_idx)
         context = self._context
         if words is None or context is None:
+            if identifier not in audience.left_out:
+                audience.leave_out(identifier, item)
             return
         try:
             lane: Lane = local.lane
@@ -354,6 +363,8 @@ class Logger:
             return
         words = self._choose(audience, name, batch_idx)
         if words is None:
+            if kind == METRIC:
+                audience.leave_out(name, item)
             return
         if kind == METRIC:
             write_metric(context, words, name, item, step)
@@ -429,8 +440,9 @@ class Logger:
             self._audience = self._hearers = None
             return
         # Who decides by itself is asked each time.
-        freq: LogFreq = "batch" if self._decides_itself else self._log_freq
-        self._hearers = Audience(context.journal, [(context.number, freq)])
+        freq = "batch" if self._decides_itself else self._log_freq
+        hearers = [Hearer(context.number, freq, type(self).__name__)]
+        self._hearers = context.audience = Audience(context.journal, hearers, self._hearers)
         self._audience = None if self._decides_itself else self._hearers
 
     @property
@@ -497,7 +509,7 @@ class Logger:
 
     def __repr__(self) -> str:
         state = "logging" if self._context is not None else "no context"
-        return f"<{type(self).__name__} {self.name}, log_freq={self._log_freq!r}, {state}>"
+        return f"<{type(self).__name__} {self.name}, log_freq={self.log_freq!r}, {state}>"
 
 
 clock.follow(globals())

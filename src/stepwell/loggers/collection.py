@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.journal.errors import StepwellError, warn_once
 from stepwell.journal.values import shown, text_of
-from stepwell.loggers.audience import Audience
+from stepwell.loggers.audience import Audience, Hearer
 from stepwell.loggers.base import Logger, check_texts, check_timeout
 from stepwell.loggers.checks import seconds
 from stepwell.loggers.context import Context, find_run, place_rank
@@ -59,6 +59,11 @@ class LoggersCollection(Logger):
     def should_log(self, batch_idx: int | None = None) -> bool:
         """Whether a call of ``log`` with this batch would count for any member."""
         return any(member.should_log(batch_idx) for member in self.loggers)
+
+    def set_default_log_freq(self, log_freq: LogFreq) -> None:
+        """Set the log_freq of the members that were given none."""
+        for member in self.loggers:
+            member.set_default_log_freq(log_freq)
 
     # Life cycle
 
@@ -180,15 +185,15 @@ class LoggersCollection(Logger):
         self._others = [
             one for one in active if one not in ours and not isinstance(one, EmptyLogger)
         ]
-        heard: list[tuple[int, LogFreq]] = [
-            (one._context.number, one._log_freq)
+        heard = [
+            Hearer(one._context.number, one._log_freq, type(one).__name__)
             for one in ours
             if one._context is not None and one._context.logs
         ]
         if context is None or not context.logs or not heard:
             self._hearers = self._audience = None
             return
-        self._hearers = Audience(context.journal, heard)
+        self._hearers = context.audience = Audience(context.journal, heard, self._hearers)
         self._audience = None if self._others else self._hearers
 
     def _check_options(self, options: Mapping[str, Any]) -> None:

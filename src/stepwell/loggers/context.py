@@ -21,6 +21,7 @@ from stepwell.telemetry.start import init
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
+    from stepwell.loggers.audience import Audience
     from stepwell.loggers.items.watching import ModelStatistics
 
 WORK = 30.0
@@ -81,6 +82,7 @@ class Context:
         number: of the logger within its process, from 1; 0 for one that does not log here.
         key: what it is called within its process, such as ``mlflow`` or ``mlflow-2``.
         delivery: what brings the records to the backend; None where there is none.
+        audience: who hears of what is logged, for the end; None where nothing is recorded.
         readings: what ``system``, ``carbon`` and ``execution_time`` ask.
     """
 
@@ -94,6 +96,7 @@ class Context:
         self.number = 0
         self.key = ""
         self.delivery: Any = None
+        self.audience: Audience | None = None
         self.watched: list[ModelStatistics] = []
         self._readings: Readings | None = None
         self._is_over = False
@@ -176,13 +179,16 @@ class Context:
             self.journal.write_event(LOGGER, self.key, about, span=None)
 
     def complete(self, status: str = "") -> None:
-        """Stop watching models, and wait for what is being made: it comes before the end."""
+        """Stop watching models, wait for what is being made, and say which metrics were left out."""
         for watch in self.watched:
             watch.close()
         self.watched.clear()
         deadline = time.monotonic() + WORK
         for thread in self._working:
             thread.join(max(0.0, deadline - time.monotonic()))
+        audience, self.audience = self.audience, None
+        if audience is not None:
+            audience.warn_left_out()
 
     def _settle(self) -> None:
         """Wait for the values that are still on an accelerator: they come before the end."""

@@ -17,7 +17,7 @@ class EmptyLogger(Logger):
     def __init__(
         self,
         savedir: str | os.PathLike[str] = "mllogs",
-        log_freq: LogFreq = "epoch",
+        log_freq: LogFreq | None = None,
         log_on_workers: Workers = 0,
     ) -> None:
         super().__init__(savedir, log_freq, log_on_workers)

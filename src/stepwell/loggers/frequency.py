@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from stepwell.journal.errors import StepwellError, warn_once
@@ -18,6 +18,8 @@ from stepwell.journal.values import shown
 LogFreq = int | Literal["epoch", "batch"]
 Workers = int | list[int] | tuple[int, ...] | set[int] | frozenset[int]
 
+DEFAULT: LogFreq = "epoch"
+"""The log_freq of a logger that was given none; in a Lightning trainer it is ``"batch"``."""
 ALL_WORKERS = -1
 NEVER = 0
 """In the place of a number of batches: no call that tells its batch counts."""
@@ -26,6 +28,8 @@ SUSPICIOUS = 30
 SHORT_EPOCH = 1.0
 """Where nothing tells epochs apart: values that follow within so many seconds are no epochs."""
 MOST_WATCHED = 1000
+MOST_NAMED = 5
+"""Metrics that a warning names."""
 
 
 def check_log_freq(log_freq: Any) -> LogFreq:
@@ -41,8 +45,9 @@ def check_log_freq(log_freq: Any) -> LogFreq:
     return number
 
 
-def every(log_freq: LogFreq) -> int:
+def every(log_freq: LogFreq | None) -> int:
     """Batches whose index is a multiple of this count; ``NEVER``: none of them does."""
+    log_freq = log_freq or DEFAULT
     if isinstance(log_freq, str):
         return 1 if log_freq == "batch" else NEVER
     return log_freq
@@ -83,6 +88,24 @@ def _whole(value: Any) -> int | None:
         return operator.index(value)
     except Exception:  # an array of several numbers
         return None
+
+
+def warn_left_out(names: Sequence[str], log_freq: LogFreq, logger: str) -> None:
+    """Say that a logger has no value of these metrics, and which setting is the reason."""
+    shown_names = ", ".join(repr(name[:200]) for name in names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        shown_names += f" and {len(names) - MOST_NAMED} more metrics"
+    reason = "" if isinstance(log_freq, str) else f", never a multiple of {log_freq}"
+    warn_once(
+        f"left out {logger} {log_freq} {shown_names}",
+        "%s: every value of %s was left out because log_freq=%r and batch_idx was given%s (inside a "
+        "training iteration it is known): write log_freq='batch' or a number of batches, such as "
+        "log_freq=10, to log values of batches. Values without batch_idx are always logged.",
+        logger,
+        shown_names,
+        log_freq,
+        reason,
+    )
 
 
 class ForgottenIndex:

@@ -49,7 +49,7 @@ class MLFlowLogger(Logger):
         tracking_uri: str | None = None,
         run_description: str | None = None,
         run_name: str | None = None,
-        log_freq: LogFreq = "epoch",
+        log_freq: LogFreq | None = None,
         log_on_workers: Workers = 0,
         experiment_id: str | None = None,
         run_id: str | None = None,

@@ -38,7 +38,7 @@ class Prov4MLLogger(Logger):
         save_after_n_logs: int = 100,
         create_graph: bool = True,
         create_svg: bool = True,
-        log_freq: LogFreq = "epoch",
+        log_freq: LogFreq | None = None,
         log_on_workers: Workers = 0,
     ) -> None:
         super().__init__(

@@ -33,7 +33,7 @@ class TensorBoardLogger(Logger):
     def __init__(
         self,
         savedir: str | os.PathLike[str] = "mllogs",
-        log_freq: LogFreq = "epoch",
+        log_freq: LogFreq | None = None,
         framework: Literal["pytorch", "tensorflow"] = "pytorch",
         log_on_workers: Workers = 0,
         run_name: str | None = None,

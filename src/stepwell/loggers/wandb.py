@@ -42,7 +42,7 @@ class WandBLogger(Logger):
         self,
         savedir: str | os.PathLike[str] = "mllogs",
         project_name: str = UNNAMED,
-        log_freq: LogFreq = "epoch",
+        log_freq: LogFreq | None = None,
         log_on_workers: Workers = 0,
         offline_mode: bool = False,
         run_id: str | None = None,

@@ -228,14 +228,10 @@ def conclude_save(job: TrainingJob, error: BaseException | None) -> None:
 
 @_with_job(None, alone=True)
 def succeed(
-    job: TrainingJob,
-    step: int,
-    msec: float | None = None,
-    path: PathLike | None = None,
-    span: Span | None = None,
+    job: TrainingJob, step: int, msec: float | None = None, path: PathLike | None = None
 ) -> None:
     """A checkpoint is complete."""
-    job.checkpoints.succeed(step, msec, path, span)
+    job.checkpoints.succeed(step, msec, path)
 
 
 @_with_job(None, alone=True)
@@ -244,7 +240,17 @@ def fail(
     step: int,
     error: BaseException | str | None = None,
     msec: float | None = None,
-    span: Span | None = None,
 ) -> None:
     """A checkpoint could not be saved."""
-    job.checkpoints.fail(step, error, msec, span)
+    job.checkpoints.fail(step, error, msec)
+
+
+@_with_job(None, alone=True)
+def settle_save(
+    job: TrainingJob,
+    span: Span,
+    error: BaseException | None = None,
+    path: PathLike | None = None,
+) -> None:
+    """A save in the background, begun with this span, is complete or has failed, however late."""
+    job.checkpoints.settle(span, error, path)

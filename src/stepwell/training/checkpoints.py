@@ -195,6 +195,7 @@ class Checkpoints:
         if not save.is_told and error is not None:
             self._fail(self._told(save), error, end)
         elif not save.is_told and save.strategy is CheckPointStrategy.SYNC:
+            self._check_in_time(save)
             self._succeed(self._told(save), end, None)
         self._end(save, end, error)
 
@@ -235,32 +236,42 @@ class Checkpoints:
 
     # What became of it
 
-    def succeed(
-        self,
-        step: int,
-        msec: float | None = None,
-        path: PathLike | None = None,
-        span: Span | None = None,
-    ) -> None:
-        """The checkpoint of this step is complete; perhaps long after its span has ended.
-
-        ``span`` tells which one it is, where several were begun at the same step.
-        """
+    def succeed(self, step: int, msec: float | None = None, path: PathLike | None = None) -> None:
+        """The checkpoint of this step is complete; perhaps long after its span has ended."""
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint success")
-        save = self._take_pending(step, "saved", span)
+        save = self._take_pending(step, "saved")
         if save is not None:
+            save.owner._check_in_time(save)
             save.owner._succeed(save, when, path)
 
-    def _succeed(self, save: Save, when: int, path: PathLike | None) -> None:
-        step = save.step
+    def settle(
+        self, span: Span, error: BaseException | None = None, path: PathLike | None = None
+    ) -> None:
+        """Record what became of the save of this span, once it is known.
+
+        Without a complaint: a save in the background may take longer than the application, and the user may
+        have told what became of it.
+        """
+        waiting = [*self._pending.values()]
+        if self._earlier is not None:
+            waiting += self._earlier._pending.values()
+        save = next((save for save in waiting if save.span is span), None)
+        if save is not None and error is None:
+            save.owner._succeed(self._told(save), clock.now(), path)
+        elif save is not None:
+            save.owner._fail(self._told(save), error, clock.now())
+
+    def _check_in_time(self, save: Save) -> None:
         if self.job.checkpoints is not self or not _is_active(self.job.application):
             misuse(
                 "late success",
-                f"the checkpoint of step {step} was complete after the application had ended: call "
-                "on_app_end() when all checkpoints are written",
+                f"the checkpoint of step {save.step} was complete after the application had ended: "
+                "call on_app_end() when all checkpoints are written",
             )
+
+    def _succeed(self, save: Save, when: int, path: PathLike | None) -> None:
         self._successes += 1
         # Word of an earlier one may come later.
         self._first_success = min(self._first_success or when, when)
@@ -272,7 +283,7 @@ class Checkpoints:
         started = self.job.training_started
         attributes = SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=save.strategy,
-            current_iteration=step,
+            current_iteration=save.step,
             first_successful_save_checkpoint_timestamp_sec=clock.to_wall(self._first_success) / 1e9,
             latest_successful_save_checkpoint_timestamp_sec=clock.to_wall(self._latest_success)
             / 1e9,
@@ -286,13 +297,13 @@ class Checkpoints:
         name = EventName.SAVE_CHECKPOINT_SUCCESS
         save.span.add_event(Event(name.value, attributes, when))
 
-    def _take_pending(self, given: Any, outcome: str, span: Span | None) -> Save | None:
+    def _take_pending(self, given: Any, outcome: str) -> Save | None:
         """The save of this step, of which nobody has told yet what became of it."""
         step = _whole(given)
         save = None
         for checkpoints in (self, self._earlier):
             if step is not None and save is None and checkpoints is not None:
-                save = checkpoints._find_pending(step, span)
+                save = checkpoints._find_pending(step)
         if save is not None:
             return self._told(save)
         misuse(
@@ -302,11 +313,9 @@ class Checkpoints:
         )
         return None
 
-    def _find_pending(self, step: int, span: Span | None) -> Save | None:
-        for save in reversed(self._pending.values()):
-            if save.span is span if span is not None else save.step == step:
-                return save
-        return None
+    def _find_pending(self, step: int) -> Save | None:
+        waiting = reversed(self._pending.values())
+        return next((save for save in waiting if save.step == step), None)
 
     def is_pending(self, step: int) -> bool:
         """Whether a save of this step waits for word of what became of it."""
@@ -330,13 +339,12 @@ class Checkpoints:
         step: int,
         error: BaseException | str | None = None,
         msec: float | None = None,
-        span: Span | None = None,
     ) -> None:
         """The checkpoint of this step could not be saved."""
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint failure")
-        save = self._take_pending(step, "failed", span)
+        save = self._take_pending(step, "failed")
         if save is not None:
             save.owner._fail(save, error, when)
 

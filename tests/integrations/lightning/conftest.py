@@ -12,6 +12,9 @@ pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 from stepwell.training import TrainingTelemetryProvider
+from tests.loggers.mlflow_server import empty_database
+
+__all__ = ["empty_database"]
 
 
 @pytest.fixture(autouse=True)

@@ -141,6 +141,9 @@ def test_it_has_a_name_a_version_and_folders(pl: Any) -> None:
     [
         ("batch", 1, [*range(20)]),
         ("epoch", 1, []),
+        # Without a log_freq, what Lightning logs is logged.
+        (None, 1, [*range(20)]),
+        (None, 3, [2, 5, 8, 11, 14, 17]),
         (4, 1, [0, 4, 8, 10, 14, 18]),
         # Lightning asks in batches 2, 5, 8, and then 1, 4, 7.
         (4, 3, [2, 5, 8, 11, 14]),
@@ -176,6 +179,18 @@ def test_members_of_a_collection_have_their_own_frequencies(pl: Any) -> None:
     run = finished_run(logger)
     heard = [one.audience for one in metrics(run) if one.name == "loss"]
     assert heard == [(1, 2) if i % 5 == 0 else (2,) for i in range(BATCHES)]
+
+
+def test_members_without_a_log_freq_follow_lightning(pl: Any) -> None:
+    """Those that have one keep it."""
+    chosen, other = Own(log_freq=5), Another()
+    logger = StepwellLogger(LoggersCollection([chosen, other]))
+    assert (chosen.log_freq, other.log_freq) == (5, "batch")
+    trainer_of(pl, logger, max_epochs=1, log_every_n_steps=2).fit(model_of(pl), data())
+    run = finished_run(logger)
+    heard = [(one.step, one.audience) for one in metrics(run) if one.name == "loss"]
+    # Lightning logs batches 1, 3, 5, 7 and 9; among 0 and 1, and among 4 and 5, is a multiple of 5.
+    assert heard == [(1, (1, 2)), (3, (2,)), (5, (1, 2)), (7, (2,)), (9, (2,))]
 
 
 def test_ranks_that_do_not_log(pl: Any) -> None:
@@ -255,12 +270,12 @@ def test_two_checkpoints_of_the_same_name_are_told_apart(pl: Any) -> None:
 
 
 def test_it_goes_through_pickle_and_copy(pl: Any) -> None:
-    """Without what belongs to this process; the class is that of the package."""
-    logger = StepwellLogger(Own(log_freq=7), "all", prefix="a", package=pl.__name__.split(".")[0])
+    """Without what belongs to this process."""
+    logger = StepwellLogger(Own(log_freq=7), "all", prefix="a")
     logger.log_metrics({"loss": 1.0})
     for other in (pickle.loads(pickle.dumps(logger)), copy.deepcopy(logger)):
         assert isinstance(other, pl.loggers.Logger)
-        assert isinstance(other, StepwellLogger)
+        assert type(other) is StepwellLogger
         assert (other.log_model, other.prefix, other.logger.log_freq) == ("all", "a", 7)
         assert not other.logger.is_initialized
     run = finished_run(logger)
@@ -310,14 +325,12 @@ def test_what_makes_no_sense_is_refused() -> None:
         StepwellLogger("mlflow")  # type: ignore[arg-type]
     with pytest.raises(StepwellError, match="True, False or"):
         StepwellLogger(Own(), "some")  # type: ignore[arg-type]
-    with pytest.raises(StepwellError, match="lightning, pytorch_lightning"):
-        StepwellLogger(Own(), package="fire")
 
 
 def test_through_fabric() -> None:
     """Lightning's Fabric takes it too, where nobody knows of batches."""
     fabric = pytest.importorskip("lightning.fabric")
-    logger = StepwellLogger(Own(), package="lightning")
+    logger = StepwellLogger(Own())
     running = fabric.Fabric(accelerator="cpu", devices=1, loggers=logger)
     for step in range(3):
         running.log("loss", 1.0, step=step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
+import stepwell
 from tests.durability.helpers import fill, mounted
 from tests.integrations.lightning.fits import Recorded, hooked, loader, model_class, options
 
@@ -219,6 +221,61 @@ def test_the_distributed_asynchronous_checkpoint(tmp_path: Path, group: Any, fai
         assert outcome["checkpoint_directory"] == str(folder)
         assert outcome["checkpoint_size"] == sum(f.stat().st_size for f in folder.iterdir())
     assert saves(recorded)[1]["name"] == "checkpoint_save_async"
+
+
+class Held(TorchCheckpointIO):
+    """Writes in a thread of its own, when it is let."""
+
+    def __init__(self) -> None:
+        self.may_write = threading.Event()
+        self.pool = ThreadPoolExecutor(1)
+        self.future: Any = None
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        self.future = self.pool.submit(self._write, checkpoint, path)
+
+    def _write(self, checkpoint: Any, path: Any) -> None:
+        assert self.may_write.wait(60)
+        super().save_checkpoint(checkpoint, path)
+
+
+@pytest.fixture
+def _complaints_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread would keep to itself what is raised there."""
+    monkeypatch.delenv("STEPWELL_STRICT")
+
+
+@pytest.mark.usefixtures("_complaints_are_recorded")
+@pytest.mark.parametrize("told", [False, True])
+def test_a_save_that_outlasts_the_application(tmp_path: Path, told: bool) -> None:
+    """Its success is recorded when it comes, once, and without a complaint; also told by the user before."""
+    writer = Held()
+    Hooked, callback = hooked()
+    Hooked(**saving(tmp_path, max_steps=2, plugins=[writer])).fit(Model(), loader())
+    if told:
+        callback.on_save_checkpoint_success(2)
+    callback.on_app_end()
+    writer.may_write.set()
+    writer.pool.shutdown()
+    recorded = Recorded()
+    (success,) = recorded.about("save_checkpoint_success")
+    assert success["current_iteration"] == 2
+    assert recorded.about("telemetry_data_error") == []
+
+
+@pytest.mark.usefixtures("_complaints_are_recorded")
+def test_a_save_that_outlasts_its_run(tmp_path: Path) -> None:
+    """The next run has nothing of it, and nothing is said."""
+    writer = Held()
+    Hooked, _ = hooked()
+    Hooked(**saving(tmp_path, max_steps=2, plugins=[writer])).fit(Model(), loader())
+    stepwell.finish()
+    hooked()
+    writer.may_write.set()
+    writer.pool.shutdown()
+    recorded = Recorded()
+    assert recorded.about("save_checkpoint_success") == []
+    assert recorded.about("telemetry_data_error") == []
 
 
 def test_a_save_that_fails_once(tmp_path: Path) -> None:

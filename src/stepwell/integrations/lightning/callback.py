@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.integrations.lightning.configuration import record_arguments
 from stepwell.integrations.lightning.explicit import Told
-from stepwell.integrations.lightning.packages import MODULES, loaded_packages, module_of
+from stepwell.integrations.lightning.packages import CALLBACK, base_classes, join_packages
 from stepwell.integrations.lightning.parts import WHERE
 from stepwell.integrations.lightning.recording import Recording
 from stepwell.integrations.lightning.saving import Saves
@@ -32,11 +32,11 @@ UNUSED = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-"""Hooks of every batch that are of no use here. Where one is None, Lightning does not call it."""
+"""Hooks of every batch that are of no use here. Lightning does not call one that is None."""
 RECORDING = "_stepwell_recording"
 
 
-class TelemetryCallback:
+class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
     """Records a training job of Lightning.
 
     Give it to a Trainer of ``lightning`` or ``pytorch_lightning`` in ``callbacks=``, or have it given by
@@ -46,13 +46,7 @@ class TelemetryCallback:
         provider: says how it is recorded; that of this process by default.
         call_on_app_start: whether the application starts now; else when ``on_app_start`` is called.
         diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for others.
-        package: ``"lightning"`` or ``"pytorch_lightning"``, where both are in use.
     """
-
-    def __new__(cls, *args: Any, package: str | None = None, **kwargs: Any) -> TelemetryCallback:
-        """Make one of a class that is a Callback of the package at hand."""
-        packages = loaded_packages() if package is None else [package]
-        return object.__new__(_callback_class(cls, tuple(packages)))
 
     def __init__(
         self,
@@ -60,21 +54,32 @@ class TelemetryCallback:
         call_on_app_start: bool = True,
         *,
         diagnostics: Choice = True,
-        package: str | None = None,
     ) -> None:
         super().__init__()
         self.diagnostics = diagnostics
-        self.told = Told()
-        self.saves = Saves()
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._begin_here()
         if call_on_app_start:
             _start_application(provider)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _begin_here(self) -> None:
+        """Prepare what belongs to this process."""
+        join_packages(TelemetryCallback, CALLBACK)
+        self.told = Told()
+        self.saves = Saves()
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        bases = base_classes(CALLBACK)
+        for name in UNUSED:
+            if any(getattr(type(self), name) is getattr(base, name) for base in bases):
+                setattr(self, name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = ("told", "saves", "_models")
+        return {name: value for name, value in self.__dict__.items() if name not in mine}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
         # For processes that Lightning spawns: there the application starts with the first run.
-        cls = next(c for c in type(self).__mro__ if not hasattr(c, "_stepwell_package"))
-        package = type(self)._stepwell_package  # type: ignore[attr-defined]
-        return _remake, (cls, package, self.diagnostics)
+        self.__dict__.update(kept)
+        self._begin_here()
 
     def is_new_model(self, model: Any) -> bool:
         """Whether this model has not been seen yet; from now on it has."""
@@ -335,29 +340,3 @@ def _start_application(
         return False
     calls.start_application(msec)
     return True
-
-
-_classes: dict[tuple[type, tuple[str, ...]], type] = {}
-
-
-def _callback_class(cls: type, packages: tuple[str, ...]) -> type:
-    """This class as a Callback of these packages, unless it is one already."""
-    if hasattr(cls, "_stepwell_package"):
-        return cls
-    bases = tuple(module_of(package).Callback for package in packages if package in MODULES)
-    if issubclass(cls, bases):
-        return cls
-    if (cls, packages) not in _classes:
-        own = {name for base in cls.__mro__ if base is not object for name in vars(base)}
-        body: dict[str, Any] = {name: None for name in UNUSED if name not in own}
-        body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        body |= {"__doc__": cls.__doc__, "_stepwell_package": packages}
-        _classes[cls, packages] = type(cls.__name__, (cls, *bases), body)
-    return _classes[cls, packages]
-
-
-def _remake(cls: type, packages: tuple[str, ...], diagnostics: Choice = True) -> Any:
-    made: Any = object.__new__(_callback_class(cls, packages))
-    made.__init__(call_on_app_start=False)
-    made.diagnostics = diagnostics
-    return made

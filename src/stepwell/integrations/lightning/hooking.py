@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from stepwell.integrations.lightning.callback import TelemetryCallback
-from stepwell.integrations.lightning.packages import loaded_packages, module_of, package_of
+from stepwell.integrations.lightning.packages import (
+    check_trainer_class,
+    loaded_packages,
+    module_of,
+)
 from stepwell.telemetry.place import STARTER
 from stepwell.telemetry.run import active_run
 from stepwell.training.provider import TrainingTelemetryProvider
@@ -142,9 +146,9 @@ def hook_trainer_cls(
         if cls._stepwell_callback is not None:
             cls._stepwell_callback.on_app_start()
         return cls
-    package = package_of(cls)
+    check_trainer_class(cls)
     if telemetry_callback is None:
-        telemetry_callback = TelemetryCallback(provider, package=package)
+        telemetry_callback = TelemetryCallback(provider)
     else:
         telemetry_callback.on_app_start()
     return _hook(cls, telemetry_callback)
@@ -181,8 +185,9 @@ def _make_trainer(package: str) -> Any:
             provider: TrainingTelemetryProvider | None = None,
             **kwargs: Any,
         ) -> None:
-            self._stepwell_own = TelemetryCallback(provider, package=package)
-            super().__init__(**{**(trainer_config or {}), **kwargs})
+            self._stepwell_own = TelemetryCallback(provider)
+            kwargs = {**(trainer_config or {}), **kwargs}
+            super().__init__(**kwargs)
 
         @property
         def telemetry_callback(self) -> TelemetryCallback:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from stepwell.integrations.configuration import record_config
 from stepwell.integrations.lightning.logged_checkpoints import LoggedCheckpoints
-from stepwell.integrations.lightning.packages import MODULES, loaded_packages, module_of
+from stepwell.integrations.lightning.packages import LOGGER, base_classes, join_packages
 from stepwell.journal.errors import StepwellError, misuse, report
 from stepwell.journal.metrics import context, set_context
 from stepwell.journal.state import state
@@ -66,7 +66,7 @@ class Batches(int):
         return 0 if int(self) - rest >= self.first else rest
 
 
-class StepwellLogger:
+class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
     """A logger for a Trainer of ``lightning`` or ``pytorch_lightning``, around one of ours.
 
     Its context is created with the first fit, test or validation, and stays open after it, so that a fit and
@@ -74,19 +74,14 @@ class StepwellLogger:
     that was there before is left to whoever created it.
 
     Args:
-        logger: what logs, with its own ``log_freq`` and ``log_on_workers``.
+        logger: what logs, with its own ``log_freq`` and ``log_on_workers``. Without a ``log_freq`` it logs
+            every value that Lightning logs, which is every ``log_every_n_steps`` steps.
         log_model: True logs the checkpoints that ``ModelCheckpoint`` callbacks have kept, when a fit ends;
             ``"all"`` logs each one as soon as it is saved.
         prefix: in front of the name of each metric, with a slash.
         name: what Lightning's folder for checkpoints is called; else the experiment or project.
         keep_open: leave the end to the caller, also when training fails.
-        package: ``"lightning"`` or ``"pytorch_lightning"``, where both are in use.
     """
-
-    def __new__(cls, *args: Any, package: str | None = None, **kwargs: Any) -> StepwellLogger:
-        """Make one of a class that is a Logger of the package at hand."""
-        packages = loaded_packages() if package is None else [package]
-        return object.__new__(_logger_class(cls, tuple(packages)))
 
     def __init__(
         self,
@@ -96,7 +91,6 @@ class StepwellLogger:
         prefix: str = "",
         name: str | None = None,
         keep_open: bool = False,
-        package: str | None = None,
     ) -> None:
         if not isinstance(logger, Logger):
             raise StepwellError(
@@ -106,6 +100,8 @@ class StepwellLogger:
         if log_model not in (True, False, "all"):
             raise StepwellError(f'log_model is {shown(log_model)}: write True, False or "all"')
         super().__init__()
+        # Lightning decides how often: with log_every_n_steps.
+        logger.set_default_log_freq("batch")
         self.logger = logger
         self.log_model = log_model
         self.prefix = prefix
@@ -115,6 +111,7 @@ class StepwellLogger:
 
     def _forget(self) -> None:
         """What belongs to this process, and to trainers in it."""
+        join_packages(StepwellLogger, LOGGER)
         self._owns_context = False
         self._checkpoints = LoggedCheckpoints()
         self._trainer: Callable[[], Any] = _nobody
@@ -278,12 +275,6 @@ class StepwellLogger:
         self.__dict__.update(kept)
         self._forget()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Its class is made for the package at hand, also in another process.
-        cls = next(c for c in type(self).__mro__ if "_stepwell_package" not in vars(c))
-        packages = getattr(type(self), "_stepwell_package", ())
-        return _remade, (cls, packages), self.__getstate__()
-
 
 def _nobody() -> None:
     """In the place of a reference to a trainer."""
@@ -303,25 +294,3 @@ def _rank() -> int:
     module = sys.modules.get("lightning_utilities.core.rank_zero")
     rank = getattr(getattr(module, "rank_zero_only", None), "rank", None)
     return place.rank if rank is None else int(rank)
-
-
-_classes: dict[tuple[type, tuple[str, ...]], type] = {}
-
-
-def _logger_class(cls: type, packages: tuple[str, ...]) -> type:
-    """This class as a Logger of these packages, unless it is one already."""
-    if hasattr(cls, "_stepwell_package"):
-        return cls
-    bases = tuple(module_of(name).loggers.Logger for name in packages if name in MODULES)
-    if not bases:
-        raise StepwellError(f"package is {shown(packages[0])}: write one of {', '.join(MODULES)}")
-    if (cls, packages) not in _classes:
-        body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        body |= {"__doc__": cls.__doc__ or ""}
-        made = type(cls.__name__, (cls, *bases), {**body, "_stepwell_package": packages})
-        _classes[cls, packages] = made
-    return _classes[cls, packages]
-
-
-def _remade(cls: type, packages: tuple[str, ...]) -> Any:
-    return object.__new__(_logger_class(cls, packages))

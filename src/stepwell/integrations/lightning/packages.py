@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from abc import ABCMeta
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from stepwell.journal.errors import StepwellError
@@ -11,15 +13,16 @@ from stepwell.journal.errors import StepwellError
 MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
 
-def package_of(trainer_cls: type) -> str:
-    """The package that a Trainer class comes from, also one of the user's own."""
-    for base in trainer_cls.__mro__:
-        name = base.__module__.partition(".")[0]
-        if name in MODULES:
-            return name
-    raise StepwellError(
-        f"{trainer_cls.__name__} is no Trainer of lightning or pytorch_lightning, nor derived from one"
-    )
+CALLBACK, LOGGER = "Callback", "loggers.Logger"
+"""Where each package has the base class of callbacks, and that of loggers."""
+
+
+def check_trainer_class(cls: type) -> None:
+    """Raise StepwellError for a class that is no Trainer of either package."""
+    if not any(base.__module__.partition(".")[0] in MODULES for base in cls.__mro__):
+        raise StepwellError(
+            f"{cls.__name__} is no Trainer of lightning or pytorch_lightning, nor derived from one"
+        )
 
 
 def module_of(package: str) -> Any:
@@ -31,6 +34,26 @@ def loaded_packages() -> list[str]:
     """Those that the program has imported; when none, the one that can be imported."""
     found = [package for package, module in MODULES.items() if module in sys.modules]
     return found or [_installed()]
+
+
+def base_classes(name: str) -> list[Any]:
+    """Return the base class ``CALLBACK`` or ``LOGGER`` of each package that the program has imported."""
+    return [attrgetter(name)(module_of(package)) for package in loaded_packages()]
+
+
+def join_packages(cls: type, name: str) -> None:
+    """Make a class derive from the base classes of packages that were imported after it was defined."""
+    for base in base_classes(name):
+        if issubclass(cls, base):
+            continue
+        if isinstance(base, ABCMeta):
+            base.register(cls)
+            continue
+        try:
+            cls.__bases__ = (*cls.__bases__, base)
+        except TypeError:
+            # A subclass of the user's own has both already, the other way round.
+            pass
 
 
 def _installed() -> str:

@@ -10,6 +10,7 @@ import torch
 
 from stepwell.integrations.lightning import progress
 from stepwell.integrations.lightning.evaluating import Evaluations
+from stepwell.integrations.lightning.logger import StepwellLogger
 from stepwell.integrations.lightning.parts import WHERE, Fetches, optimizer_step
 from stepwell.integrations.lightning.training import Training
 from stepwell.integrations.timing import LOSS, TrainingThread, timer
@@ -223,7 +224,7 @@ class Recording:
             trainer = self.trainer
             if not metrics or not isinstance(metrics, Mapping) or trainer.sanity_checking:
                 return
-            if any(type(logger).__module__.startswith("stepwell.") for logger in trainer.loggers):
+            if any(isinstance(logger, StepwellLogger) for logger in trainer.loggers):
                 return
             values = {name: value for name, value in metrics.items() if name != LOSS}
             if step is None and "step" in values:

@@ -30,19 +30,12 @@ REMEMBERED = 1000
 class Pending:
     """A save that was handed to a writer in the background."""
 
-    step: int
     path: Any
     span: Span
 
     def tell(self, error: BaseException | None) -> None:
         """Say what became of it."""
-        try:
-            if error is None:
-                calls.succeed(self.step, None, self.path, self.span)
-            else:
-                calls.fail(self.step, error, None, self.span)
-        except Exception as problem:
-            report(WHERE, problem)
+        calls.settle_save(self.span, error, self.path)
 
 
 class Saves:
@@ -92,7 +85,7 @@ class Saves:
                 return None
             span.add_attribute("checkpoint_path", str(place))
             self._steps.append(step)
-            return Pending(step, path, span)
+            return Pending(path, span)
         except Exception as error:
             report(WHERE, error)
             return None

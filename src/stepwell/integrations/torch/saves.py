@@ -70,23 +70,19 @@ def _save_in_background(original: Callable[..., Any]) -> Callable[..., Any]:
             calls.conclude_save(error)
             raise
         calls.conclude_save(None)
-        _record_outcome(result, step, span)
+        _record_outcome(result, span)
         return result
 
     return async_save
 
 
-def _record_outcome(future: Any, step: int, span: Span) -> None:
+def _record_outcome(future: Any, span: Span) -> None:
     """Record whether a checkpoint that is saved in the background succeeds."""
     # Newer versions of PyTorch return two futures: one of staging, one of the upload.
     future = getattr(future, "upload_completion", future)
 
     def is_done(done: Any) -> None:
-        error = done.exception()
-        if error is None:
-            calls.succeed(step, span=span)
-        else:
-            calls.fail(step, error, span=span)
+        calls.settle_save(span, done.exception())
 
     try:
         future.add_done_callback(is_done)
