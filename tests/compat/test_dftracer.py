@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import pickle
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -583,3 +584,28 @@ def test_what_is_started_again(recorded: Run) -> None:
     spans = finished(recorded)
     assert edges(spans) == {("epoch", None): 4, ("fetch", "epoch"): 4, ("fetch", "fetch"): 1}
     assert set(spans["status"]) == {"ok"}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "dftracer.md"
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of docs/migrate/dftracer.md runs, and the names that it tells of are there."""
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(example, {"__name__": "page"})
+    spans = [e for e in lines(tmp_path / "traces" / "trace.pfw") if e["ph"] == "X"]
+    reads = [e["args"] for e in spans if e["name"] == "Reader.read"]
+    assert [(a["epoch"], a["image_idx"], a["step"]) for a in reads] == [
+        (1, step, step) for step in (0, 1, 2, 0, 1, 2)
+    ]
+    (imported,) = re.findall(r"^\+from stepwell.compat.dftracer import (.*)", text, re.M)
+    said = re.findall(r"`(dftracer|dft_fn|node)\.(\w+)", text)
+    owners: dict[str, Any] = {"dftracer": dftracer, "dft_fn": dft_fn, "node": ai.compute}
+    modules = {("dftracer", "logger"), ("dftracer", "python")}
+    missing = [
+        pair for pair in said if pair not in modules and not hasattr(owners[pair[0]], pair[1])
+    ]
+    assert missing == []
+    assert [name for name in imported.split(", ") if name not in names.__all__] == []

@@ -17,7 +17,7 @@ OURS = "stepwell.compat.dftracer"
 TRACER = ("hhash", "p_idx", "level")
 """Arguments that tracers add."""
 OUTER = ("ai_root", "train", "epoch.block", "fetch.iter", "fetch.block")
-"""Spans during which the step changes: ours have the step in which they begin, theirs that in which they end."""
+"""Spans during which the step changes: ours have the one in which they begin, theirs the one they end in."""
 
 NAMES = "DFTRACER_ENABLE, DFTracerAI, TagDType, TagType, TagValue, ai, dft_fn, dftracer"
 
