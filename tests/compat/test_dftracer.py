@@ -407,6 +407,8 @@ def test_tagged_values(recorded: Run) -> None:
     """They have their type, wherever an argument may stand."""
     assert TagValue("5", TagDType.INT, TagType.VALUE).value() == (1, 5)
     assert TagValue(5).value() == (0, "5")
+    copied = pickle.loads(pickle.dumps(TagValue(5, TagDType.INT, TagType.VALUE)))
+    assert copied.value() == (1, 5)
     assert TagValue(5, TagDType.FLOAT).value() == (0, 5.0)
     assert [int(TagType.IGNORE), int(TagDType.STRING)] == [2, 2]
     with ai.data(args={"n": TagValue("5", TagDType.INT), "text": TagValue(5)}):

@@ -33,13 +33,14 @@ class TagValue:
     """A value of a type: an int, float or str itself, so that it is recorded as that."""
 
     _tag_type: TagType
+    _plain: Any
 
     def __new__(
         cls, value: Any, dtype: TagDType = TagDType.STRING, tag_type: TagType = TagType.KEY
     ) -> TagValue:
         """Return the value converted to ``dtype``; a value that cannot be raises ValueError."""
-        kind, plain = _KINDS[dtype]
-        made: TagValue = plain.__new__(kind, value)
+        kind = _KINDS[dtype] if cls is TagValue else cls
+        made: TagValue = kind._plain.__new__(kind, value)
         made._tag_type = tag_type
         return made
 
@@ -49,28 +50,28 @@ class TagValue:
 
 
 class _TaggedInt(TagValue, int):
-    pass
+    _plain = int
 
 
 class _TaggedFloat(TagValue, float):
-    pass
+    _plain = float
 
 
 class _TaggedText(TagValue, str):
-    pass
+    _plain = str
 
 
-_KINDS: dict[TagDType, tuple[type[TagValue], Any]] = {
-    TagDType.INT: (_TaggedInt, int),
-    TagDType.FLOAT: (_TaggedFloat, float),
-    TagDType.STRING: (_TaggedText, str),
+_KINDS: dict[TagDType, type[TagValue]] = {
+    TagDType.INT: _TaggedInt,
+    TagDType.FLOAT: _TaggedFloat,
+    TagDType.STRING: _TaggedText,
 }
 
 
 def plain_value(value: Any) -> Any:
     """Return the value of an argument: given plainly, as a TagValue, or as a pair of a tag and a value."""
     if isinstance(value, TagValue):
-        return next(plain(value) for kind, plain in _KINDS.values() if isinstance(value, kind))
+        return value._plain(value)
     if type(value) is tuple and len(value) == 2:
         return value[1]
     return value
