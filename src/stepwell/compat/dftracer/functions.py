@@ -224,20 +224,31 @@ def _restored(cat: str, name: str, attributes: dict[str, Any], enable: bool) -> 
 
 
 def _entry_of(fn: dft_fn, span: Span, function: Callable[..., Any]) -> Entry:
-    """Return what gives the span to enter for a call of this function, with its arguments."""
+    """Return what gives the span to enter for a call of this function, with its arguments.
+
+    It runs once a call, so it is written out, without a call that could be saved.
+    """
     word = span._word
     has_self, places = _places(function)
+    others = [name for name in TAKEN if name not in [place[0] for place in places]]
     in_classes: dict[type, tuple[str, ...]] = {}
 
     def use_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
+        if not state.enabled:
+            return span
         values: dict[str, Any] = {}
+        attributes: dict[str, Any] = values
         try:
             if has_self:
                 owner = args[0]
-                for name in in_classes[type(owner)]:
+                try:
+                    attributes = owner.__dict__
+                    names = in_classes[owner.__class__]
+                except (AttributeError, KeyError):
+                    names = in_classes[owner.__class__] = _names_in_class(owner.__class__)
+                for name in names:
                     _add(values, name, getattr(owner, name, None))
-                attributes = getattr(owner, "__dict__", values)
-                for name in TAKEN:
+                for name in others:
                     if name in attributes:
                         value = attributes[name]
                         if type(value) is int:
@@ -248,8 +259,10 @@ def _entry_of(fn: dft_fn, span: Span, function: Callable[..., Any]) -> Entry:
                 value = args[position] if position < len(args) else kwargs.get(name, default)
                 if type(value) is int:
                     values[name] = value
-                elif value is not None:
-                    _add(values, name, value)
+                else:
+                    _add(values, name, attributes.get(name) if value is None else value)
+        except IndexError:
+            return span  # Python is about to say that ``self`` is missing.
         except Exception as error:
             report("dft_fn", error)
         if fn._attributes:
@@ -262,31 +275,28 @@ def _entry_of(fn: dft_fn, span: Span, function: Callable[..., Any]) -> Entry:
         return use
 
     def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
-        return use_with(args, kwargs) if state.enabled and (places or fn._attributes) else span
+        return use_with(args, kwargs) if fn._attributes else span
 
     def entry_of_method(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
-        if state.enabled:
-            try:
-                owner = args[0]
-                found = owner.__dict__
-                # Most objects have none of them.
-                if not (
-                    in_classes[type(owner)]
-                    or "step" in found
-                    or "epoch" in found
-                    or "image_idx" in found
-                    or "image_size" in found
-                    or places
-                    or fn._attributes
-                ):
-                    return span
-            except (AttributeError, KeyError):
-                in_classes[type(owner)] = _names_in_class(type(owner))
-            except IndexError:  # Python is about to say that ``self`` is missing.
-                return span
+        try:
+            owner = args[0]
+            found = owner.__dict__
+            # Most objects have none of them.
+            if (
+                in_classes[owner.__class__]
+                or "step" in found
+                or "epoch" in found
+                or "image_idx" in found
+                or "image_size" in found
+                or fn._attributes
+            ):
+                return use_with(args, kwargs)
+        except (AttributeError, KeyError, IndexError):
             return use_with(args, kwargs)
         return span
 
+    if places:
+        return use_with
     return entry_of_method if has_self else entry
 
 
@@ -316,6 +326,6 @@ def _names_in_class(kind: type) -> tuple[str, ...]:
 
 def _add(values: dict[str, Any], name: str, value: Any) -> None:
     """Add a value that is a number, a whole one as such; None and others are no arguments."""
-    found = value if type(value) is int else number(value)
+    found = value if value is None or type(value) is int else number(value)
     if found is not None:
         values[name] = int(found) if isinstance(found, float) and found.is_integer() else found
