@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stepwell.journal.span import enter_with, leave, withdraw
 from stepwell.journal.state import state
+from stepwell.journal.values import encode
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -19,29 +20,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def annotated(iterable: Iterable[T], around: Part, inside: Part) -> Iterable[T]:
-    """The iterable with getting an item recorded as ``around``, the loop's body as ``inside``."""
+def annotated(
+    iterable: Iterable[T], around: Part, inside: Part, counter: str = "count"
+) -> Iterable[T]:
+    """The iterable with getting an item recorded as ``around``, the loop's body as ``inside``.
+
+    Both have the number of the item, from 1 on, as the argument ``counter``.
+    """
     kind: type[AnnotatedIterable[T]] = AnnotatedIterable
     sized = hasattr(iterable, "__len__")
     if hasattr(iterable, "__next__"):
         kind = SizedIterator if sized else AnnotatedIterator
     elif sized:
         kind = SizedIterable
-    return kind(iterable, around, inside)
+    return kind(iterable, around, inside, counter)
 
 
 class AnnotatedIterable(Generic[T]):
     """An iterable whose items are recorded as they are asked for; it can be gone through again."""
 
-    def __init__(self, iterable: Iterable[T], around: Part, inside: Part) -> None:
+    def __init__(self, iterable: Iterable[T], around: Part, inside: Part, counter: str) -> None:
         self._iterable = iterable
         self._around = around
         self._inside = inside
+        self._counter = counter
 
     def __iter__(self) -> Iterator[T]:
         parts = (self._around, self._inside)
         if state.enabled and any(part is not None and part._is_enabled for part in parts):
-            return _items(self._iterable, *parts)
+            return _items(self._iterable, *parts, self._counter)
         # Nothing is added to a loop that is not recorded.
         return iter(self._iterable)
 
@@ -86,12 +93,15 @@ class SizedIterator(AnnotatedIterator[T], SizedIterable[T]):
     """The same for what is both."""
 
 
-def _items(iterable: Iterable[T], around: Part, inside: Part) -> Generator[T, None, None]:
+def _items(
+    iterable: Iterable[T], around: Part, inside: Part, counter: str
+) -> Generator[T, None, None]:
     items = iter(iterable)
+    numbered = encode({counter: 0})[:-2].replace(b"%", b"%%") + b"%d}"
     count = 0
     while True:
         count += 1
-        data = b'{"count":%d}' % count
+        data = numbered % count
         if around is not None and around._is_enabled and state.enabled:
             enter_with(around, _with_arguments(around, data) if around.attributes else data)
             try:

@@ -24,7 +24,7 @@ from stepwell.journal.span import (
     enter_with,
     enter_with_attributes,
 )
-from stepwell.journal.state import current_journal, state
+from stepwell.journal.state import current_journal, local, state
 from stepwell.journal.values import encode
 from stepwell.telemetry.events import name_of
 
@@ -74,6 +74,11 @@ class Node(Span):
             self._told[self] = None
 
     # The tree
+
+    @property
+    def cat(self) -> str:
+        """The category, as dftracer calls it."""
+        return self.category
 
     def _child(self, key: str, name: str) -> Node:
         found = self._children.get(key)
@@ -227,11 +232,21 @@ class Node(Span):
         return use if function is None else use(function)
 
     def start(self, metadata: bool = False) -> None:
-        """Begin, where a ``with`` statement does not fit; ``metadata`` leaves a record at once, no span."""
+        """Begin, where a ``with`` statement does not fit; ``metadata`` leaves a record at once, no span.
+
+        An earlier one that was never stopped is not recorded, if the span around it has ended.
+        """
         if metadata:
             self._tell("start")
         elif state.enabled:
-            self.__enter__()
+            self._begin()
+
+    def _begin(self) -> None:
+        """Enter; what an earlier ``start`` began that nothing stopped is taken back, once it is cut off."""
+        lane = getattr(local, "lane", None)
+        if lane is not None and lane.orphans:
+            lane.drop_orphan(self._word)
+        self.__enter__()
 
     def stop(self, metadata: bool = False) -> None:
         """End what the latest ``start`` in this thread or task began."""
@@ -258,10 +273,17 @@ class Node(Span):
     ) -> Iterable[T]:
         """Go through an iterable: the time for each item is ``<name>.iter``, that of the loop's body
         ``<name>.block``, both with a ``count`` from 1 on.
+
+        ``iter_name`` and ``block_name`` replace these names.
         """
-        around = self.derive(iter_name or "iter") if include_iter else None
-        inside = self.derive(block_name or "block") if include_block else None
+        around = self._in_loop(iter_name, "iter") if include_iter else None
+        inside = self._in_loop(block_name, "block") if include_block else None
         return annotated(iterable, around, inside)
+
+    def _in_loop(self, name: str | None, ending: str) -> Node:
+        if name is None:
+            return self.derive(ending)
+        return self._child(f"loop {name_of(name)}", name_of(name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.name, self.category)
@@ -299,6 +321,11 @@ class Use(AttributedSpan):
         self.attributes = dict(self.attributes)
         return super().__call__(function)
 
+    @property
+    def cat(self) -> str:
+        """The category, as dftracer calls it."""
+        return self.category
+
     def start(self) -> None:
         """Begin, where a ``with`` statement does not fit."""
         if state.enabled:
@@ -318,12 +345,12 @@ class Use(AttributedSpan):
         block_name: str | None = None,
     ) -> Iterable[T]:
         """Go through an iterable, as with the node."""
-        around = self._in_loop(iter_name or "iter") if include_iter else None
-        inside = self._in_loop(block_name or "block") if include_block else None
+        around = self._in_loop(iter_name, "iter") if include_iter else None
+        inside = self._in_loop(block_name, "block") if include_block else None
         return annotated(iterable, around, inside)
 
-    def _in_loop(self, name: str) -> UseInLoop:
-        return UseInLoop(self._node.derive(name), dict(self.attributes), self._enable)
+    def _in_loop(self, name: str | None, ending: str) -> UseInLoop:
+        return UseInLoop(self._node._in_loop(name, ending), dict(self.attributes), self._enable)
 
     def update(self, /, args: Mapping[str, Any] | None = None, **more: Any) -> Use:
         """Set arguments of this use."""

@@ -92,7 +92,8 @@ if TYPE_CHECKING:
         other: Other
 
 
-def _grow() -> Root:
+def grow() -> Root:
+    """A tree of its own, with all nodes of the vocabulary."""
     nodes: dict[str, Node] = {}
     for word in AI_NODES:
         path = word.ai or ""
@@ -106,7 +107,7 @@ def _grow() -> Root:
     return root
 
 
-ai = _grow()
+ai = grow()
 
 
 def walk(node: Node = ai) -> Iterator[Node]:

@@ -14,6 +14,7 @@ from typing import Any
 from stepwell.exporters.chrome_events import category_of
 from stepwell.exporters.trace_json import members, quoted
 from stepwell.journal.errors import StepwellError
+from stepwell.telemetry.events import METADATA
 
 DIALECTS = ("new", "old")
 PHASES = {"X": 1, "C": 2, "M": 4}
@@ -87,8 +88,9 @@ class DFTracerLines:
 
     def event(self, name: str, tid: int, time_ns: int, attributes: dict[str, Any]) -> str:
         """Something that happened: a metadata record where it is one, else an event of no length."""
-        if is_metadata(name, attributes):
-            return self.metadata("CM", tid, name, str(time_ns // 1000))
+        value = metadata_value(name, attributes, time_ns)
+        if value is not None:
+            return self.metadata("CM", tid, name, value)
         args = self._args(START_ID, TOP_LEVEL, attributes)
         number = self._next_id()
         return self._event(number, name, "event", PYTHON, tid, time_ns, time_ns, args)
@@ -140,9 +142,16 @@ class DFTracerLines:
         return EVENT_IDS + self._extra
 
 
-def is_metadata(name: str, attributes: dict[str, Any]) -> bool:
-    """Whether an event is what ``start(metadata=True)`` or ``stop(metadata=True)`` of a node left."""
-    return name.endswith((".start", ".end")) and "category" in attributes
+def metadata_value(name: str, attributes: dict[str, Any], time_ns: int) -> str | None:
+    """The value of an event that is a metadata record; None for others.
+
+    These are a pair of texts, and what ``start(metadata=True)`` or ``stop(metadata=True)`` of a node left.
+    """
+    if attributes.get("category") == METADATA:
+        return str(attributes.get("value"))
+    if name.endswith((".start", ".end")) and "category" in attributes:
+        return str(time_ns // 1000)
+    return None
 
 
 def _plain(value: Any) -> Any:

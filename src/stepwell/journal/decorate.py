@@ -21,8 +21,12 @@ class Named(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
 
-def decorate(span: Named, function: F) -> F:
-    """The function, its calls recorded as ``span``.
+Entry = Callable[[tuple[Any, ...], dict[str, Any]], Named]
+"""What to enter for a call, by its arguments."""
+
+
+def decorate(span: Named, function: F, entry: Entry | None = None) -> F:
+    """The function, its calls recorded as ``span``, or as what ``entry`` gives for their arguments.
 
     A coroutine is timed until it has finished, a generator from its first item to its last one
     or to being closed.
@@ -31,13 +35,13 @@ def decorate(span: Named, function: F) -> F:
         _decorate_class(span, function)
         return function
     if isinstance(function, staticmethod | classmethod):
-        return cast(F, type(function)(decorate(span, function.__func__)))
+        return cast(F, type(function)(decorate(span, function.__func__, entry)))
     if not callable(function):
         raise TypeError(
             f"a span decorates a function, not {type(function).__name__}: write "
             f'@run.span("{span.name}") above a def, or `with run.span("{span.name}"):`'
         )
-    return cast(F, functools.wraps(function)(_wrapper(span, function)))
+    return cast(F, functools.wraps(function)(_wrapper(span, function, entry)))
 
 
 def _decorate_class(span: Named, kind: type) -> None:
@@ -55,18 +59,20 @@ def _inherits(kind: type, method: str) -> bool:
     return getattr(kind, method) is getattr(object, method)
 
 
-def _wrapper(span: Named, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapper(
+    span: Named, function: Callable[..., Any], entry: Entry | None = None
+) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            with span:
+            with span if entry is None else entry(args, kwargs):
                 return await function(*args, **kwargs)
 
         return call_async
     if inspect.isasyncgenfunction(function):
 
         async def iterate_async(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            with span:
+            with span if entry is None else entry(args, kwargs):
                 async with _closing(function(*args, **kwargs)) as items:
                     step = items.__anext__()
                     while True:
@@ -85,10 +91,18 @@ def _wrapper(span: Named, function: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(function):
 
         def iterate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with span:
+            with span if entry is None else entry(args, kwargs):
                 return (yield from function(*args, **kwargs))
 
         return iterate
+
+    if entry is not None:
+
+        def call_with(*args: Any, **kwargs: Any) -> Any:
+            with entry(args, kwargs):
+                return function(*args, **kwargs)
+
+        return call_with
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with span:

@@ -6,6 +6,7 @@ never those of its neighbours. Frames are found again when the lane rolls over, 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextvars import ContextVar
 from time import perf_counter_ns as _now
 from typing import TYPE_CHECKING
@@ -118,6 +119,14 @@ def innermost(word: int) -> Frame | None:
     """The innermost open span of this name in the running task."""
     frame = _get()
     while frame is not None and not (frame.word == word and frame in frame.lane.frames):
+        frame = frame.outer
+    return frame
+
+
+def innermost_of(words: Container[int]) -> Frame | None:
+    """The innermost open span of one of these names in the running task."""
+    frame = _get()
+    while frame is not None and not (frame.word in words and frame in frame.lane.frames):
         frame = frame.outer
     return frame
 

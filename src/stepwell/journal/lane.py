@@ -10,6 +10,7 @@ that an interrupt between two bytecodes finds the stack right.
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import clock, frames
@@ -236,6 +237,32 @@ class Lane:
                 self.end(frame.slot, clock.now() | ABANDONED)
             del self.frames[frame]
 
+    def write_finished(self, word: int, start: int, end: int, attributes: bytes) -> bool:
+        """Write a span that is over, inside the innermost open one that began before it.
+
+        Returns whether there was space for it.
+        """
+        offset = self.put_attributes(attributes) if attributes else 0
+        slot = self.reserve()
+        if not slot:
+            return False
+        self.metas[slot] = word | self._open_at(start) | offset << ATTRIBUTE_SHIFT
+        # The end before the start, which publishes: nobody sees it open.
+        self.ends[slot] = end
+        self.starts[slot] = start
+        return True
+
+    def _open_at(self, start: int) -> int:
+        """Slot of the innermost open span that began by then, 0 when there is none."""
+        if self.frames:
+            slot = frames.current_slot(self)
+            return slot if self.starts[slot] <= start else 0
+        for entry in reversed(self.stack):
+            slot = entry & SLOT_MASK
+            if slot and self.starts[slot] <= start:
+                return slot
+        return 0
+
     def origin(self, slot: int) -> int:
         """Identity of the span in this slot of the current segment."""
         found = self.origins.get(slot)
@@ -294,6 +321,20 @@ class Lane:
                 if slot and entry & SLOT_MASK == slot:
                     source.remove(entry)
                     target.append(entry)
+
+    def drop_orphan(self, word: int) -> None:
+        """Take back the latest open span of this name whose enclosing span was left before it."""
+        for i in range(len(self.orphans) - 1, -1, -1):
+            entry = self.orphans[i]
+            if entry & NAME_MASK == word:
+                del self.orphans[i]
+                slot = entry & SLOT_MASK
+                if slot in self.origins:
+                    # It began in an earlier segment, where it stays.
+                    self.end(entry, clock.now() | ABANDONED)
+                else:
+                    self.starts[slot] = 0
+                return
 
     def leave_dropped(self, word: int) -> None:
         """Forget the innermost span of this name that found no space."""
@@ -356,6 +397,16 @@ class Lane:
         for entry in reversed(self.stack):
             if entry & ~SLOT_MASK == word:
                 return entry & SLOT_MASK
+        return 0
+
+    def innermost(self, words: Container[int]) -> int:
+        """Word of the innermost open span of one of these names, 0 when there is none."""
+        frame = frames.innermost_of(words) if self.frames else None
+        if frame is not None:
+            return frame.word
+        for entry in reversed(self.stack):
+            if entry & NAME_MASK in words:
+                return entry & NAME_MASK
         return 0
 
     def find_origin(self, word: int) -> int | None:

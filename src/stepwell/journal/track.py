@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from stepwell.journal.format import ATTRIBUTE_SHIFT, NAME_SHIFT
+from stepwell.journal.format import NAME_SHIFT
 from stepwell.journal.journal import Journal
 from stepwell.journal.lane import Lane
 from stepwell.journal.names import SPAN, names
@@ -24,16 +24,8 @@ class Track:
     def write(self, name: str, category: str, start: int, end: int, attributes: bytes) -> bool:
         """Write one span, its times by the monotonic clock; whether there was space for it."""
         lane = self._lane or self._open()
-        offset = lane.put_attributes(attributes) if attributes else 0
-        slot = lane.reserve()
-        if not slot:
-            return False
         word = names.intern(SPAN, name, category) << NAME_SHIFT
-        lane.metas[slot] = word | offset << ATTRIBUTE_SHIFT
-        # The end before the start, which publishes: nobody sees it open.
-        lane.ends[slot] = end
-        lane.starts[slot] = start
-        return True
+        return lane.write_finished(word, start, end, attributes)
 
     def _open(self) -> Lane:
         lane = self.journal.open_lane()

@@ -20,13 +20,19 @@ MAX_WORD = (1 << 64) - 1
 
 
 class ContextLog:
-    """When the step and the epoch changed in a process; its workers share it, and its clock.
+    """When the step and the epoch changed in a process.
+
+    ``above`` is the log of its parent, which has the same clock: a worker that sets only one of the two has
+    the other from there.
 
     A ``sparse`` one unpacks only the segments that it is asked about, if their headers tell what the
     others hold: that is for looking at a small part of a run.
     """
 
-    def __init__(self, process: Process, sparse: bool = False) -> None:
+    def __init__(
+        self, process: Process, sparse: bool = False, above: ContextLog | None = None
+    ) -> None:
+        self._above = above
         self._parts = [_Part(segment) for segment in process.of_kind("metrics")]
         for part in self._parts:
             if not sparse:
@@ -45,11 +51,23 @@ class ContextLog:
 
     @property
     def has_steps(self) -> bool:
-        """Whether a step was ever set."""
+        """Whether a step was ever set, here or above."""
+        return self._has_own_steps or (self._above is not None and self._above.has_steps)
+
+    @property
+    def _has_own_steps(self) -> bool:
         return bool((self._word >> STEP_SHIFT).any()) or any(p.has_steps for p in self._parts)
 
     def at(self, clock: NDArray[Any]) -> tuple[Ints, Ints]:
         """Step and epoch at each of these instants, -1 for none."""
+        step, epoch = self._own_at(clock)
+        if self._above is not None and ((step < 0) | (epoch < 0)).any():
+            step_above, epoch_above = self._above.at(clock)
+            step = np.where(step < 0, step_above, step)
+            epoch = np.where(epoch < 0, epoch_above, epoch)
+        return step, epoch
+
+    def _own_at(self, clock: NDArray[Any]) -> tuple[Ints, Ints]:
         if not len(self._clock):
             none = np.full(len(clock), -1, np.int64)
             return none, none
@@ -72,6 +90,8 @@ class ContextLog:
 
         The end is left out, both the step and the instant.
         """
+        if self._above is not None and not self._has_own_steps:
+            return self._above.window(first, end)
         self._load(lambda part: part.may_have(first, end))
         while True:
             steps = (self._word >> STEP_SHIFT).astype(np.int64) - 1
@@ -87,11 +107,10 @@ class ContextLog:
 
     def latest(self) -> tuple[int | None, int | None]:
         """The step and epoch that it is now, or was last."""
-        if not len(self._word):
-            return None, None
-        word = int(self._word[-1])
+        word = int(self._word[-1]) if len(self._word) else 0
         step, epoch = (word >> STEP_SHIFT) - 1, (word & EPOCH_MASK) - 1
-        return (step if step >= 0 else None), (epoch if epoch >= 0 else None)
+        above = (None, None) if self._above is None else self._above.latest()
+        return (step if step >= 0 else above[0]), (epoch if epoch >= 0 else above[1])
 
     def _load(self, wanted: Callable[[_Part], bool]) -> bool:
         """Unpack the parts that are wanted; whether there were any."""

@@ -53,8 +53,10 @@ class Layout:
 
 
 def contexts(processes: list[Process], partial: bool = False) -> list[ContextLog]:
-    """The context of each process: its own if it ever set one, else that of the first."""
-    logs = [ContextLog(process, partial) for process in processes]
+    """The context of each process: what it set itself, and for the rest that of the first one."""
+    logs: list[ContextLog] = []
+    for process in processes:
+        logs.append(ContextLog(process, partial, logs[0] if logs else None))
     return [log if log.is_known else logs[0] for log in logs]
 
 

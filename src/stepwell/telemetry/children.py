@@ -18,7 +18,7 @@ from stepwell.journal.errors import report
 from stepwell.journal.journal import Journal
 from stepwell.journal.metrics import context
 from stepwell.journal.names import names
-from stepwell.journal.state import forget_lane, state
+from stepwell.journal.state import current_journal, forget_lane, state
 from stepwell.journal.system import process_start
 from stepwell.journal.workers import WORKERS
 
@@ -60,6 +60,12 @@ def join_parent_when_used() -> None:
     """In a spawned child: let the first record look for the parent's run."""
     state.open_when_used(_open_spawned)
     _hook_forks()
+
+
+def is_worker() -> bool:
+    """Return whether this process records as a worker of another one, which it joins if it has not yet."""
+    journal = current_journal() if state.enabled else None
+    return journal is not None and journal.document is not None
 
 
 def _hand_down(token: dict[str, Any] | None) -> None:

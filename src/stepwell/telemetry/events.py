@@ -16,6 +16,8 @@ from stepwell.telemetry.attributes import Attributes
 
 Timestamp = float | datetime.datetime
 """Seconds since the epoch, or a datetime."""
+METADATA = "metadata"
+"""Category of an event that is a pair of texts: its name, and its attribute ``value``."""
 LAST_CLOCK = 1 << 60
 """Times from here on are some decades away, and the journal has no place for them."""
 

@@ -1,0 +1,331 @@
+"""``dft_fn``: a category to record functions, blocks and loops under."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import MemberDescriptorType, TracebackType
+from typing import Any, TypeVar
+
+from stepwell.annotations.loop import annotated
+from stepwell.compat.dftracer.log import DFTRACER_ENABLE, write_metadata, write_span
+from stepwell.compat.dftracer.tags import EntityRelation, EntityStore, plain_values
+from stepwell.journal import clock
+from stepwell.journal.decorate import Entry, decorate
+from stepwell.journal.errors import StepwellError, quietly, report
+from stepwell.journal.span import AttributedSpan, Span, withdraw
+from stepwell.journal.state import current_lane, state
+from stepwell.journal.values import encode, number, shown
+from stepwell.telemetry.events import name_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+TAKEN = ("epoch", "step", "image_idx", "image_size")
+"""Arguments that are taken from decorated calls."""
+NEVER = sys.maxsize
+"""In place of a position: the argument is given by name alone."""
+
+
+class dft_fn:
+    """A category and a name to record under, with arguments: for ``with``, loops, and above functions.
+
+    Without a name it is that of the function which makes it. Arguments that are set here belong to all that
+    it records; those that a decorated call is given belong to that call.
+    """
+
+    def __init__(
+        self,
+        cat: str,
+        name: str | None = None,
+        epoch: int | None = None,
+        step: int | None = None,
+        image_idx: int | None = None,
+        image_size: float | None = None,
+        enable: bool = True,
+    ) -> None:
+        self._category = name_of(cat)
+        self._is_enabled = bool(enable) and DFTRACER_ENABLE
+        self._spans: dict[int, _Named] = {}
+        self._attributes: dict[str, Any] = {}
+        self._own = self._named(name or sys._getframe(1).f_code.co_name)
+        self._began = clock.now()
+        self._is_reset = False
+        self.update(epoch, step, image_idx, image_size)
+
+    def _named(self, name: str) -> _Named:
+        span = _Named(name_of(name), self._category)
+        span.owner = self
+        return self._spans.setdefault(span._word, span)
+
+    # Blocks
+
+    def __enter__(self) -> dft_fn:
+        if self._is_enabled:
+            self._is_reset = False
+            use = AttributedSpan() if self._attributes else self._own
+            if isinstance(use, AttributedSpan):
+                use._word, use.attributes = self._own._word, self._attributes
+            use.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_open():
+            self._own.__exit__(kind, error, trace)
+        elif self._is_reset:
+            self.flush()
+
+    def flush(self) -> dft_fn:
+        """End the block now; without one, record the time since ``reset``, or since this was made."""
+        self._is_reset = False
+        if self._is_open():
+            self._own.__exit__(None, None, None)
+        elif self._is_enabled:
+            write_span(self._own._word, self._began, clock.now(), self._attributes)
+        return self
+
+    def reset(self) -> dft_fn:
+        """Begin again, for ``flush`` or for the end of the block; the time until now is not recorded."""
+        if self._is_open():
+            withdraw(self._own)
+        self._began = clock.now()
+        self._is_reset = True
+        return self
+
+    def _is_open(self) -> bool:
+        lane = current_lane() if self._is_enabled and state.enabled else None
+        return lane is not None and bool(lane.innermost((self._own._word,)))
+
+    # Arguments
+
+    def update(
+        self,
+        epoch: int | None = None,
+        step: int | None = None,
+        image_idx: int | None = None,
+        image_size: float | None = None,
+        args: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> dft_fn:
+        """Set arguments of what is recorded from now on, and of the innermost span that is open."""
+        if args is not None and not isinstance(args, Mapping):
+            raise StepwellError(f'args is {shown(args)}: write a dict such as {{"size": 4}}')
+        given = {"epoch": epoch, "step": step, "image_idx": image_idx, "image_size": image_size}
+        changes = {k: v for k, v in plain_values(given, args, more).items() if v is not None}
+        if changes and self._is_enabled:
+            # Another thread may be reading the old ones.
+            self._attributes = self._attributes | changes
+            self._set_on_open(changes)
+        return self
+
+    @quietly
+    def _set_on_open(self, changes: dict[str, Any]) -> None:
+        lane = current_lane() if state.enabled else None
+        word = 0 if lane is None else lane.innermost(self._spans)
+        if word:
+            self._spans[word].set(**changes)
+
+    # Functions
+
+    def log(self, func: F | None = None, name: str | None = None) -> Any:
+        """Decorator: calls are recorded under the function's qualified name, or under this one.
+
+        The arguments ``epoch``, ``step``, ``image_idx`` and ``image_size`` of the call are recorded, or the
+        attributes of ``self`` with these names, where they are numbers.
+        """
+        if func is None:
+            return lambda function: self.log(function, name)
+        inner = getattr(func, "__func__", func)
+        qualified = str(getattr(inner, "__qualname__", type(inner).__name__))
+        span = self._named(name or qualified)
+        if not self._is_enabled:
+            return func
+        return decorate(span, func, _entry_of(self, span, inner))
+
+    log_init = log
+    log_static = log
+
+    # Loops
+
+    def iter(self, func: Iterable[T], name: str = "loop", iter_name: str = "step") -> Iterable[T]:
+        """Go through an iterable: ``<name>.iter`` for getting an item, ``<name>.yield`` for the body.
+
+        Both have the number of the item, from 1 on, as the argument ``iter_name``.
+        """
+        around: Any = self._named(f"{name}.iter")
+        inside: Any = self._named(f"{name}.yield")
+        around.counter = inside.counter = iter_name
+        return annotated(func, around, inside, iter_name)
+
+    # What else the original has
+
+    def log_metadata(self, key: str, value: Any) -> None:
+        """Record a pair of texts at once."""
+        if self._is_enabled:
+            write_metadata(key, value)
+
+    def relate(self, relation: EntityRelation, entity: int) -> dft_fn:
+        """Do nothing: entities are not recorded."""
+        return self
+
+    def relate_entity(
+        self,
+        relation: EntityRelation,
+        type: str,
+        key: Any,
+        store: EntityStore = EntityStore.MEMORY,
+        uri: str = "",
+    ) -> int:
+        """Return 0, as the published library does: entities are not recorded."""
+        return 0
+
+    def uses(
+        self, type: str, key: Any, store: EntityStore = EntityStore.MEMORY, uri: str = ""
+    ) -> int:
+        """Return 0, as ``relate_entity``."""
+        return 0
+
+    generates = uses
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._category, self._own.name, self._attributes, self._is_enabled)
+
+
+class _Named(Span):
+    """A span of a ``dft_fn``. In a loop it has the arguments of that, but for the number of the item."""
+
+    __slots__ = ("counter", "owner")
+
+    owner: dft_fn
+    counter: str
+
+    @property
+    def _is_enabled(self) -> bool:
+        return self.owner._is_enabled
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The arguments in a loop."""
+        return {k: v for k, v in self.owner._attributes.items() if k != self.counter}
+
+    def _encoded(self) -> bytes:
+        return encode(self.attributes)
+
+
+def _restored(cat: str, name: str, attributes: dict[str, Any], enable: bool) -> dft_fn:
+    """A copy, perhaps in another process."""
+    return dft_fn(cat, name, enable=enable).update(args=attributes)
+
+
+def _entry_of(fn: dft_fn, span: Span, function: Callable[..., Any]) -> Entry:
+    """Return what gives the span to enter for a call of this function, with its arguments.
+
+    It runs once a call, so it is written out, without a call that could be saved.
+    """
+    word = span._word
+    has_self, places = _places(function)
+    others = [name for name in TAKEN if name not in [place[0] for place in places]]
+    in_classes: dict[type, tuple[str, ...]] = {}
+
+    def use_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
+        if not state.enabled:
+            return span
+        values: dict[str, Any] = {}
+        attributes: dict[str, Any] = values
+        try:
+            if has_self:
+                owner = args[0]
+                try:
+                    attributes = owner.__dict__
+                    names = in_classes[owner.__class__]
+                except (AttributeError, KeyError):
+                    names = in_classes[owner.__class__] = _names_in_class(owner.__class__)
+                for name in names:
+                    _add(values, name, getattr(owner, name, None))
+                for name in others:
+                    if name in attributes:
+                        value = attributes[name]
+                        if type(value) is int:
+                            values[name] = value
+                        else:
+                            _add(values, name, value)
+            for name, position, default in places:
+                value = args[position] if position < len(args) else kwargs.get(name, default)
+                if type(value) is int:
+                    values[name] = value
+                else:
+                    _add(values, name, attributes.get(name) if value is None else value)
+        except IndexError:
+            return span  # Python is about to say that ``self`` is missing.
+        except Exception as error:
+            report("dft_fn", error)
+        if fn._attributes:
+            values = fn._attributes | values
+        elif not values:
+            return span
+        use: AttributedSpan = AttributedSpan()
+        use._word = word
+        use.attributes = values
+        return use
+
+    def entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
+        return use_with(args, kwargs) if fn._attributes else span
+
+    def entry_of_method(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
+        try:
+            owner = args[0]
+            found = owner.__dict__
+            # Most objects have none of them.
+            if (
+                in_classes[owner.__class__]
+                or "step" in found
+                or "epoch" in found
+                or "image_idx" in found
+                or "image_size" in found
+                or fn._attributes
+            ):
+                return use_with(args, kwargs)
+        except (AttributeError, KeyError, IndexError):
+            return use_with(args, kwargs)
+        return span
+
+    if places:
+        return use_with
+    return entry_of_method if has_self else entry
+
+
+def _places(function: Callable[..., Any]) -> tuple[bool, list[tuple[str, int, Any]]]:
+    """Whether a function has ``self``; and of the arguments to take: name, position and default."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return False, []
+    places: list[tuple[str, int, Any]] = []
+    for position, parameter in enumerate(parameters):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named = [name for name, _, _ in places]
+            places += [(name, NEVER, None) for name in TAKEN if name not in named]
+        elif parameter.name in TAKEN and parameter.kind is not parameter.VAR_POSITIONAL:
+            default = None if parameter.default is parameter.empty else parameter.default
+            at = NEVER if parameter.kind is parameter.KEYWORD_ONLY else position
+            places.append((parameter.name, at, default))
+    return bool(parameters) and parameters[0].name == "self", places
+
+
+def _names_in_class(kind: type) -> tuple[str, ...]:
+    """The attributes to look for that objects have by way of their class; methods are none of them."""
+    kinds = (property, MemberDescriptorType, int, float)
+    return tuple(name for name in TAKEN if isinstance(getattr(kind, name, None), kinds))
+
+
+def _add(values: dict[str, Any], name: str, value: Any) -> None:
+    """Add a value that is a number, a whole one as such; None and others are no arguments."""
+    found = value if value is None or type(value) is int else number(value)
+    if found is not None:
+        values[name] = int(found) if isinstance(found, float) and found.is_integer() else found
