@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loggers": ("telemetry",),
     "exporters": ("telemetry",),
     "integrations": ("training", "annotations", "diagnostics", "loggers", "exporters"),
-    "compat": ("training", "annotations", "diagnostics", "loggers", "exporters"),
+    "compat": ("integrations",),
     "importing": ("telemetry",),
     "reading": ("journal",),
     "analysis": ("reading", "vocabulary"),
@@ -45,7 +45,6 @@ MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "exporters": ("reading",),
     "loggers": ("reading", "diagnostics"),
     "telemetry": ("reading",),
-    "compat": ("integrations",),
 }
 """More for some of them, but only inside functions or for type checkers."""
 

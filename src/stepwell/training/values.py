@@ -80,7 +80,7 @@ def _whole(value: Any, minimum: int) -> int:
     return found
 
 
-def _target(value: Any) -> int | None:
+def _target(value: Any) -> Any:
     found = _whole(value, -sys.maxsize)
     if found == 0:
         raise ValueError
@@ -156,7 +156,8 @@ POSITIVE = Kind[int](
     lambda value: type(value) is int and value >= 1,
     lambda value: _whole(value, 1),
 )
-TARGET = Kind["int | None"](
+TARGET = Kind[int](
+    # What is not known is None, which counts as absent.
     "a whole number of at least 1",
     lambda value: type(value) is int and value >= 1,
     _target,
