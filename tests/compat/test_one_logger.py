@@ -8,7 +8,9 @@ import logging
 import subprocess
 import sys
 import time
+from collections import Counter
 from enum import Enum
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from stepwell.compat.one_logger import (
     Attribute,
     Attributes,
     BaseExporter,
+    BaseJsonExporter,
     CheckPointStrategy,
     DefaultRecorder,
     ErrorEvent,
@@ -50,6 +53,7 @@ from stepwell.compat.one_logger import (
     training_loop,
 )
 from stepwell.compat.one_logger.exporters import AdaptedExporter
+from stepwell.importing import import_trace
 from stepwell.telemetry import live
 from stepwell.telemetry.exporter import EventRecord, Source, SpanRecord
 from stepwell.testing import FakeClock
@@ -127,7 +131,7 @@ def test_names_that_the_original_exports() -> None:
 NOT_CARRIED = {
     # Of no use to a program: types, and parts of the original's own machinery.
     *("AttributeValue", "EventName", "SpanName", "NVTXColor", "Timer", "CheckPointType"),
-    *("StandardSpanAttributeName", "StandardEventAttributeName", "BaseJsonExporter"),
+    *("StandardSpanAttributeName", "StandardEventAttributeName"),
     *("ExporterConfigManager", "assert_that"),
 }
 
@@ -640,6 +644,84 @@ def test_an_exporter_of_the_original_interface(provider: TrainingTelemetryProvid
     ]
 
 
+class Lines(BaseJsonExporter):
+    """Writes the original's lines to a file of its own."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = Path(path)
+
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(json_dict) + "\n")
+
+
+def _job(provider: TrainingTelemetryProvider, *exporters: Any) -> None:
+    training = _training(log_every_n_train_iterations=2)
+    provider.with_base_config(_base(telemetry_config=training))
+    for exporter in exporters:
+        provider.with_exporter(exporter)
+    provider.configure_provider()
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(2):
+            with training_iteration():
+                pass
+        with ol.checkpoint_save(global_step=2), timed_span("write"):
+            pass
+        get_recorder().telemetry_data_error("half of it")
+        with pytest.raises(ValueError, match="dark"), timed_span("own"):
+            raise ValueError("dark")
+
+
+def test_lines_of_an_own_json_exporter(provider: TrainingTelemetryProvider, tmp_path: Path) -> None:
+    """They have the format of the original's files, which ``stepwell import`` reads."""
+    _job(provider, Lines("lines.json"))
+    lines = [json.loads(line) for line in Path("lines.json").read_text().splitlines()]
+    assert [line["count"] for line in lines] == list(range(1, len(lines) + 1))
+    ends = [line["name"] for line in lines if line["type"] in ("complete", "stop")]
+    assert ends == ["write", "checkpoint_save_sync", "own", "training_loop", "application"]
+    assert [line["name"] for line in lines if line["type"] == "complete"] == ["write"]
+    provider.reset()
+    imported = import_trace(Path("lines.json"), tmp_path / "imported")
+    spans = stepwell.open_run(imported).spans().collect()
+    assert Counter(spans["name"]) == Counter(ends)
+
+
+def test_exporters_of_the_original_itself(provider: TrainingTelemetryProvider) -> None:
+    """Its own file exporter, fed by stepwell, writes what an exporter derived from ours writes."""
+    theirs = pytest.importorskip(
+        "nv_one_logger.exporter.file_exporter", reason="needs nv-one-logger"
+    )
+    _job(provider, theirs.FileExporter(Path("theirs.json")), Lines("ours.json"))
+    both = [Path(name).read_text().splitlines() for name in ("theirs.json", "ours.json")]
+    assert [json.loads(line) for line in both[0]] == [json.loads(line) for line in both[1]]
+
+
+def test_exporters_that_packages_bring(
+    provider: TrainingTelemetryProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those of the original's entry points are used; one that cannot be had is a warning."""
+    points = [
+        EntryPoint(n, f"{__name__}:{n}", "nv_one_logger.exporter_configs")
+        for n in ("Brought", "Gone")
+    ]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    provider.with_base_config(_base()).with_export_config().configure_provider()
+    (delivery,) = provider.run.exporters  # type: ignore[union-attr]
+    assert isinstance(delivery.exporter.exporter, Kept)
+    assert "Training goes on without this exporter" in caplog.text
+
+
+class Brought:
+    """What a package registers."""
+
+    @staticmethod
+    def get_default_config() -> dict[str, Any]:
+        return {"class_name": f"{__name__}.Kept", "config": {}, "enabled": True}
+
+
 def test_attributes_that_changed() -> None:
     """An exporter is told which attributes are new at the end, and which have changed."""
     kept = Kept()
@@ -753,6 +835,7 @@ def test_otel_exporter(provider: TrainingTelemetryProvider) -> None:
     assert app.resource.attributes["service.name"] == "app"
 
 
+@pytest.mark.full
 def test_wandb_exporter(
     provider: TrainingTelemetryProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from stepwell.compat.one_logger.config import (
 )
 from stepwell.compat.one_logger.config import OneLoggerTelemetryConfig as TelemetryConfig
 from stepwell.compat.one_logger.config import OneLoggerTrainingConfig as TrainingTelemetryConfig
-from stepwell.compat.one_logger.exporters import BaseExporter, ExporterConfig
+from stepwell.compat.one_logger.exporters import BaseExporter, BaseJsonExporter, ExporterConfig
 from stepwell.compat.one_logger.exporters import OneLoggerExporter as Exporter
 from stepwell.compat.one_logger.provider import RECORDER
 from stepwell.compat.one_logger.provider import OneLoggerRecorder as DefaultRecorder
@@ -73,6 +73,7 @@ __all__ = [
     "Attribute",
     "Attributes",
     "BaseExporter",
+    "BaseJsonExporter",
     "CheckPointStrategy",
     "CheckpointSaveSpanAttributes",
     "DefaultRecorder",

@@ -110,18 +110,22 @@ on_dataloader_init_start = returning_views(callbacks.on_dataloader_init_start)
 on_optimizer_init_start = returning_views(callbacks.on_optimizer_init_start)
 on_load_checkpoint_start = returning_views(callbacks.on_load_checkpoint_start)
 on_train_start = returning_views(callbacks.on_train_start)
-on_training_single_iteration_start = returning_views(callbacks.on_training_single_iteration_start)
-on_data_loading_start = returning_views(callbacks.on_data_loading_start)
-on_model_forward_start = returning_views(callbacks.on_model_forward_start)
-on_zero_grad_start = returning_views(callbacks.on_zero_grad_start)
-on_model_backward_start = returning_views(callbacks.on_model_backward_start)
-on_optimizer_update_start = returning_views(callbacks.on_optimizer_update_start)
+on_training_single_iteration_start = returning_views(
+    callbacks.on_training_single_iteration_start, LiveSpan
+)
+on_data_loading_start = returning_views(callbacks.on_data_loading_start, LiveSpan)
+on_model_forward_start = returning_views(callbacks.on_model_forward_start, LiveSpan)
+on_zero_grad_start = returning_views(callbacks.on_zero_grad_start, LiveSpan)
+on_model_backward_start = returning_views(callbacks.on_model_backward_start, LiveSpan)
+on_optimizer_update_start = returning_views(callbacks.on_optimizer_update_start, LiveSpan)
 on_validation_start = returning_views(callbacks.on_validation_start)
 on_validation_single_iteration_start = returning_views(
-    callbacks.on_validation_single_iteration_start
+    callbacks.on_validation_single_iteration_start, LiveSpan
 )
 on_testing_start = returning_views(callbacks.on_testing_start)
-on_testing_single_iteration_start = returning_views(callbacks.on_testing_single_iteration_start)
+on_testing_single_iteration_start = returning_views(
+    callbacks.on_testing_single_iteration_start, LiveSpan
+)
 on_save_checkpoint_start = returning_views(callbacks.on_save_checkpoint_start)
 on_save_checkpoint_finalization_start = returning_views(
     callbacks.on_save_checkpoint_finalization_start

@@ -117,6 +117,81 @@ class BaseExporter(OneLoggerExporter):
             raise ExportError(f"{type(self).__name__} is used {when}")
 
 
+class BaseJsonExporter(BaseExporter):
+    """Gives each record as a JSON object to ``_write``, with the fields of the original's files.
+
+    A span that has nothing inside is one object, of the type ``complete``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: OneLoggerSpan | None = None
+        self._count = 0
+
+    @abstractmethod
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        """Write one object."""
+
+    def export_start(self, span: OneLoggerSpan) -> None:
+        """Keep a span back, until it is known whether something is inside of it."""
+        super().export_start(span)
+        self._write_begun()
+        self._begun = span
+
+    def export_stop(self, span: OneLoggerSpan) -> None:
+        """Write a span that has ended."""
+        super().export_stop(span)
+        if self._begun is span:
+            self._begun = None
+            self._write_span("complete", span, "start_event", "stop_event")
+        else:
+            self._write_begun()
+            self._write_span("stop", span, "stop_event")
+
+    def export_event(self, event: OneLoggerEvent, span: OneLoggerSpan) -> None:
+        """Write an event."""
+        super().export_event(event, span)
+        self._write_event("event", event, span)
+
+    def export_error(self, event: ErrorEvent, span: OneLoggerSpan) -> None:
+        """Write an error."""
+        super().export_error(event, span)
+        self._write_event("application_error", event, span)
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Write a problem of the telemetry itself."""
+        super().export_telemetry_data_error(error)
+        self._write_numbered({"type": "telemetry_data_error", "error": _content(error)})
+
+    def close(self) -> None:
+        """Write what was kept back."""
+        self._write_begun()
+        super().close()
+
+    def _write_begun(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._write_span("start", begun, "start_event")
+
+    def _write_span(self, kind: str, span: OneLoggerSpan, *events: str) -> None:
+        line: dict[str, Any] = {"type": kind, "id": str(span.id), "name": span.name_str}
+        if span.attributes:
+            line["attributes"] = span.attributes.to_json()
+        self._write_numbered({**line, **{name: _content(getattr(span, name)) for name in events}})
+
+    def _write_event(self, kind: str, event: OneLoggerEvent, span: OneLoggerSpan) -> None:
+        self._write_begun()
+        self._write_numbered({"type": kind, "span_id": str(span.id), "event": _content(event)})
+
+    def _write_numbered(self, line: dict[str, Any]) -> None:
+        self._count += 1
+        self._write({**line, "count": self._count, "pid": os.getpid()})
+
+
+def _content(event: OneLoggerEvent) -> dict[str, Any]:
+    return {"name": event.name_str, "attributes": event.attributes.to_json()}
+
+
 class AdaptedExporter(Exporter):
     """Gives the records of a run to an exporter with the interface of one-logger.
 
