@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -118,7 +119,7 @@ def test_modules_of_the_original(path: str) -> None:
 
 
 def test_names_that_the_original_exports() -> None:
-    """What its packages have in their public modules is here; two names are other words for ours."""
+    """What its public modules define is here, but for the names that the migration page lists."""
     missing = [
         f"{path}.{name}"
         for path, names in _names_of_the_original()
@@ -154,6 +155,20 @@ def _names_of_the_original() -> list[tuple[str, list[str]]]:
 def _is_own(value: Any, module: str) -> bool:
     name = getattr(value, "__name__", "_")
     return getattr(value, "__module__", None) == module and not name.startswith("_")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "nv-one-logger.md"
+
+
+def test_imports_of_the_migration_page() -> None:
+    """Each import that it tells to write works."""
+    pytest.importorskip("lightning")
+    page = PAGE.read_text(encoding="utf-8").replace("(\n    ", "").replace(",\n)", "")
+    found = re.findall(r"^from (stepwell\S*) import (.+)$", page, re.MULTILINE)
+    assert len(found) == 5
+    for module, names in found:
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name)
 
 
 def test_the_original_need_not_be_installed() -> None:

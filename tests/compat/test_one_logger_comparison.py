@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.compat.one_logger_job import JOB, ORIGINAL_CLOCK, OUR_CLOCK
-from tests.harness import run_script
+from tests.harness import REPOSITORY, run_script
 
 needs_original = pytest.mark.skipif(
     importlib.util.find_spec("nv_one_logger") is None,
@@ -90,6 +90,8 @@ def test_attributes_and_metric_values(both: tuple[Lines, Lines]) -> None:
                     differences.add((key[1], name))
     assert differences == ON_PURPOSE
     assert compared == 137
+    page = (REPOSITORY / "docs" / "migrate" / "nv-one-logger.md").read_text(encoding="utf-8")
+    assert all(event in page or name in page for event, name in ON_PURPOSE)
 
 
 @needs_original
