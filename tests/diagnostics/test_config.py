@@ -76,17 +76,21 @@ def test_output_dir_becomes_a_path(given: str | Path) -> None:
         ("zzz", "there are: enabled"),
     ],
 )
-def test_unknown_keys_are_refused(key: str, hint: str) -> None:
-    """A typing mistake is named, with the nearest right key."""
-    with pytest.raises(StepwellError, match=key) as error:
-        TelemetryConfig.from_dict({key: 1})
-    assert hint in str(error.value)
+def test_unknown_keys_are_left_out(key: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A typing mistake is named, with the nearest right key; the other keys count."""
+    config = TelemetryConfig.from_dict({key: 1, "collect_every_n": 7})
+    assert config == TelemetryConfig(collect_every_n=7)
+    (said,) = caplog.messages
+    assert repr(key) in said
+    assert hint in said
 
 
-def test_all_unknown_keys_are_named_at_once() -> None:
-    """Nobody wants to find them one by one."""
-    with pytest.raises(StepwellError, match=r"enabeld.*output_dri"):
-        TelemetryConfig.from_dict({"enabeld": True, "output_dri": "x"})
+def test_all_unknown_keys_are_named_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One warning has all of them."""
+    TelemetryConfig.from_dict({"enabeld": True, "output_dri": "x"})
+    (said,) = caplog.messages
+    assert "'enabeld'" in said
+    assert "'output_dri'" in said
 
 
 @pytest.mark.parametrize("given", [None, [("enabled", True)], "enabled"])

@@ -11,6 +11,8 @@ from stepwell.training import (
     checkpoint_save,
     on_app_end,
     on_app_start,
+    on_load_checkpoint_start,
+    on_model_init_start,
     on_save_checkpoint_end,
     on_save_checkpoint_failure,
     on_save_checkpoint_start,
@@ -27,6 +29,7 @@ from stepwell.training import (
     training_iteration,
     training_loop,
     validation_iteration,
+    validation_loop,
 )
 from tests.training.misusing import Case, in_thread
 
@@ -43,6 +46,22 @@ class Wrong(NamedTuple):
     case: Case
     says: str
     edges: dict[tuple[str, str | None], int]
+
+
+def load_that_is_never_ended(clock: FakeClock) -> None:
+    with application():
+        on_load_checkpoint_start()
+        clock.advance(1)
+        with training_loop(), training_iteration():
+            clock.advance(1)
+
+
+def setup_that_is_never_ended(clock: FakeClock) -> None:
+    with application():
+        on_model_init_start()
+        clock.advance(1)
+        with validation_loop():
+            clock.advance(1)
 
 
 def iteration_outside_a_loop(clock: FakeClock) -> None:
@@ -321,6 +340,16 @@ CASES: dict[str, Wrong] = {
             forward_of_a_batch_that_is_never_ended,
             "model_forward is still open when the validation_single_iteration that it is in ends",
             {(APP, None): 1, (VALIDATION, APP): 1, (BATCH, VALIDATION): 2, (FORWARD, BATCH): 2},
+        ),
+        Wrong(
+            load_that_is_never_ended,
+            "checkpoint_load is still open when training_loop begins, and ends there",
+            {(APP, None): 1, ("checkpoint_load", APP): 1, (LOOP, APP): 1, (ITERATION, LOOP): 1},
+        ),
+        Wrong(
+            setup_that_is_never_ended,
+            "model_initialization is still open when validation_loop begins, and ends there",
+            {(APP, None): 1, ("model_initialization", APP): 1, (VALIDATION, APP): 1},
         ),
         Wrong(
             loading_that_is_never_ended,

@@ -150,8 +150,15 @@ def test_the_switch_of_the_rank_takes_a_function() -> None:
     assert ApplicationConfig().is_enabled_for_current_rank is True
 
 
-@pytest.mark.parametrize("name", POSITIVE_FIELDS)
-@pytest.mark.parametrize("value", [0, -1, 2.5, "8", True])
+WRONG_COUNTS = [
+    (name, value)
+    for name in POSITIVE_FIELDS
+    for value in (0, -1, 2.5, "8", True)
+    if not (name.endswith("_target") and value == -1)
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_COUNTS)
 def test_a_function_that_gives_an_impossible_value(name: str, value: object) -> None:
     """The error names field and value where it is read."""
     config = training(**{name + OR_FN: lambda: value})
@@ -183,8 +190,15 @@ def test_a_function_may_have_nothing_to_say() -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("name", POSITIVE_FIELDS)
-@pytest.mark.parametrize("value", [0, -1, 2.5, "8", True])
+@pytest.mark.parametrize("name", ["train_iterations_target", "train_samples_target"])
+@pytest.mark.parametrize("value", [-1, -32])
+def test_a_negative_target_is_not_known(name: str, value: int) -> None:
+    """Trainers without a number of steps say -1, and -1 times the batch size is negative too."""
+    assert getattr(training(**{name + OR_FN: value}), name) is None
+    assert getattr(training(**{name + OR_FN: lambda: value}), name) is None
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_COUNTS)
 def test_a_wrong_count_is_refused(name: str, value: object) -> None:
     """Plain values are checked when the configuration is made."""
     assert message(lambda: training(**{name + OR_FN: value})) == (

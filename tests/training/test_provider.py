@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from stepwell.exporters import ChromeExporter, Exporter, FileExporter
 from stepwell.journal import errors
 from stepwell.telemetry import Span
 from stepwell.telemetry.run import active_run
+from stepwell.testing import FakeClock
 from stepwell.training import (
     ApplicationConfig,
     TrainingTelemetryConfig,
@@ -99,6 +101,64 @@ def test_throughput_that_a_function_switches_on(provider: TrainingTelemetryProvi
         is_on[0] = True
         _iterate(2)
     assert _updates(span, "total_flops") == [(None,), (8000,)]
+
+
+def test_throughput_without_operations(
+    provider: TrainingTelemetryProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples and tokens per second are reported all the same, and one warning says what is missing."""
+    errors.counts.pop("throughput without flops", None)
+    clock = FakeClock()
+    with clock:
+        provider.configure(
+            TrainingTelemetryConfig(
+                global_batch_size_or_fn=4,
+                seq_length_or_fn=10,
+                is_log_throughput_enabled_or_fn=True,
+                log_every_n_train_iterations=1,
+            )
+        )
+        with application(), training_loop() as span:
+            for _ in range(3):
+                with training_iteration():
+                    clock.advance(2)
+    rates = _updates(span, "avg_samples_per_second", "avg_tokens_per_second", "avg_tflops")
+    assert rates == [(2.0, 20.0, None)] * 3
+    (said,) = [text for text in caplog.messages if "throughput" in text]
+    assert "flops_per_sample_or_fn is not: TFLOP/s are not reported" in said
+
+
+def test_the_first_event_of_an_application_that_started_earlier(
+    provider: TrainingTelemetryProvider,
+) -> None:
+    """What runs here is told at the start of the application, also where that was before the call."""
+    provider.configure(ApplicationConfig(application_name="backdated"))
+    earlier = round(time.time() * 1000) - 60_000
+    span = on_app_start(start_time_msec=earlier)
+    (told,) = [event for event in span.events if event.name == "one_logger_initialization"]
+    assert told.clock == span.start
+    assert abs(told.timestamp_msec - earlier) <= 1
+    on_app_end()
+
+
+def test_statements_one_by_one(provider: TrainingTelemetryProvider, tmp_path: Path) -> None:
+    """The provider keeps what each statement gives it until it is configured; then it begins anew."""
+    file = tmp_path / "lines.json"
+    provider.with_base_config(ApplicationConfig(application_name="one by one"))
+    provider.with_config_override({"session_tag": "night"})
+    provider.with_exporter(FileExporter(file))
+    provider.configure_provider()
+    config = provider.config
+    assert (config.application_name, config.session_tag) == ("one by one", "night")
+    assert len(provider.run.exporters) == 1  # type: ignore[union-attr]
+    provider.with_config_override({"session_tag": "day"}).configure_provider()
+    assert (provider.config.application_name, provider.config.session_tag) == ("one by one", "day")
+    # Two different ones in one plan are a mistake; one after the other is not.
+    provider.with_base_config(ApplicationConfig(application_name="next"))
+    with pytest.raises(StepwellError, match="called twice"):
+        provider.with_base_config(ApplicationConfig(application_name="other"))
+    provider.configure_provider()
+    assert provider.config.application_name == "next"
 
 
 def test_failed_iterations_that_are_not_recorded(provider: TrainingTelemetryProvider) -> None:

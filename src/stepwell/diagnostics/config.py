@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.errors import StepwellError
+from stepwell.journal.errors import StepwellError, say
 from stepwell.journal.values import shown
 
 TASKS = ("classification", "regression")
@@ -102,7 +102,7 @@ class TelemetryConfig:
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any]) -> TelemetryConfig:
-        """From a dict, such as one out of YAML. A key that is not known is refused."""
+        """From a dict, such as one out of YAML. Unknown keys are left out, with a warning."""
         if not isinstance(config_dict, Mapping):
             raise StepwellError(
                 f"TelemetryConfig.from_dict takes a dict, not {shown(config_dict)}; "
@@ -111,8 +111,8 @@ class TelemetryConfig:
         known = [field.name for field in fields(cls)]
         problems = [_unknown(key, known) for key in config_dict if key not in known]
         if problems:
-            raise StepwellError("TelemetryConfig: " + "; ".join(problems))
-        return cls(**config_dict)
+            say("TelemetryConfig.from_dict: %s. Unknown keys are left out.", "; ".join(problems))
+        return cls(**{key: config_dict[key] for key in config_dict if key in known})
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))

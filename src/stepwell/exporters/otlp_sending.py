@@ -9,15 +9,11 @@ import requests
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from stepwell.exporters.otlp_options import without_password
+from stepwell.exporters.otlp_readable import ReadableSpans
 from stepwell.exporters.otlp_spans import OutSpan, Value
-from stepwell.telemetry.version import VERSION
 
 MOST_IN_A_REQUEST = 512
 """So many spans and events go into one request: receivers limit its size."""
@@ -47,9 +43,7 @@ class Sender:
     ) -> None:
         self.rejected = 0
         self.rejection = ""
-        self._trace = trace
-        self.describe(resource)
-        self._scope = InstrumentationScope("stepwell", VERSION)
+        self._spans = ReadableSpans(trace, resource)
         self._session = _Session(self)
         self._exporter = OTLPSpanExporter(
             endpoint=endpoint,
@@ -61,14 +55,14 @@ class Sender:
 
     def describe(self, resource: dict[str, Value]) -> None:
         """Say from now on that it is this which sends."""
-        self._resource = Resource.create(resource)
+        self._spans.describe(resource)
 
     def send(self, spans: Sequence[OutSpan]) -> None:
         """Deliver these, or raise ``Refused``."""
         for batch in _in_requests(spans):
             self._session.problem = ""
             try:
-                done = self._exporter.export([self._readable(span) for span in batch])
+                done = self._exporter.export([self._spans.make(span) for span in batch])
             except requests.RequestException:  # older releases let these through
                 done = SpanExportResult.FAILURE
             if done is not SpanExportResult.SUCCESS:
@@ -79,25 +73,6 @@ class Sender:
     def close(self) -> None:
         """Let go of the connection."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call, unused-ignore]
-
-    def _readable(self, span: OutSpan) -> ReadableSpan:
-        failed = span.error is not None
-        return ReadableSpan(
-            name=span.name,
-            context=self._context(span.id),
-            parent=None if span.parent is None else self._context(span.parent),
-            resource=self._resource,
-            attributes=span.attributes,
-            events=[Event(e.name, e.attributes, e.time_ns) for e in span.events],
-            kind=SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR, span.error) if failed else Status(StatusCode.OK),
-            start_time=span.start_ns,
-            end_time=span.end_ns,
-            instrumentation_scope=self._scope,
-        )
-
-    def _context(self, span: int) -> SpanContext:
-        return SpanContext(self._trace, span, is_remote=False, trace_flags=TraceFlags(1))
 
 
 class _Session(requests.Session):

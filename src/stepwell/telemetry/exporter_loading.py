@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.journal.errors import StepwellError, say
 from stepwell.journal.values import text_of
@@ -47,6 +47,7 @@ KEYS = (
     "span_name_filter",
 )
 SUFFIXES = (".yaml", ".yml", ".json")
+Find: TypeAlias = Callable[[str, str], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,20 @@ class Configured:
     filter: ExportFilter | None = None
 
 
-def load_exporters(config: Any) -> list[Configured]:
+def load_exporters(config: Any, find: Find | None = None) -> list[Configured]:
     """The exporters that a configuration asks for, without those that are not enabled.
 
     Args:
         config: the path of a YAML or JSON file, its content, or a list of entries; an entry may
             also be a name alone.
+        find: what finds the class of a name, for its second argument in messages; ``find_class`` by
+            default.
 
     What is wrong raises ``StepwellError``, which names the entry and what to write instead.
     """
     entries, where = _entries(config)
-    made = [_configured(entry, f"{where}entry {i}") for i, entry in enumerate(entries, 1)]
+    find = find or find_class
+    made = [_configured(entry, f"{where}entry {i}", find) for i, entry in enumerate(entries, 1)]
     return [found for found in made if found is not None]
 
 
@@ -85,7 +89,7 @@ def add_from_environment(run: Run) -> None:
 
 
 def _add(run: Run, entry: Any, where: str) -> None:
-    found = _configured(entry, where)
+    found = _configured(entry, where, find_class)
     if found is not None:
         run.add_exporter(found.exporter, found.filter)
 
@@ -148,7 +152,7 @@ def _yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _configured(entry: Any, where: str) -> Configured | None:
+def _configured(entry: Any, where: str, find: Find) -> Configured | None:
     if isinstance(entry, str):
         entry = {"name": entry}
     if not isinstance(entry, Mapping):
@@ -166,16 +170,16 @@ def _configured(entry: Any, where: str) -> Configured | None:
         raise StepwellError(f"{where}: enabled is {enabled!r}: write true or false")
     if not enabled:
         return None
-    return Configured(_made(entry, where), _filter(entry, where))
+    return Configured(_made(entry, where, find), _filter(entry, where))
 
 
-def _made(entry: Mapping[str, Any], where: str) -> Any:
+def _made(entry: Mapping[str, Any], where: str, find: Find) -> Any:
     names = [entry[key] for key in ("name", "class_name") if entry.get(key) is not None]
     if len(names) != 1 or not isinstance(names[0], str):
         raise StepwellError(
             f"{where}: write either name (such as file) or class_name (such as package.module.Class)"
         )
-    found = find_class(names[0], where)
+    found = find(names[0], where)
     where = f"{where} ({names[0]})"
     options = [entry[key] for key in ("options", "config") if entry.get(key) is not None]
     if len(options) > 1:

@@ -18,6 +18,7 @@ from stepwell.training.values import (
     RATE,
     SECONDS,
     STRATEGY_NAME,
+    TARGET,
     TEXT,
     TEXTS,
 )
@@ -43,8 +44,8 @@ class TrainingLoopAttributes(TypedAttributes):
 
     train_iterations_start = required(COUNT, "index of the loop's first iteration")
     train_samples_start = optional(COUNT, "samples trained on before the loop")
-    train_iterations_target = optional(POSITIVE, "iterations to be reached, those before included")
-    train_samples_target = optional(POSITIVE, "samples to be reached, those before included")
+    train_iterations_target = optional(TARGET, "iterations to be reached, those before included")
+    train_samples_target = optional(TARGET, "samples to be reached, those before included")
     train_tokens_target = optional(POSITIVE, "tokens to be reached, those before included")
     completed_floating_point_operations_overall = optional(
         COUNT, "floating point operations done before the loop"
@@ -89,8 +90,8 @@ class TrainingTelemetryAttributes(TypedAttributes):
     micro_batch_size = optional(POSITIVE, "samples of one rank in one pass")
     seq_length = optional(POSITIVE, "tokens in a sample")
     flops_per_sample = optional(POSITIVE, "floating point operations for a sample")
-    train_iterations_target = optional(POSITIVE, "iterations to be reached")
-    train_samples_target = optional(POSITIVE, "samples to be reached")
+    train_iterations_target = optional(TARGET, "iterations to be reached")
+    train_samples_target = optional(TARGET, "samples to be reached")
     log_every_n_train_iterations = required(POSITIVE, "iterations between two updates")
     loss_metric = optional(TEXT, "the metric that is reported as the loss")
     checkpoint_strategy = optional(STRATEGY_NAME, "sync or async")

@@ -27,6 +27,7 @@ from stepwell.training.values import (
     METADATA,
     POSITIVE,
     STRATEGY,
+    TARGET,
     TEXT,
     TEXTS,
     CheckPointStrategy,
@@ -110,10 +111,10 @@ class TrainingFields:
         None, POSITIVE, "floating point operations for a sample; gives throughput in TFLOP/s"
     )
     train_iterations_target_or_fn: OrFn[int | None] | None = value_or_fn(
-        None, POSITIVE, "iterations to be reached"
+        None, TARGET, "iterations to be reached"
     )
     train_samples_target_or_fn: OrFn[int | None] | None = value_or_fn(
-        None, POSITIVE, "samples to be reached"
+        None, TARGET, "samples to be reached"
     )
     log_every_n_train_iterations: int = setting(50, POSITIVE, "iterations between two updates")
     loss_metric: str | None = setting(

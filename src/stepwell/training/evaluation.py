@@ -17,6 +17,7 @@ from stepwell.training.counters import Durations
 from stepwell.training.standard_spans import (
     WORDS,
     end_parts,
+    end_setup,
     find_span,
     moment,
     note_thread,
@@ -72,6 +73,7 @@ class Evaluation:
         self._is_enabled = self.job.ask(self._switch) is not False
         self._times = Durations()
         self._unrecorded = 0
+        end_setup(self.name)
         self.span = start_span(self.name, msec, under=self.job.container)
         self.job.note_container()
         return self.span

@@ -27,6 +27,7 @@ from stepwell.training.evaluation import Evaluation
 from stepwell.training.merging import ResolvedConfig
 from stepwell.training.standard_spans import (
     WORDS,
+    end_setup,
     find_span,
     moment,
     note_thread,
@@ -155,6 +156,8 @@ class TrainingJob:
                 summary_data_schema_version=config.summary_data_schema_version,
                 custom_metadata=config.custom_metadata,
             ),
+            # Known from the start, also where that was before this call.
+            at=None if self.application is None else self.application.start,
         )
 
     def _tell_config(self) -> None:
@@ -167,9 +170,9 @@ class TrainingJob:
             TrainingTelemetryAttributes.create(**values),
         )
 
-    def _tell(self, name: EventName, attributes: Attributes) -> None:
+    def _tell(self, name: EventName, attributes: Attributes, at: int | None = None) -> None:
         span = self.application or NO_SPAN
-        span.add_event(Event(name.value, attributes, clock.now()))
+        span.add_event(Event(name.value, attributes, at or clock.now()))
 
     def reconfigure(self, config: ResolvedConfig) -> None:
         """Go on with another configuration."""
@@ -299,6 +302,7 @@ class TrainingJob:
                 "at its end",
             )
             self._end_loop(clock.now(), None)
+        end_setup(Name.TRAINING_LOOP)
         attributes = loop_attributes(self, iterations, samples, iterations_target, samples_target)
         span = start_span(Name.TRAINING_LOOP, msec, attributes, under=self.container)
         progress = Progress(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell.journal import errors
 from stepwell.journal.errors import StepwellError
@@ -25,88 +26,97 @@ from stepwell.training.job import TrainingJob
 from stepwell.training.merging import ResolvedConfig, merged
 
 AnyConfig = ApplicationConfig | TrainingTelemetryConfig
+B = TypeVar("B", bound="TrainingTelemetryBuilder")
+
+
+@dataclass
+class ProviderPlan:
+    """What ``configure_provider`` is going to configure with."""
+
+    base: AnyConfig | None = None
+    overrides: list[Mapping[str, Any]] = field(default_factory=list)
+    exporters: list[Configured] = field(default_factory=list)
+    filter: ExportFilter | None = None
 
 
 class TrainingTelemetryBuilder:
     """Collects what the provider is configured with; every method but the last returns the builder."""
 
     def __init__(self) -> None:
-        self._base: AnyConfig | None = None
-        self._overrides: list[Mapping[str, Any]] = []
-        self._exporters: list[Configured] = []
-        self._filter: ExportFilter | None = None
+        self._plan = ProviderPlan()
 
-    def with_base_config(self, config: AnyConfig) -> TrainingTelemetryBuilder:
+    def with_base_config(self: B, config: AnyConfig) -> B:
         """Take this configuration, of the application or of the training."""
-        if self._base is not None and self._base is not config:
+        if self._plan.base is not None and self._plan.base is not config:
             raise StepwellError(
-                "with_base_config is called twice: use with_config_override instead"
+                "with_base_config is called twice: use with_config_override instead, or "
+                "TrainingTelemetryProvider.instance().reset() to begin anew"
             )
-        self._base = config
+        self._plan.base = config
         return self
 
-    with_base_telemetry_config = with_base_config
+    def with_base_telemetry_config(self: B, config: AnyConfig) -> B:
+        """Take this configuration, of the application or of the training."""
+        return self.with_base_config(config)
 
-    def with_config_override(
-        self, override: Mapping[str, Any] | str | os.PathLike[str]
-    ) -> TrainingTelemetryBuilder:
+    def with_config_override(self: B, override: Mapping[str, Any] | str | os.PathLike[str]) -> B:
         """Change some fields: a dict, or the path of a YAML or JSON file. The last one wins."""
-        if isinstance(override, Mapping):
-            self._overrides.append(override)
-        else:
-            self._overrides.append(read_overrides(override))
+        read = override if isinstance(override, Mapping) else read_overrides(override)
+        self._plan.overrides.append(read)
         return self
 
-    def with_exporter(self, exporter: Exporter) -> TrainingTelemetryBuilder:
+    def with_exporter(self: B, exporter: Exporter | Configured) -> B:
         """Carry the records of the run out with this one too."""
-        self._exporters.append(Configured(exporter))
+        self._plan.exporters.append(_configured(exporter))
         return self
 
     def with_export_customization(
-        self,
+        self: B,
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[str | Enum] | None = None,
-    ) -> TrainingTelemetryBuilder:
+    ) -> B:
         """Choose the spans that exporters get; the run itself always has all."""
-        self._filter = ExportFilter(export_customization_mode, span_name_filter)
+        self._plan.filter = ExportFilter(export_customization_mode, span_name_filter)
         return self
 
     def with_export_config(
-        self,
+        self: B,
         exporters_config: Iterable[Any] | Mapping[str, Any] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
-    ) -> TrainingTelemetryBuilder:
+    ) -> B:
         """Take exporters from a list of descriptions, and from a YAML or JSON file.
 
         Those that ``STEPWELL_EXPORTERS`` names come with every run, also without this.
         """
         for config in (exporters_config, config_file_path):
             if config is not None:
-                self._exporters += load_exporters(config)
+                self._plan.exporters += load_exporters(config)
         return self
 
     def configure_provider(self) -> TrainingTelemetryProvider:
         """Configure the provider of this process with all that."""
         provider = TrainingTelemetryProvider.instance()
+        plan = self._plan
         provider.configure(
-            self._base,
-            self._exporters,
-            overrides=self._overrides,
-            export_filter=self._filter,
+            plan.base,
+            plan.exporters,
+            overrides=plan.overrides,
+            export_filter=plan.filter,
         )
         return provider
 
 
-class TrainingTelemetryProvider:
+class TrainingTelemetryProvider(TrainingTelemetryBuilder):
     """What this process records, and with what configuration.
 
     Configuring it starts a run unless one is active. It can be configured again: new exporters are added,
-    the rest stays.
+    the rest stays. It is its own builder: the ``with_…`` methods take effect with ``configure_provider``.
     """
 
     _instance: TrainingTelemetryProvider | None = None
 
     def __init__(self) -> None:
+        super().__init__()
         self.recorder = SpanRecorder()
         self._base: AnyConfig | None = None
         self._training: TrainingTelemetryConfig | None = None
@@ -123,43 +133,12 @@ class TrainingTelemetryProvider:
             TrainingTelemetryProvider._instance = cls()
         return TrainingTelemetryProvider._instance
 
-    # Building, for those who start from the provider
-
-    def with_base_config(self, config: AnyConfig) -> TrainingTelemetryBuilder:
-        """Begin to configure with this configuration."""
-        return TrainingTelemetryBuilder().with_base_config(config)
-
-    with_base_telemetry_config = with_base_config
-
-    def with_config_override(
-        self, override: Mapping[str, Any] | str | os.PathLike[str]
-    ) -> TrainingTelemetryBuilder:
-        """Begin to configure with these fields."""
-        return TrainingTelemetryBuilder().with_config_override(override)
-
-    def with_exporter(self, exporter: Exporter) -> TrainingTelemetryBuilder:
-        """Begin to configure with this exporter."""
-        return TrainingTelemetryBuilder().with_exporter(exporter)
-
-    def with_export_customization(
-        self,
-        export_customization_mode: ExportCustomizationMode,
-        span_name_filter: Iterable[str | Enum] | None = None,
-    ) -> TrainingTelemetryBuilder:
-        """Begin to configure with this choice of spans."""
-        return TrainingTelemetryBuilder().with_export_customization(
-            export_customization_mode, span_name_filter
-        )
-
-    def with_export_config(
-        self,
-        exporters_config: Iterable[Any] | Mapping[str, Any] | None = None,
-        config_file_path: str | os.PathLike[str] | None = None,
-    ) -> TrainingTelemetryBuilder:
-        """Begin to configure with exporters that are described."""
-        return TrainingTelemetryBuilder().with_export_config(exporters_config, config_file_path)
-
-    # Configuring
+    def configure_provider(self) -> TrainingTelemetryProvider:
+        """Configure it with what the ``with_…`` methods were given since the last time."""
+        try:
+            return super().configure_provider()
+        finally:
+            self._plan = ProviderPlan()
 
     def configure(
         self,
@@ -180,7 +159,7 @@ class TrainingTelemetryProvider:
         self._base, self._training, self._overrides = base, training, changes
         if export_filter is not None:
             self._filter = export_filter
-        self._use(resolved, [e if isinstance(e, Configured) else Configured(e) for e in exporters])
+        self._use(resolved, list(map(_configured, exporters)))
 
     def set_training_telemetry_config(self, config: TrainingTelemetryConfig) -> None:
         """Say how training is configured, when that is known only after the application has started."""
@@ -250,16 +229,24 @@ class TrainingTelemetryProvider:
         """Record no training in this process until it is configured again."""
         current.switch_off(True)
 
-    def reset(self) -> None:
-        """Back to the beginning, for tests and notebooks; the run that it started is finished."""
+    def finish(self) -> None:
+        """Finish the run that it started; a run that you started goes on."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()
+
+    def reset(self) -> None:
+        """Back to the beginning, for tests and notebooks; the run that it started is finished."""
+        self.finish()
         current.config = ResolvedConfig()
         current.switch_off(False)
         if self._is_strict:
             errors.set_strict(False)
         self.__init__()  # type: ignore[misc]
+
+
+def _configured(exporter: Exporter | Configured) -> Configured:
+    return exporter if isinstance(exporter, Configured) else Configured(exporter)
 
 
 def _labels(config: ResolvedConfig) -> dict[str, Any]:

@@ -25,6 +25,14 @@ PARTS = frozenset(
     )
 )
 """What an iteration consists of, and what ends with it."""
+SETUP = (
+    Name.DIST_INIT,
+    Name.DATA_LOADER_INIT,
+    Name.MODEL_INIT,
+    Name.OPTIMIZER_INIT,
+    Name.CHECKPOINT_LOAD,
+)
+"""What comes before a loop, and never has one inside."""
 TOLERANCE = 1_000_000
 """So far in the future a given time may lie, in nanoseconds: callers round to milliseconds."""
 
@@ -86,6 +94,21 @@ def end_parts(iteration: Span, end: int) -> None:
                 f"{span.name} is still open when the {iteration.name} that it is in ends, and ends with "
                 "it: call its on_…_end() before",
             )
+
+
+def end_setup(loop: Name) -> None:
+    """End what this thread was setting up and never ended, before a loop begins.
+
+    Else the loop would be inside of it.
+    """
+    for name in SETUP:
+        span = find_open(WORDS[name])
+        if span is not None:
+            misuse(
+                f"open {name}",
+                f"{name} is still open when {loop} begins, and ends there: call its on_…_end() before",
+            )
+            stop_span(span, clock.now())
 
 
 def moment(msec: Any, what: str, earliest: int = 1) -> int:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError, misuse, report
+from stepwell.journal.errors import StepwellError, misuse, report, warn_once
 from stepwell.journal.metrics import latest, set_context
 from stepwell.journal.state import state
 from stepwell.journal.values import text_of
@@ -338,6 +338,8 @@ class TrainingLoop:
         """Report where the loop is, or was when it ended."""
         try:
             progress = self.progress
+            if not progress.flops_per_sample:
+                self._note_missing_work()
             attributes = progress.attributes(self._job.world_size)
             self._loss = loss = self._latest_loss()
             if loss is not None and math.isfinite(loss):
@@ -351,6 +353,19 @@ class TrainingLoop:
             progress.close_window(self._every)
         except Exception as error:
             report("training update", error)
+
+    def _note_missing_work(self) -> None:
+        """Say what is missing where throughput is asked for."""
+        if not self._job.ask("is_log_throughput_enabled"):
+            return
+        told = "samples per second are reported"
+        if not self.progress.samples:
+            told = "samples per second need global_batch_size_or_fn"
+        warn_once(
+            "throughput without flops",
+            "is_log_throughput_enabled is set, but flops_per_sample_or_fn is not: TFLOP/s are not "
+            f"reported; {told}.",
+        )
 
     def _latest_loss(self) -> float | None:
         journal = state.journal

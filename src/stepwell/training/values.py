@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -79,6 +80,13 @@ def _whole(value: Any, minimum: int) -> int:
     return found
 
 
+def _target(value: Any) -> Any:
+    found = _whole(value, -sys.maxsize)
+    if found == 0:
+        raise ValueError
+    return found if found > 0 else None
+
+
 def _finite(value: Any, minimum: float) -> float:
     found = None if isinstance(value, bool) else number(value)
     if found is None or not math.isfinite(found) or found < minimum:
@@ -148,6 +156,13 @@ POSITIVE = Kind[int](
     lambda value: type(value) is int and value >= 1,
     lambda value: _whole(value, 1),
 )
+TARGET = Kind[int](
+    # What is not known is None, which counts as absent.
+    "a whole number of at least 1",
+    lambda value: type(value) is int and value >= 1,
+    _target,
+)
+"""What training is meant to reach. Trainers that have no such number say -1, and -1 times the batch size."""
 SECONDS = Kind[float](
     "a finite number of at least 0",
     lambda value: type(value) is float and 0.0 <= value < math.inf,

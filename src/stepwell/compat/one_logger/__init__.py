@@ -1,0 +1,234 @@
+"""The names of nv-one-logger for what ``stepwell.training`` and ``stepwell.exporters`` have.
+
+from stepwell.compat.one_logger import OneLoggerConfig, TrainingTelemetryProvider, training_loop
+
+Every module of the original is here under its own path too, with the same names: in a program, write
+``stepwell.compat.one_logger`` in place of ``nv_one_logger``. Where you cannot change the program, call
+``install()`` before it is imported. The names for Lightning import it when they are used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from stepwell.compat.one_logger.attributes import (
+    CheckpointSaveSpanAttributes,
+    OneLoggerInitializationAttributes,
+    SaveCheckpointSuccessEventAttributes,
+    SyncCheckpointMetricsUpdateAttributes,
+    TestingMetricsUpdateAttributes,
+    TrainingLoopAttributes,
+    TrainingMetricsUpdateAttributes,
+    TrainingTelemetryAttributes,
+    ValidationMetricsUpdateAttributes,
+)
+from stepwell.compat.one_logger.calls import *  # noqa: F403
+from stepwell.compat.one_logger.calls import __all__ as _calls
+from stepwell.compat.one_logger.config import (
+    ApplicationType,
+    LoggerConfig,
+    OneLoggerConfig,
+    OneLoggerErrorHandlingStrategy,
+)
+from stepwell.compat.one_logger.config import OneLoggerTelemetryConfig as TelemetryConfig
+from stepwell.compat.one_logger.config import OneLoggerTrainingConfig as TrainingTelemetryConfig
+from stepwell.compat.one_logger.exporters import BaseExporter, BaseJsonExporter, ExporterConfig
+from stepwell.compat.one_logger.exporters import OneLoggerExporter as Exporter
+from stepwell.compat.one_logger.provider import RECORDER
+from stepwell.compat.one_logger.provider import OneLoggerRecorder as DefaultRecorder
+from stepwell.compat.one_logger.provider import OneLoggerTrainingProvider as OneLoggerProvider
+from stepwell.compat.one_logger.spans import OneLoggerSpan as Span
+from stepwell.compat.one_logger.values import (
+    Attribute,
+    ErrorEvent,
+    ExportError,
+    StandardEventName,
+    StandardSpanName,
+    TelemetryDataError,
+    TracingTimestamp,
+)
+from stepwell.compat.one_logger.values import OneLoggerAttributes as Attributes
+from stepwell.compat.one_logger.values import OneLoggerEvent as Event
+from stepwell.exporters.file import FileExporter
+from stepwell.exporters.python_logging import LoggingExporter as LoggerExporter
+from stepwell.journal.errors import StepwellError as OneLoggerError
+from stepwell.telemetry.export_filter import ExportCustomizationMode
+from stepwell.training import CheckPointStrategy, SaveCheckpointFailureEventAttributes
+from stepwell.vocabulary import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
+    StandardTrainingJobEventName,
+    StandardTrainingJobSpanName,
+)
+
+Recorder = TrainingRecorder = DefaultRecorder
+TrainingTelemetryProvider = OneLoggerProvider
+
+__all__ = [
+    *_calls,
+    "DEFAULT_SPANS_EXPORT_BLACKLIST",
+    "ApplicationType",
+    "Attribute",
+    "Attributes",
+    "BaseExporter",
+    "BaseJsonExporter",
+    "CheckPointStrategy",
+    "CheckpointSaveSpanAttributes",
+    "DefaultRecorder",
+    "ErrorEvent",
+    "Event",
+    "ExportCustomizationMode",
+    "ExportError",
+    "Exporter",
+    "ExporterConfig",
+    "FileExporter",
+    "LoggerConfig",
+    "LoggerExporter",
+    "OneLoggerConfig",
+    "OneLoggerError",
+    "OneLoggerErrorHandlingStrategy",
+    "OneLoggerInitializationAttributes",
+    "OneLoggerProvider",
+    "Recorder",
+    "SaveCheckpointFailureEventAttributes",
+    "SaveCheckpointSuccessEventAttributes",
+    "Span",
+    "StandardEventName",
+    "StandardSpanName",
+    "StandardTrainingJobEventName",
+    "StandardTrainingJobSpanName",
+    "SyncCheckpointMetricsUpdateAttributes",
+    "TelemetryConfig",
+    "TelemetryDataError",
+    "TestingMetricsUpdateAttributes",
+    "TracingTimestamp",
+    "TrainingLoopAttributes",
+    "TrainingMetricsUpdateAttributes",
+    "TrainingRecorder",
+    "TrainingTelemetryAttributes",
+    "TrainingTelemetryBuilder",
+    "TrainingTelemetryConfig",
+    "TrainingTelemetryProvider",
+    "ValidationMetricsUpdateAttributes",
+    "get_recorder",
+    "install",
+]
+
+_LAZY = {
+    "OneLoggerPTLTrainer": "lightning",
+    "TimeEventCallback": "lightning",
+    "hook_trainer_cls": "lightning",
+    "OTelExporter": "otel_exporter",
+    "Config": "wandb_exporter",
+    "FlatMetricNamingStrategy": "wandb_exporter",
+    "HierarchicalMetricNamingStrategy": "wandb_exporter",
+    "WandBExporterAsync": "wandb_exporter",
+    "WandBExporterSync": "wandb_exporter",
+}
+"""Names that need another library, and the module that imports it."""
+
+_PATHS = [
+    "api",
+    "api.config",
+    "api.one_logger_provider",
+    "api.recorder",
+    "api.telemetry_config",
+    "api.timed_span",
+    "core",
+    "core.attributes",
+    "core.event",
+    "core.exceptions",
+    "core.span",
+    "core.time",
+    "exporter",
+    "exporter.base_json_exporter",
+    "exporter.export_config_manager",
+    "exporter.exporter",
+    "exporter.exporter_config",
+    "exporter.file_exporter",
+    "exporter.logger_exporter",
+    "otel",
+    "otel.exporter",
+    "otel.exporter.otel_exporter",
+    "recorder",
+    "recorder.default_recorder",
+    "training_telemetry",
+    "training_telemetry.api",
+    "training_telemetry.api.attributes",
+    "training_telemetry.api.callbacks",
+    "training_telemetry.api.checkpoint",
+    "training_telemetry.api.config",
+    "training_telemetry.api.context",
+    "training_telemetry.api.events",
+    "training_telemetry.api.spans",
+    "training_telemetry.api.training_recorder",
+    "training_telemetry.api.training_telemetry_provider",
+    "training_telemetry.integration",
+    "training_telemetry.integration.pytorch_lightning",
+    "wandb",
+    "wandb.exporter",
+    "wandb.exporter.wandb_exporter",
+]
+"""The modules of the original."""
+
+
+def get_recorder() -> DefaultRecorder:
+    """Return the recorder of this process."""
+    return RECORDER
+
+
+def TrainingTelemetryBuilder() -> OneLoggerProvider:
+    """Return the provider of this process, which is its own builder."""
+    return OneLoggerProvider.instance()
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"stepwell.compat.one_logger.{_LAZY[name]}"), name)
+
+
+class OriginalModule(ModuleType):
+    """A module of the original, with all names that are here."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+        self.__path__: list[str] = []
+        self.__all__ = __all__
+
+    def __getattr__(self, name: str) -> Any:
+        if name in __all__ or name in _LAZY:
+            return getattr(sys.modules[__name__], name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+_modules = {path: OriginalModule(f"{__name__}.{path}") for path in _PATHS}
+
+
+def _register(root: str) -> None:
+    for path, module in _modules.items():
+        sys.modules[f"{root}.{path}"] = module
+        parent, _, name = path.rpartition(".")
+        setattr(_modules[parent] if parent else sys.modules[root], name, module)
+
+
+def install() -> None:
+    """Let ``import nv_one_logger`` import this package, for programs that you cannot change.
+
+    Call it before the program is imported. The original need not be installed.
+    """
+    known = sys.modules.get("nv_one_logger")
+    if known is sys.modules[__name__]:
+        return
+    if known is not None:
+        raise OneLoggerError("nv_one_logger is already imported: call install() before that")
+    sys.modules["nv_one_logger"] = sys.modules[__name__]
+    _register("nv_one_logger")
+
+
+_register(__name__)
