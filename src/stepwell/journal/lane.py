@@ -27,6 +27,7 @@ from stepwell.journal.format import (
     SLOT_MASK,
     SPAN_SLOTS,
 )
+from stepwell.journal.state import local, set_aside
 from stepwell.journal.values import cut, encode
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Lane:
         "row_limit",
         "row_next",
         "rows",
+        "second",
         "segment",
         "seq_bits",
         "stack",
@@ -84,6 +86,8 @@ class Lane:
         self.place = b""
         # For what other threads do here, which is to close a span, and for rolling over.
         self.lock = threading.RLock()
+        # For handlers that record in this thread while this lane is being changed.
+        self.second: Lane | None = None
         # Spans: slots of the current segment, and what is open.
         self.segment: Segment | None = None
         self.metas = self.starts = self.ends = memoryview(bytearray()).cast("Q")
@@ -132,8 +136,13 @@ class Lane:
 
     def roll(self) -> bool:
         """Go on in a fresh segment and take the open spans along."""
-        with self.lock:
-            return self._roll()
+        is_own = set_aside(self)
+        try:
+            with self.lock:
+                return self._roll()
+        finally:
+            if is_own:
+                local.lane = self
 
     def _roll(self) -> bool:
         fresh = self.journal.take("spans", after=-1 if self.segment is None else self.segment.seq)
@@ -448,6 +457,14 @@ class Lane:
         return self._append(data)
 
     def _open_blob(self, segment: Segment | None) -> bool:
+        is_own = set_aside(self)
+        try:
+            return self._attach_blob(segment)
+        finally:
+            if is_own:
+                local.lane = self
+
+    def _attach_blob(self, segment: Segment | None) -> bool:
         blob = None if segment is None else self.journal.take("attributes", segment.seq)
         if blob is None:
             self.journal.count_drop("attributes")
@@ -482,6 +499,14 @@ class Lane:
 
     def roll_metrics(self) -> bool:
         """Go on in a fresh metric segment."""
+        is_own = set_aside(self)
+        try:
+            return self._roll_metrics()
+        finally:
+            if is_own:
+                local.lane = self
+
+    def _roll_metrics(self) -> bool:
         fresh = self.journal.take("metrics")
         if fresh is None:
             self.row_limit = 0

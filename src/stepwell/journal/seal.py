@@ -79,8 +79,13 @@ def _span_summary(meta: array[int], start: array[int], ends: bytes) -> dict[str,
     return {
         "slots": len(start),
         "spans": len(start) - start.count(0) - len(links) - len(carried),
-        # One that targets itself merely stands for a span, which does not go on here.
-        "links": [link for slot, link in links.items() if link[0] != slot],
+        # One that targets itself merely stands for a span, which does not go on here. Neither does one whose
+        # row has no start: the process was killed before it had moved the span.
+        "links": [
+            link
+            for slot, link in links.items()
+            if link[0] != slot and link[0] < len(start) and start[link[0]]
+        ],
         # When the first and the last of them began, and when the last one ended.
         "time": _extremes(start, elsewhere),
         "until": _latest_end(end, carried),

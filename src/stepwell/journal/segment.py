@@ -3,17 +3,28 @@
 Mapped pages survive the death of the process, so a stored word is kept whatever happens to it.
 Space is allocated before mapping: a full disk is an ``OSError`` here, never a SIGBUS in training.
 For the same reason a segment is never truncated or opened with "w"; it is cleaned up by unlinking.
+
+A mapping holds no file descriptor: a job may have hundreds of threads that record, and the descriptors of
+a process are few and belong to the user's own files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import sys
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stepwell.journal.format import HEADER_BYTES, SIZES, SPAN_SLOTS, pack_header
+
+PAUSES = (0.001, 0.002, 0.004, 0.008)
+MAP_FIXED = 0x10
+"""Of Linux: replace what is mapped at that address. The module ``mmap`` does not have it."""
 
 
 def file_name(kind: str, seq: int, state: str = "live") -> str:
@@ -59,15 +70,15 @@ class Segment:
 def _allocate(path: Path, size: int) -> mmap.mmap:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     try:
-        fd = os.open(path, flags, 0o644)
+        fd = _open(path, flags)
     except FileExistsError:
         # Ours, from an interrupt that came before anybody could take it.
         os.unlink(path)
-        fd = os.open(path, flags, 0o644)
+        fd = _open(path, flags)
     try:
         try:
             _reserve(fd, size)
-            return mmap.mmap(fd, size)
+            return _map(fd, size)
         except BaseException:
             # ext4 keeps what a failed allocation had grabbed until the file is gone.
             with contextlib.suppress(OSError):
@@ -75,6 +86,56 @@ def _allocate(path: Path, size: int) -> mmap.mmap:
             raise
     finally:
         os.close(fd)
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a file; where descriptors are used up, wait a moment for those that other threads are closing."""
+    for pause in PAUSES:
+        try:
+            return os.open(path, flags, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        time.sleep(pause)
+    return os.open(path, flags, 0o644)
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    """Map a file, without the copy of its descriptor that ``mmap.mmap(fd)`` keeps where possible."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, size, trackfd=False)
+    place_file = _libc_mmap()
+    if place_file is None:
+        return mmap.mmap(fd, size)
+    # The object owns anonymous memory; the file takes the place of that memory.
+    import ctypes
+
+    mapping = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if place_file(address, size, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != address:
+        mapping.close()
+        return mmap.mmap(fd, size)
+    return mapping
+
+
+@cache
+def _libc_mmap() -> Any:
+    """Return the C function ``mmap``; None where it cannot be called."""
+    if sys.platform != "linux":
+        return None
+    try:
+        import ctypes
+
+        function = ctypes.CDLL(None).mmap
+    except (ImportError, OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    function.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_long,
+    )
+    return function
 
 
 def _reserve(fd: int, size: int) -> None:

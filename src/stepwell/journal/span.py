@@ -18,7 +18,7 @@ from stepwell.journal.errors import quietly, report
 from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
 from stepwell.journal.lane import DROPPED, Lane
 from stepwell.journal.names import SPAN, names
-from stepwell.journal.state import current_lane, local, state
+from stepwell.journal.state import current_lane, local, set_aside, state
 from stepwell.journal.values import MAX_TEXT, NULL, RARE, encode, encode_quickly
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -297,16 +297,21 @@ def _enter_slowly(self: Span, attributes: bytes = b"") -> None:
     if _running_loop() is not None:
         frames.enter(lane, word, attributes)
         return
-    lane.make_room()
-    offset = lane.put_attributes(attributes) if attributes else 0
-    parent = lane.plain_parent_slot()
-    slot = lane.reserve()
-    if not slot:
-        lane.stack.append(parent | word | DROPPED)
-        return
-    lane.metas[slot] = parent | word | offset << ATTRIBUTE_SHIFT
-    lane.stack.append(word | slot)
-    lane.starts[slot] = _now()
+    is_own = set_aside(lane)
+    try:
+        lane.make_room()
+        offset = lane.put_attributes(attributes) if attributes else 0
+        parent = lane.plain_parent_slot()
+        slot = lane.reserve()
+        if not slot:
+            lane.stack.append(parent | word | DROPPED)
+            return
+        lane.metas[slot] = parent | word | offset << ATTRIBUTE_SHIFT
+        lane.stack.append(word | slot)
+        lane.starts[slot] = _now()
+    finally:
+        if is_own:
+            local.lane = lane
 
 
 @quietly

@@ -71,11 +71,36 @@ def current_lane() -> Lane | None:
     lane: Lane | None = getattr(local, "lane", None)
     journal = current_journal()
     if lane is None or lane.journal is not journal:
-        lane = None if journal is None else journal.open_lane()
+        lane = None if journal is None else _open_lane(journal)
         forget_lane()
         if lane is not None:
             local.lane = lane
     return lane
+
+
+def _open_lane(journal: Journal) -> Lane:
+    """Return a new lane, or the one for handlers that interrupt this thread while its own is set aside."""
+    aside: Lane | None = getattr(local, "aside", None)
+    if aside is None or aside.journal is not journal:
+        return journal.open_lane()
+    if aside.second is None:
+        aside.second = journal.open_lane()
+    return aside.second
+
+
+def set_aside(lane: Lane) -> bool:
+    """Keep a lane from handlers while it is changed in several steps; return whether it was this thread's.
+
+    A signal handler or a finalizer may record between any two of these steps. It gets a second lane. The
+    caller stores ``local.lane = lane`` at the end, in a ``finally``: not by a call, which an interrupt could
+    prevent.
+    """
+    space = local.__dict__
+    if space.get("lane") is not lane:
+        return False
+    space["aside"] = lane
+    del space["lane"]
+    return True
 
 
 def forget_lane() -> None:
