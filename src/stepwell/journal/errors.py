@@ -37,8 +37,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-class StepwellError(Exception):
-    """A wrong call: the message says what was wrong and what to write instead."""
+class StepwellError(ValueError, RuntimeError):
+    """A wrong call: the message says what was wrong and what to write instead.
+
+    It is a ValueError and a RuntimeError, which the libraries raise that ``stepwell.compat`` stands in for.
+    """
 
 
 def quietly(function: Callable[P, T]) -> Callable[P, T | None]:

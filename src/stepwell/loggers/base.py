@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns as _now
 from typing import Any, ClassVar, TypeVar
 
@@ -91,12 +91,12 @@ class Logger:
     ) -> None:
         self.savedir = folder("savedir", savedir) / self.subfolder
         self._log_freq = check_log_freq(log_freq)
-        self._workers = check_workers(log_on_workers)
         self.log_on_workers = log_on_workers
         self.worker_rank = 0
         self._experiment_id = optional_id("experiment_id", experiment_id)
         self._run_id = optional_id("run_id", run_id)
         self._context: Context | None = None
+        self._is_set_initialized = False
         # For the quick way through log(); None sends every call the slow way.
         self._audience: Audience | None = None
         self._hearers: Audience | None = None
@@ -116,14 +116,31 @@ class Logger:
         self._has_changed()
 
     @property
+    def log_on_workers(self) -> Workers:
+        """The global ranks that log. A change counts from the next context on."""
+        return self._log_on_workers
+
+    @log_on_workers.setter
+    def log_on_workers(self, log_on_workers: Workers) -> None:
+        self._workers = check_workers(log_on_workers)
+        self._log_on_workers = log_on_workers
+
+    @property
     def name(self) -> str:
         """What it is called in messages and in a collection."""
         return self.to
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a context was created, and not destroyed since."""
-        return self._context is not None
+        """Whether a context was created, and not destroyed since.
+
+        A subclass that creates contexts in its own way sets it.
+        """
+        return self._context is not None or self._is_set_initialized
+
+    @is_initialized.setter
+    def is_initialized(self, is_initialized: bool) -> None:
+        self._is_set_initialized = bool(is_initialized)
 
     @property
     def experiment_id(self) -> str | None:
@@ -193,7 +210,7 @@ class Logger:
     @contextlib.contextmanager
     def start_logging(self: Self, rank: int | None = None, **options: Any) -> Iterator[Self]:
         """In here it logs; gives the logger. An exception that leaves it ends it as failed or interrupted."""
-        self.create_logger_context(rank, **options)
+        begin_logging(self, rank, **options)
         status = "finished"
         try:
             yield self
@@ -201,8 +218,7 @@ class Logger:
             status = ending_of(error).status
             raise
         finally:
-            if self._context is not None:
-                self.destroy_logger_context(status=status)
+            end_logging(self, status)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until what was logged is with the backend; whether it was in time."""
@@ -443,6 +459,7 @@ class Logger:
             raise StepwellError(f"status is {shown(status)}: write one of {', '.join(ENDINGS)}")
         context = self._created("destroy_logger_context")
         self._context = None
+        self._is_set_initialized = False
         self._had = "destroyed"
         self._has_changed()
         return context
@@ -501,6 +518,38 @@ class Logger:
 
 
 clock.follow(globals())
+
+
+def begin_logging(logger: Logger, rank: int | None = None, **options: Any) -> None:
+    """Create a logger's context, also of a user's class that has its own way to."""
+    given = options if rank is None else {"rank": rank, **options}
+    logger.create_logger_context(**given)
+    if not logger.is_initialized:
+        _set_initialized(logger, True)
+
+
+def end_logging(logger: Logger, status: str = "finished", timeout: float | None = None) -> None:
+    """Destroy a logger's context, also of a user's class whose method takes no arguments."""
+    call_with(logger.destroy_logger_context, timeout=timeout, status=status)
+    if logger.is_initialized:
+        _set_initialized(logger, False)
+
+
+def call_with(function: Callable[..., Any], **offered: Any) -> Any:
+    """Call a function with those of the arguments that it takes: a user's override may take fewer."""
+    from inspect import Parameter, signature
+
+    parameters = signature(function).parameters
+    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    return function(
+        **{name: value for name, value in offered.items() if takes_all or name in parameters}
+    )
+
+
+def _set_initialized(logger: Logger, is_initialized: bool) -> None:
+    # A class that has this as a property of its own keeps it itself.
+    with contextlib.suppress(AttributeError):
+        logger.is_initialized = is_initialized
 
 
 def check_timeout(timeout: Any) -> None:

@@ -11,12 +11,19 @@ from typing import Any
 from stepwell.journal.errors import StepwellError, warn_once
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience
-from stepwell.loggers.base import Logger, check_texts, check_timeout
+from stepwell.loggers.base import (
+    Logger,
+    begin_logging,
+    check_texts,
+    check_timeout,
+    end_logging,
+)
 from stepwell.loggers.checks import seconds
 from stepwell.loggers.context import Context, find_run, place_rank
 from stepwell.loggers.empty import EmptyLogger
 from stepwell.loggers.frequency import LogFreq, check_rank
 from stepwell.loggers.kinds import check_kind
+from stepwell.telemetry.identity import config_to_dict
 
 
 class LoggersCollection(Logger):
@@ -83,7 +90,7 @@ class LoggersCollection(Logger):
             known = {key: value for key, value in options.items() if key in member.context_options}
             if not member.is_initialized:
                 _guarded(
-                    name, "create_logger_context", member.create_logger_context, found, **known
+                    name, "create_logger_context", partial(begin_logging, member, found, **known)
                 )
         self._renew_audience()
         return self
@@ -105,7 +112,7 @@ class LoggersCollection(Logger):
                 contexts[name] = member._ends(status)
                 contexts[name].end(status)
             else:
-                _guarded(name, "destroy_logger_context", member.destroy_logger_context)
+                _guarded(name, "destroy_logger_context", end_logging, member, status)
         _together(
             {name: partial(context.close_delivery, timeout) for name, context in contexts.items()}
         )
@@ -138,7 +145,8 @@ class LoggersCollection(Logger):
         """Log parameters to all members."""
         super().save_hyperparameters(params)
         for member in self._others:
-            _guarded(member.name, "save_hyperparameters", member.save_hyperparameters, params)
+            # A user's own logger counts on a dict.
+            _guarded(member.name, "save_hyperparameters", _save, member, params)
 
     # Behind it
 
@@ -242,6 +250,10 @@ def _listed(loggers: Any) -> list[tuple[str, Any]]:
 def _is_ours(member: Logger, method: str) -> bool:
     """Whether a member has this method from us: what others wrote is called as it is."""
     return getattr(type(member), method) is getattr(Logger, method)
+
+
+def _save(member: Logger, params: Any) -> None:
+    member.save_hyperparameters(config_to_dict(params))
 
 
 def _guarded(name: str, call: str, function: Callable[..., Any], *args: Any, **more: Any) -> Any:

@@ -188,8 +188,9 @@ class StepwellLogger:
         metrics = kwargs.pop("metrics", args[0] if args else None)
         for given in (params, kwargs):
             if given:
-                self.logger.save_hyperparameters(given)
-                self._hyperparameters.update(config_to_dict(given))
+                plain = config_to_dict(given)
+                self.logger.save_hyperparameters(plain)
+                self._hyperparameters.update(plain)
         record_config({"hyperparameters": self._hyperparameters})
         if metrics is not None:
             found = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
