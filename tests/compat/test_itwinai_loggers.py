@@ -120,15 +120,24 @@ def test_hyperparameters_reach_it_as_a_dict(recorded: Run) -> None:
 
 
 @pytest.mark.full
-def test_hyperparameters_of_lightning_too() -> None:
-    """Lightning itself has them as a Namespace or the like."""
+@pytest.mark.parametrize("kind", [Notebook, Forgetful])
+def test_in_lightning(kind: type[Notebook]) -> None:
+    """Created once, whatever it says of itself; Lightning has hyperparameters as a Namespace or the like."""
     pytest.importorskip("lightning")
     from stepwell.compat.itwinai import ItwinaiLogger
 
-    theirs = Notebook()
+    theirs = kind()
     logger = ItwinaiLogger(itwinai_logger=theirs)
     logger.log_hyperparams(argparse.Namespace(lr=0.1, depth=2))
-    assert theirs.lines == [("created", 0), ("depth", 2), ("lr", 0.1)]
+    logger.log_metrics({"loss": 0.5}, step=3)
+    logger.finish()
+    assert theirs.lines == [
+        ("created", 0),
+        ("depth", 2),
+        ("lr", 0.1),
+        ("loss", 0.5, "metric", 3),
+        ("destroyed",),
+    ]
 
 
 def test_workers_are_set_later() -> None:
