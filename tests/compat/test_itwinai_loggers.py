@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,16 @@ def test_in_lightning(kind: type[Notebook]) -> None:
         ("loss", 0.5, "metric", 3),
         ("destroyed",),
     ]
+
+
+def test_it_goes_to_another_process_without_its_context() -> None:
+    """As ours do: it is created there."""
+    logger = Notebook()
+    with logger.start_logging():
+        other = pickle.loads(pickle.dumps(logger))
+    assert not other.is_initialized
+    with other.start_logging(rank=1):
+        assert other.lines == [("created", 0), ("created", 1)]
 
 
 def test_workers_are_set_later() -> None:

@@ -40,7 +40,7 @@ def set_quiet(quiet: bool) -> None:
 class StepwellError(ValueError, RuntimeError):
     """A wrong call: the message says what was wrong and what to write instead.
 
-    It is a ValueError and a RuntimeError, which the libraries raise that ``stepwell.compat`` stands in for.
+    It is both a ValueError and a RuntimeError: programs that catch either one work as before.
     """
 
 

@@ -510,7 +510,7 @@ class Logger:
         # The context belongs to this process: another one creates its own.
         nothing = dict.fromkeys(("_context", "_audience", "_hearers"))
         had = self._had if self._context is None else "elsewhere"
-        return {**self.__dict__, **nothing, "_had": had}
+        return {**self.__dict__, **nothing, "_had": had, "_is_set_initialized": False}
 
     def __repr__(self) -> str:
         state = "logging" if self._context is not None else "no context"

@@ -178,6 +178,7 @@ class TorchTrainer:
         self.train_glob_step = self.validation_glob_step = self.test_glob_step = 0
         self._loaded: dict[str, Any] = {}
         self._logs_floats = False
+        self._best_files: list[Path] = []
 
     # What it is
 
@@ -229,7 +230,10 @@ class TorchTrainer:
                     test_dataset=test_dataset,
                 )
             self.create_model_loss_optimizer()
-            self.train()
+            try:
+                self.train()
+            finally:
+                self._log_files("best_model", self._best_files)
         return train_dataset, validation_dataset, test_dataset, self.bare_model
 
     def log(
@@ -443,8 +447,11 @@ class TorchTrainer:
         }
         with checkpoint_save(self.train_glob_step, path=folder):
             files = write_checkpoint(folder, whole, self.bare_model.state_dict(), self.config)
-        for file in files:
-            self.log(str(file), f"{name}_{file.stem}", kind="artifact")
+        if best is None:
+            self._log_files(name, files)
+        else:
+            # Only the last best one is logged, at the end: the run keeps each file that it is given.
+            self._best_files = files
         return str(folder)
 
     def load_checkpoint(self) -> None:
@@ -536,6 +543,7 @@ class TorchTrainer:
         """Begin with the first epoch, or with the one after that of a checkpoint."""
         self.current_epoch = 0
         self.train_glob_step = self.validation_glob_step = self.test_glob_step = 0
+        self._best_files = []
         # Our loggers take tensors without waiting for them; others were promised numbers.
         self._logs_floats = any(type(one).log is not Logger.log for one in self._members())
         if self.from_checkpoint is not None:
@@ -610,6 +618,10 @@ class TorchTrainer:
         if mean < self.best_validation_metric:
             self.best_validation_metric = mean
             self._save("best_model", mean)
+
+    def _log_files(self, name: str, files: list[Path]) -> None:
+        for file in files:
+            self.log(str(file), f"{name}_{file.stem}", kind="artifact")
 
     def _is_checkpoint_due(self) -> bool:
         every = self.checkpoint_every
