@@ -654,3 +654,16 @@ def test_the_tutorial_on_two_processes(tmp_path: Path) -> None:
     saved = torch.load(tmp_path / "checkpoints/best_model/model.pt", weights_only=True)
     best = [value.flatten().tolist() for value in saved.values()]
     assert best == json.loads(first)
+    # One process with batches twice as large does what the two did in the last epoch.
+    tutorial: dict[str, Any] = {"__name__": "tutorial"}
+    exec(TUTORIAL, tutorial)
+    trainer = TorchTrainer(
+        config={"batch_size": 16, "num_workers_dataloader": 0, "optimizer": "adadelta"},
+        epochs=3,
+        model=tutorial["Net"](),
+        from_checkpoint=tmp_path / "checkpoints" / "epoch_1",
+    )
+    *_, resumed = trainer.execute(tutorial["pictures"](0))
+    assert trainer.train_glob_step == 12
+    flat = [value for values_of_one in best for value in values_of_one]
+    assert weights(resumed) == pytest.approx(flat, abs=1e-4)
