@@ -23,19 +23,19 @@ from stepwell.loggers import (
 
 
 class PlaneTrainer(TorchTrainer):
-    """The usual loop; only the loss is its own."""
-
-    def loss_of(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        inputs, targets = batch
-        assert self.model is not None
-        return torch.nn.functional.mse_loss(self.model(inputs).squeeze(1), targets)
+    """The usual loop, and a few things that are logged after it."""
 
     def train(self) -> None:
         super().train()
         # Any kind of thing goes the same way; the trainer has logged the curves.
-        self.logger.log(self.bare_model, "plane", kind="model")
-        self.logger.log("Two layers, three epochs.", "remark", kind="text")
-        self.logger.log(None, None, kind="execution_time")
+        self.log(self.bare_model, "plane", kind="model")
+        self.log("Two layers, three epochs.", "remark", kind="text")
+        self.log(None, None, kind="execution_time")
+
+
+def distance(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The loss: a configuration takes a name, such as "mse", or a function."""
+    return torch.nn.functional.mse_loss(prediction.squeeze(1), target)
 
 
 def make_logger() -> Logger:
@@ -54,7 +54,7 @@ def make_logger() -> Logger:
 if __name__ == "__main__":
     dataset = make_loader().dataset
     trainer = PlaneTrainer(
-        config={"batch_size": 32, "lr": 0.05},
+        config={"batch_size": 32, "optim_lr": 0.05, "loss": distance, "num_workers_dataloader": 0},
         epochs=EPOCHS,
         model=make_model(),
         strategy="ddp",

@@ -23,7 +23,9 @@ def test_loggers(tmp_path: Path) -> None:
     assert done.stderr == ""
     left = Left(tmp_path)
     for curve in (left.mlflow_curve, left.wandb_curve, left.tensorboard_curve):
-        assert [step for step, _ in curve("train/loss")] == STEPS
-        assert [step for step, _ in curve("val/loss")] == [11, 23, 35]
-    assert left.mlflow_files() == ["plane.pt", "remark.txt"]
-    assert left.provenance_series("train/loss")["stepwell:count"] == "9"
+        assert [step for step, _ in curve("train_loss")] == STEPS
+        assert [step for step, _ in curve("validation_loss_epoch")] == [12, 24, 36]
+    checkpoint = {"config.yaml", "model.pt", "state.pt"}
+    files = {Path(file).name for file in left.mlflow_files()}
+    assert files == {*checkpoint, "plane.pt", "remark.txt"}
+    assert left.provenance_series("train_loss")["stepwell:count"] == "9"

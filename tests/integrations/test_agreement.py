@@ -92,8 +92,9 @@ def with_watch(folder: Path) -> None:
 def with_torch_trainer(folder: Path) -> None:
     from stepwell.integrations.torch import TorchTrainer
 
-    settings = {"batch_size": BATCH, "lr": RATE, "optimizer": "sgd", "loss": "mse"}
-    trainer = TorchTrainer({**settings, "shuffle": False}, EPOCHS, Regression())
+    settings = {"batch_size": BATCH, "optim_lr": RATE, "optimizer": "sgd", "loss": "mse"}
+    more = {"optim_momentum": 0.0, "num_workers_dataloader": 0}
+    trainer = TorchTrainer({**settings, **more}, EPOCHS, Regression())
     trainer.execute(data())
 
 

@@ -72,8 +72,9 @@ my_logger = LOGGER
 class MyCustomTrainer(TorchTrainer):
     def train(self):
         for epoch in range(self.epochs):
-            for batch_idx, batch in enumerate(self.train_loader):
-                loss = self.loss_of(batch)
+            for batch_idx, batch in enumerate(self.train_dataloader):
+                x, y = batch
+                loss = self.loss(self.model(x), y)
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
@@ -89,7 +90,10 @@ class MyCustomTrainer(TorchTrainer):
             epoch_losses.append(some_metric)
 
 my_trainer = MyCustomTrainer(
-    config={'batch_size': 2 // int(os.environ.get('WORLD_SIZE', 1)), 'loss': 'mse', 'optimizer': 'sgd'},
+    config=dict(
+        batch_size=2 // int(os.environ.get('WORLD_SIZE', 1)),
+        loss='mse', optimizer='sgd', num_workers_dataloader=0,
+    ),
     epochs=100,
     model=my_net,
     strategy='ddp',

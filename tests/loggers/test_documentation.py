@@ -82,6 +82,32 @@ def test_a_logger_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sys.modules.pop("my_package")
 
 
+def test_the_trainer(tmp_path: Path) -> None:
+    """It leaves what the page says."""
+    torch = pytest.importorskip("torch")
+    import stepwell
+    from tests.loggers.logged import Own
+
+    labels = torch.arange(12) % 3
+    data = torch.utils.data.TensorDataset(torch.rand(12, 3), labels)
+    space: dict[str, Any] = {
+        "model": torch.nn.Linear(3, 3),
+        "logger": Own(),
+        **{f"{stage}_dataset": data for stage in ("train", "validation", "test")},
+    }
+    run = stepwell.init(dir=tmp_path / "runs")
+    exec(block("TorchTrainer(").replace('"loss": ', '"num_workers_dataloader": 0, "loss": '), space)
+    run.finish()
+    names = {m.name for m in metrics(run)}
+    by_epoch = {"train_loss_epoch", "validation_accuracy_epoch", "epoch_time_s"}
+    assert names >= {"loss", *by_epoch}
+    assert {path.name for path in Path("checkpoints").iterdir()} == {
+        "best_model",
+        "epoch_4",
+        "epoch_9",
+    }
+
+
 def test_both_tables_have_every_kind() -> None:
     """None is left out."""
     tables = PAGE.partition("## Kinds")[2].partition("And where it arrives")

@@ -18,9 +18,12 @@ from stepwell.integrations.torch import TorchTrainer
 
 data = TensorDataset(torch.randn(8, 4), torch.randint(0, 3, (8,)))
 model = torch.nn.Linear(4, 3)
-trainer = TorchTrainer(config={"batch_size": 2, "seed": 1}, model=model, strategy="ddp")
+config = {"batch_size": 2, "num_workers_dataloader": 0}
+trainer = TorchTrainer(config=config, epochs=2, model=model, strategy="ddp", random_seed=1)
 for _ in range(2):
-    assert trainer.execute(data) is model
+    *_, trained = trainer.execute(data)
+    assert trained is model
+    assert trainer.train_glob_step == 4
 print("done")
 """
 

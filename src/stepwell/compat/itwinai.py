@@ -5,7 +5,8 @@ from stepwell.compat.itwinai import ItwinaiLogger, MLFlowLogger, TorchTrainer
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from stepwell.loggers import (
     ConsoleLogger,
@@ -22,25 +23,63 @@ from stepwell.loggers import (
 
 if TYPE_CHECKING:
     from stepwell.compat.itwinai_lightning import ItwinaiLogger as ItwinaiLogger
-    from stepwell.integrations.torch.trainer import TorchTrainer as TorchTrainer
+    from stepwell.integrations.torch.trainer import (
+        DeepSpeedStrategy,
+        HorovodStrategy,
+        NonDistributedStrategy,
+        RayDDPStrategy,
+        RayDeepSpeedStrategy,
+        RayTorchDistributedStrategy,
+        TorchDDPStrategy,
+        TorchDistributedStrategy,
+        TorchTrainer,
+        TrainingConfiguration,
+    )
 
 BASE_EXP_NAME = "unnamed-experiment"
 
 __all__ = [
     "BASE_EXP_NAME",
     "ConsoleLogger",
+    "DeepSpeedStrategy",
     "EmptyLogger",
+    "HorovodStrategy",
     "ItwinaiLogger",
+    "LogMixin",
     "Logger",
     "LoggersCollection",
     "MLFlowLogger",
+    "NonDistributedStrategy",
     "Prov4ML",
     "Prov4MLLogger",
+    "RayDDPStrategy",
+    "RayDeepSpeedStrategy",
+    "RayTorchDistributedStrategy",
     "TensorBoardLogger",
+    "TorchDDPStrategy",
+    "TorchDistributedStrategy",
     "TorchTrainer",
+    "TrainingConfiguration",
     "WandBLogger",
     "get_mlflow_logger",
 ]
+
+
+@runtime_checkable
+class LogMixin(Protocol):
+    """Whatever can log: the loggers, the trainer, and classes of your own that have this method."""
+
+    @abstractmethod
+    def log(
+        self,
+        item: Any,
+        identifier: Any,
+        kind: str = "metric",
+        step: int | None = None,
+        batch_idx: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log something, as ``Logger.log`` does."""
 
 
 def __getattr__(name: str) -> Any:
@@ -49,8 +88,8 @@ def __getattr__(name: str) -> Any:
         from stepwell.compat.itwinai_lightning import ItwinaiLogger
 
         return ItwinaiLogger
-    if name == "TorchTrainer":
-        from stepwell.integrations.torch.trainer import TorchTrainer
+    if name in __all__:
+        from stepwell.integrations.torch import trainer
 
-        return TorchTrainer
+        return getattr(trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,8 +37,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-class StepwellError(Exception):
-    """A wrong call: the message says what was wrong and what to write instead."""
+class StepwellError(ValueError, RuntimeError):
+    """A wrong call: the message says what was wrong and what to write instead.
+
+    It is both a ValueError and a RuntimeError: programs that catch either one work as before.
+    """
 
 
 def quietly(function: Callable[P, T]) -> Callable[P, T | None]:

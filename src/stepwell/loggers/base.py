@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns as _now
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +23,7 @@ from stepwell.journal.state import local, state
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience, Hearer, Words, current_batch
 from stepwell.loggers.checks import folder, optional_id, optional_text, seconds
-from stepwell.loggers.context import Context, find_run, load_backend, place_rank
+from stepwell.loggers.context import Context, find_run, finish_contexts, load_backend, place_rank
 from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
 from stepwell.loggers.frequency import (
     DEFAULT,
@@ -35,7 +35,7 @@ from stepwell.loggers.frequency import (
     every,
 )
 from stepwell.loggers.items import making as items
-from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind
+from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind, context_name
 from stepwell.loggers.recording import keep, keep_documents, keep_params, write_metric
 from stepwell.telemetry.ending import ending_of
 
@@ -93,12 +93,12 @@ class Logger:
     ) -> None:
         self.savedir = folder("savedir", savedir) / self.subfolder
         self._log_freq = None if log_freq is None else check_log_freq(log_freq)
-        self._workers = check_workers(log_on_workers)
         self.log_on_workers = log_on_workers
         self.worker_rank = 0
         self._experiment_id = optional_id("experiment_id", experiment_id)
         self._run_id = optional_id("run_id", run_id)
         self._context: Context | None = None
+        self._is_set_initialized = False
         # For the quick way through log(); None sends every call the slow way.
         self._audience: Audience | None = None
         self._hearers: Audience | None = None
@@ -123,14 +123,31 @@ class Logger:
             self.log_freq = log_freq
 
     @property
+    def log_on_workers(self) -> Workers:
+        """The global ranks that log. A change counts from the next context on."""
+        return self._log_on_workers
+
+    @log_on_workers.setter
+    def log_on_workers(self, log_on_workers: Workers) -> None:
+        self._workers = check_workers(log_on_workers)
+        self._log_on_workers = log_on_workers
+
+    @property
     def name(self) -> str:
         """What it is called in messages and in a collection."""
         return self.to
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a context was created, and not destroyed since."""
-        return self._context is not None
+        """Whether a context was created, and not destroyed since.
+
+        A subclass that creates contexts in its own way sets it.
+        """
+        return self._context is not None or self._is_set_initialized
+
+    @is_initialized.setter
+    def is_initialized(self, is_initialized: bool) -> None:
+        self._is_set_initialized = bool(is_initialized)
 
     @property
     def experiment_id(self) -> str | None:
@@ -179,10 +196,10 @@ class Logger:
     def destroy_logger_context(
         self, timeout: float | None = None, *, status: str = "finished"
     ) -> None:
-        """End logging: what was logged is handed to the backend, within this time.
+        """End logging, and wait until the backend has everything, for as long as delivery makes progress.
 
         Args:
-            timeout: seconds to wait at most; else ``STEPWELL_EXPORT_TIMEOUT``, or 5. What is not
+            timeout: seconds to wait at most; else ``STEPWELL_FINISH_TIMEOUT``, or 300. What is not
                 delivered by then is delivered in the background, or later by ``stepwell forward``.
             status: how it ended: finished, failed, interrupted or killed.
 
@@ -194,13 +211,13 @@ class Logger:
             return
         context = self._ends(status)
         context.end(status)
-        context.close_delivery(timeout)
+        finish_contexts([context], status, timeout)
         self._finish_run(context, status)
 
     @contextlib.contextmanager
     def start_logging(self: Self, rank: int | None = None, **options: Any) -> Iterator[Self]:
         """In here it logs; gives the logger. An exception that leaves it ends it as failed or interrupted."""
-        self.create_logger_context(rank, **options)
+        begin_logging(self, rank, **options)
         status = "finished"
         try:
             yield self
@@ -208,8 +225,7 @@ class Logger:
             status = ending_of(error).status
             raise
         finally:
-            if self._context is not None:
-                self.destroy_logger_context(status=status)
+            end_logging(self, status)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until what was logged is with the backend; whether it was in time."""
@@ -221,8 +237,7 @@ class Logger:
         Of MLflow a ``mlflow.entities.Run``, of others a ``BackendRun`` with its id, name, URL and folder.
         """
         context = self._created("backend_run")
-        found = wait_for_run(context.delivery, seconds("timeout", timeout))
-        return None if found is None else self._as_backend_run(found)
+        return wait_for_run(context.delivery, seconds("timeout", timeout), self._as_backend_run)
 
     # Logging
 
@@ -244,7 +259,8 @@ class Logger:
             step: where it belongs; else the run's current step, else how many values it had before.
             batch_idx: the batch, where this is called in a loop over them. Inside of a training
                 iteration of stepwell it is known.
-            kwargs: kept with whatever is no metric.
+            kwargs: kept with whatever is no metric. ``context="validation"`` makes a series of its own of a
+                metric, ``validation/NAME``.
         """
         audience = self._audience
         if (
@@ -359,6 +375,8 @@ class Logger:
         name = _name_of(identifier, kind)
         if name is None:
             return
+        if kind == METRIC and more.get("context") is not None:
+            name = _in_context(name, more["context"])
         if self._decides_itself and not self.should_log(batch_idx):
             return
         words = self._choose(audience, name, batch_idx)
@@ -455,6 +473,7 @@ class Logger:
             raise StepwellError(f"status is {shown(status)}: write one of {', '.join(ENDINGS)}")
         context = self._created("destroy_logger_context")
         self._context = None
+        self._is_set_initialized = False
         self._had = "destroyed"
         self._has_changed()
         return context
@@ -505,7 +524,7 @@ class Logger:
         # The context belongs to this process: another one creates its own.
         nothing = dict.fromkeys(("_context", "_audience", "_hearers"))
         had = self._had if self._context is None else "elsewhere"
-        return {**self.__dict__, **nothing, "_had": had}
+        return {**self.__dict__, **nothing, "_had": had, "_is_set_initialized": False}
 
     def __repr__(self) -> str:
         state = "logging" if self._context is not None else "no context"
@@ -513,6 +532,38 @@ class Logger:
 
 
 clock.follow(globals())
+
+
+def begin_logging(logger: Logger, rank: int | None = None, **options: Any) -> None:
+    """Create a logger's context, also of a user's class that has its own way to."""
+    given = options if rank is None else {"rank": rank, **options}
+    logger.create_logger_context(**given)
+    if not logger.is_initialized:
+        _set_initialized(logger, True)
+
+
+def end_logging(logger: Logger, status: str = "finished", timeout: float | None = None) -> None:
+    """Destroy a logger's context, also of a user's class whose method takes no arguments."""
+    call_with(logger.destroy_logger_context, timeout=timeout, status=status)
+    if logger.is_initialized:
+        _set_initialized(logger, False)
+
+
+def call_with(function: Callable[..., Any], **offered: Any) -> Any:
+    """Call a function with those of the arguments that it takes: a user's override may take fewer."""
+    from inspect import Parameter, signature
+
+    parameters = signature(function).parameters
+    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    return function(
+        **{name: value for name, value in offered.items() if takes_all or name in parameters}
+    )
+
+
+def _set_initialized(logger: Logger, is_initialized: bool) -> None:
+    # A class that has this as a property of its own keeps it itself.
+    with contextlib.suppress(AttributeError):
+        logger.is_initialized = is_initialized
 
 
 def check_timeout(timeout: Any) -> None:
@@ -541,11 +592,18 @@ def _name_of(identifier: Any, kind: str) -> str | None:
     return text_of(getattr(identifier, "value", identifier))
 
 
+def _in_context(name: str, context: Any) -> str:
+    """Return the name of a metric in a context: backends show the names with the same prefix together."""
+    prefix = f"{context_name(context)}/"
+    return name if prefix == "/" or name.startswith(prefix) else prefix + name
+
+
 def _say_unused(identifier: str, more: Mapping[str, Any]) -> None:
-    if more:
+    unused = [str(name) for name in more if name != "context"]
+    if unused:
         warn_once(
             "metric arguments",
             "log(…, %r) of a metric keeps no further arguments: %s",
             identifier[:200],
-            ", ".join(map(str, more))[:200],
+            ", ".join(unused)[:200],
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,12 +10,19 @@ from typing import Any
 from stepwell.journal.errors import StepwellError, warn_once
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience, Hearer
-from stepwell.loggers.base import Logger, check_texts, check_timeout
+from stepwell.loggers.base import (
+    Logger,
+    begin_logging,
+    check_texts,
+    check_timeout,
+    end_logging,
+)
 from stepwell.loggers.checks import seconds
-from stepwell.loggers.context import Context, find_run, place_rank
+from stepwell.loggers.context import Context, find_run, finish_contexts, place_rank
 from stepwell.loggers.empty import EmptyLogger
 from stepwell.loggers.frequency import LogFreq, check_rank
 from stepwell.loggers.kinds import check_kind
+from stepwell.telemetry.identity import config_to_dict
 
 
 class LoggersCollection(Logger):
@@ -88,7 +94,7 @@ class LoggersCollection(Logger):
             known = {key: value for key, value in options.items() if key in member.context_options}
             if not member.is_initialized:
                 _guarded(
-                    name, "create_logger_context", member.create_logger_context, found, **known
+                    name, "create_logger_context", partial(begin_logging, member, found, **known)
                 )
         self._renew_audience()
         return self
@@ -110,10 +116,8 @@ class LoggersCollection(Logger):
                 contexts[name] = member._ends(status)
                 contexts[name].end(status)
             else:
-                _guarded(name, "destroy_logger_context", member.destroy_logger_context)
-        _together(
-            {name: partial(context.close_delivery, timeout) for name, context in contexts.items()}
-        )
+                _guarded(name, "destroy_logger_context", end_logging, member, status)
+        finish_contexts([*contexts.values()], status, timeout)
         for context in contexts.values():
             self._finish_run(context, status)
         self._finish_run(own, status)
@@ -132,18 +136,19 @@ class LoggersCollection(Logger):
     def backend_run(self, timeout: float = 10.0) -> dict[str, Any]:
         """The run of each backend by the name of its logger, None for one that is not in time."""
         self._created("backend_run")
-        deadline = time.monotonic() + seconds("timeout", timeout)
-        return {
-            name: member.backend_run(max(0.0, deadline - time.monotonic()))
+        calls = {
+            name: partial(member.backend_run, seconds("timeout", timeout))
             for name, member in self.members.items()
             if member.is_initialized
         }
+        return _together(calls)
 
     def save_hyperparameters(self, params: Any) -> None:
         """Log parameters to all members."""
         super().save_hyperparameters(params)
         for member in self._others:
-            _guarded(member.name, "save_hyperparameters", member.save_hyperparameters, params)
+            # A user's own logger counts on a dict.
+            _guarded(member.name, "save_hyperparameters", _save, member, params)
 
     # Behind it
 
@@ -249,6 +254,10 @@ def _is_ours(member: Logger, method: str) -> bool:
     return getattr(type(member), method) is getattr(Logger, method)
 
 
+def _save(member: Logger, params: Any) -> None:
+    member.save_hyperparameters(config_to_dict(params))
+
+
 def _guarded(name: str, call: str, function: Callable[..., Any], *args: Any, **more: Any) -> Any:
     """What a member's own method gives; what it raises is said once, and the others go on."""
     try:
@@ -280,4 +289,4 @@ def _together(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return {name: found.get(name) for name in calls}

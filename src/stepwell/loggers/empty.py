@@ -21,23 +21,17 @@ class EmptyLogger(Logger):
         log_on_workers: Workers = 0,
     ) -> None:
         super().__init__(savedir, log_freq, log_on_workers)
-        self._is_created = False
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether a context was created, and not destroyed since."""
-        return self._is_created
 
     def create_logger_context(self, rank: int | None = None, **options: Any) -> EmptyLogger:
         """Do nothing."""
-        self._is_created = True
+        self.is_initialized = True
         return self
 
     def destroy_logger_context(
         self, timeout: float | None = None, *, status: str = "finished"
     ) -> None:
         """Do nothing."""
-        self._is_created = False
+        self.is_initialized = False
 
     def log(
         self,

@@ -84,6 +84,8 @@ def _parse_yaml(file: Path, text: str) -> tuple[Any, Lines]:
             return None, {}
         lines = _yaml_lines(file, node, ())
         return loader.construct_document(node), lines
+    except StepwellError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise StepwellError(

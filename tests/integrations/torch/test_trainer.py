@@ -22,7 +22,14 @@ pytestmark = pytest.mark.torch
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 3
 BATCHES = SAMPLES // BATCH
-CONFIG = {"batch_size": BATCH, "loss": "mse", "optimizer": "sgd", "lr": 0.1, "seed": 3}
+CONFIG = {
+    "batch_size": BATCH,
+    "loss": "mse",
+    "optimizer": "sgd",
+    "optim_lr": 0.1,
+    "optim_momentum": 0.0,
+    "num_workers_dataloader": 0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +55,12 @@ def only_run() -> stepwell.reading.RecordedRun:
 
 def test_a_whole_training_is_recorded() -> None:
     """Each part of it is a standard span in its place; the run ends with it."""
-    trainer = TorchTrainer({**CONFIG, "checkpoint_every": 2}, EPOCHS, model(), logger=Own())
-    trained = trainer.execute(dataset(), dataset())
+    trainer = TorchTrainer(
+        CONFIG, EPOCHS, model(), random_seed=3, logger=Own(), checkpoint_every=2, test_every=3
+    )
+    data = dataset()
+    *datasets, trained = trainer.execute(data, data, data)
+    assert datasets == [data, data, data]
     assert trained is trainer.model
     assert stepwell.active_run() is None
     run = only_run()
@@ -71,7 +82,10 @@ def test_a_whole_training_is_recorded() -> None:
         ("optimizer_update", "training_single_iteration"): EPOCHS * BATCHES,
         ("validation_loop", "training_loop"): EPOCHS,
         ("validation_single_iteration", "validation_loop"): EPOCHS * BATCHES,
-        ("checkpoint_save_sync", "training_loop"): 1,
+        ("testing_loop", "training_loop"): 1,
+        ("testing_single_iteration", "testing_loop"): BATCHES,
+        # After the second epoch, and of each epoch the best model so far: it gets better each time.
+        ("checkpoint_save_sync", "training_loop"): 1 + EPOCHS,
     }
     assert edges(spans) == expected
     events = run.events().filter(pl.col("name") == "training_metrics_update").collect()
@@ -82,7 +96,7 @@ def test_a_whole_training_is_recorded() -> None:
 
 def test_it_trains_as_a_plain_loop_does() -> None:
     """To the last bit."""
-    trained = TorchTrainer({**CONFIG, "shuffle": False}, EPOCHS, model()).execute(dataset())
+    *_, trained = TorchTrainer(CONFIG, EPOCHS, model()).execute(dataset())
     plain = model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(EPOCHS):
@@ -98,9 +112,8 @@ def test_the_logger_hears_what_it_asked_for() -> None:
     """Created with the rank, destroyed at the end; the run has the loss of every step."""
     logger = Own(log_freq=2)
     run = stepwell.init("mine", dir="runs")
-    TorchTrainer(argparse.Namespace(**CONFIG), 2, model(), logger=logger).execute(
-        dataset(), dataset()
-    )
+    trainer = TorchTrainer(argparse.Namespace(**CONFIG), 2, model(), logger=logger)
+    trainer.execute(dataset(), dataset())
     assert not logger.is_initialized
     assert stepwell.active_run() is run
     run.finish()
@@ -110,10 +123,42 @@ def test_the_logger_hears_what_it_asked_for() -> None:
         return [one.step for one in found if one.name == name]
 
     assert steps("loss") == list(range(2 * BATCHES))
-    assert steps("train/loss") == [0, 2, 4, 5, 7, 9]
-    assert steps("train/epoch_loss") == steps("val/loss") == [BATCHES - 1, 2 * BATCHES - 1]
+    assert steps("train_loss") == steps("validation_loss") == [0, 2, 4, 5, 7, 9]
+    # Values of an epoch are where training stands.
+    assert steps("train_loss_epoch") == [BATCHES, 2 * BATCHES]
+    assert steps("validation_loss_epoch") == [BATCHES, 2 * BATCHES]
+    assert steps("global_validation_loss_epoch") == steps("epoch_time_s") == [0, 1]
     params = {one.name: one.value for one in items(run, "param")}
-    assert params == {**CONFIG, "epochs": 2, "strategy": None, "world_size": 1}
+    others = {
+        "epochs": 2,
+        "strategy": "non-distributed",
+        "distributed_strategy": "NonDistributedStrategy",
+        "global_world_size": 1,
+        "optim_weight_decay": 0.0,
+    }
+    assert params.items() >= {**CONFIG, **others}.items()
+
+
+def test_values_of_an_epoch_are_means_of_its_batches() -> None:
+    """Also where the last batch is smaller."""
+    run = stepwell.init("mine", dir="runs")
+    config = {**CONFIG, "batch_size": 16, "optim_lr": 0.0}
+    names = {"far": torch.nn.functional.l1_loss}
+    TorchTrainer(config, 1, model(), logger=Own(log_freq="batch"), metrics=names).execute(dataset())
+    run.finish()
+    values: dict[str, list[float]] = {}
+    for one in metrics(run):
+        values.setdefault(one.name, []).append(one.value)
+    untrained = model()
+    x, y = dataset().tensors
+    batches = [(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
+    with torch.no_grad():
+        losses = [float(torch.nn.functional.mse_loss(untrained(x), y)) for x, y in batches]
+        far = [float((untrained(x) - y).abs().mean()) for x, y in batches]
+    assert values["train_loss"] == pytest.approx(losses)
+    assert values["train_far"] == pytest.approx(far)
+    assert values["train_loss_epoch"] == pytest.approx([sum(losses) / 3])
+    assert values["train_far_epoch"] == pytest.approx([sum(far) / 3])
 
 
 def test_a_subclass_replaces_what_it_wants() -> None:
@@ -121,30 +166,45 @@ def test_a_subclass_replaces_what_it_wants() -> None:
 
     class Mine(TorchTrainer):
         def train(self) -> None:
-            assert (self.rank, self.world_size, len(self.train_loader)) == (0, 1, BATCHES)
-            assert self.validation_loader is None
+            assert (self.rank, self.world_size, len(self.train_dataloader)) == (0, 1, BATCHES)
+            assert self.validation_dataloader is None
             assert isinstance(self.optimizer, torch.optim.SGD)
             self.logger.log(1.5, "mine")
             raise ValueError("it went wrong")
 
     with pytest.raises(ValueError, match="went wrong"):
-        Mine(CONFIG, 1, model(), "ddp", Own()).execute(dataset())
+        Mine(CONFIG, 1, model(), "ddp", logger=Own()).execute(dataset())
     run = only_run()
     assert run.status == "failed"
     assert run.metrics().filter(pl.col("name") == "mine").collect()["value"].to_list() == [1.5]
 
 
-def test_checkpoints_are_logged() -> None:
-    run = stepwell.init("mine", dir="runs")
-    config = {**CONFIG, "checkpoint_every": 1, "checkpoint_dir": "saved"}
-    trained = TorchTrainer(config, 2, model(), logger=Own()).execute(dataset())
-    run.finish()
-    assert [one.name for one in items(run, "model")] == [
-        "checkpoints/epoch-0",
-        "checkpoints/epoch-1",
-    ]
-    saved = torch.load("saved/epoch-1.pt", weights_only=True)
-    assert torch.equal(saved["model"]["weight"], trained.weight)
+def test_a_loop_of_your_own_is_watched() -> None:
+    """In the run of the trainer."""
+
+    class Mine(TorchTrainer):
+        def train(self) -> None:
+            with stepwell.watch(self.model, self.optimizer, self.train_dataloader):
+                for x, y in self.train_dataloader:
+                    self.optimizer.zero_grad()
+                    self.loss(self.model(x), y).backward()
+                    self.optimizer.step()
+
+    Mine(CONFIG, 1, model()).execute(dataset())
+    spans = only_run().spans().collect()
+    assert edges(spans)["training_single_iteration", "training_loop"] == BATCHES
+
+
+def test_data_of_unknown_length() -> None:
+    """It trains until there is no more."""
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(dataset())
+
+    trainer = TorchTrainer(CONFIG, 2, model())
+    trainer.execute(Stream())
+    assert trainer.train_glob_step == 2 * BATCHES
 
 
 @pytest.mark.parametrize(
@@ -153,8 +213,17 @@ def test_checkpoints_are_logged() -> None:
         ({"strategy": "fsdp"}, "strategy"),
         ({"epochs": 0}, "epochs"),
         ({"logger": "mlflow"}, "logger"),
+        ({"metrics": ["accuracy"]}, "metrics"),
+        ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"checkpoint_evry": 1}, "no argument 'checkpoint_evry'"),
+        ({"from_checkpoint": "nowhere"}, "from_checkpoint is 'nowhere'"),
         ({"config": 3}, "config"),
-        ({"config": {"loss": "mes"}}, "loss"),
+        ({"config": {"loss": "mes"}}, "loss is 'mes': write one of bce, .*or a function"),
+        ({"config": {"optimizer": "adm"}}, "optimizer is 'adm'"),
+        ({"config": {"lr_scheduler": "cosine"}}, "lr_scheduler is 'cosine'"),
+        ({"config": {"batch_size": "many"}}, "batch_size is 'many': write a whole number"),
+        ({"config": {"batch_size": 2.5}}, r"batch_size is 2\.5"),
+        ({"config": {"shuffle_train": "perhaps"}}, "shuffle_train is 'perhaps': write True or"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
@@ -162,9 +231,20 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -
         TorchTrainer(**options)
 
 
-def test_without_a_model_it_says_so() -> None:
+def test_without_a_model_or_data_it_says_so() -> None:
     with pytest.raises(StepwellError, match="has no model"):
-        TorchTrainer().execute(dataset())
+        TorchTrainer(CONFIG).execute(dataset())
+    with pytest.raises(StepwellError, match="no training data"):
+        TorchTrainer(CONFIG, 1, model()).execute(None)
+
+
+def test_a_step_that_returns_something_else_is_told_what_to_return() -> None:
+    class Mine(TorchTrainer):
+        def train_step(self, batch: Any, batch_idx: int) -> Any:
+            return 1.0, {}, "more"
+
+    with pytest.raises(StepwellError, match="returned 3 values: return the loss and a dict"):
+        Mine(CONFIG, 1, model()).execute(dataset())
 
 
 PROGRAM = """
@@ -175,12 +255,15 @@ from stepwell.integrations.torch import TorchTrainer
 torch.manual_seed(1)
 inputs = torch.linspace(-1, 1, 80).reshape(40, 2)
 data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-config = {"batch_size": 4, "loss": "mse", "optimizer": "sgd", "lr": 0.1, "shuffle": False}
+config = {
+    "batch_size": 4, "loss": "mse", "optimizer": "sgd", "optim_lr": 0.1, "optim_momentum": 0,
+    "num_workers_dataloader": 0,
+}
 trainer = TorchTrainer(
     config=config, epochs=2, model=torch.nn.Linear(2, 1), strategy="ddp",
     logger=TensorBoardLogger(log_freq="batch", log_on_workers=-1),
 )
-trained = trainer.execute(data, data)
+*_, trained = trainer.execute(data, data)
 weights = [value.tolist() for value in trained.state_dict().values()]
 with open(f"weights-{trainer.rank}.json", "w") as file:
     json.dump(weights, file)
@@ -203,12 +286,12 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     assert first == second
     for rank in (0, 1):
         left = Left(tmp_path, rank)
-        assert [step for step, _ in left.tensorboard_curve("train/loss")] == list(range(10))
+        assert [step for step, _ in left.tensorboard_curve("train_loss")] == list(range(10))
     # The loss of an epoch and of validation is that of both together.
-    for name in ("train/epoch_loss", "val/loss"):
-        assert Left(tmp_path, 0).tensorboard_curve(name) == Left(tmp_path, 1).tensorboard_curve(
-            name
-        )
+    for name in ("train_loss_epoch", "validation_loss_epoch"):
+        curves = [Left(tmp_path, rank).tensorboard_curve(name) for rank in (0, 1)]
+        assert curves[0] == curves[1]
+        assert len(curves[0]) == 2
     torch.manual_seed(1)
     plain = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)

@@ -17,6 +17,7 @@ from stepwell.journal.metrics import context, set_context
 from stepwell.journal.state import state
 from stepwell.journal.values import shown
 from stepwell.loggers import Logger, LoggersCollection
+from stepwell.loggers.base import begin_logging, end_logging
 from stepwell.telemetry.ending import ending_of
 from stepwell.telemetry.identity import config_to_dict
 from stepwell.telemetry.place import find_place
@@ -185,8 +186,9 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
         metrics = kwargs.pop("metrics", args[0] if args else None)
         for given in (params, kwargs):
             if given:
-                self.logger.save_hyperparameters(given)
-                self._hyperparameters.update(config_to_dict(given))
+                plain = config_to_dict(given)
+                self.logger.save_hyperparameters(plain)
+                self._hyperparameters.update(plain)
         record_config({"hyperparameters": self._hyperparameters})
         if metrics is not None:
             found = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
@@ -233,7 +235,7 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
     def finish(self, status: str = "finished", timeout: float | None = None) -> None:
         """End the run now; without this it ends with the process. ``timeout`` as for our loggers."""
         if self.logger.is_initialized:
-            self.logger.destroy_logger_context(timeout, status=status)
+            end_logging(self.logger, status, timeout)
         self._forget()
 
     # Behind it
@@ -241,7 +243,7 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
     @_guarded
     def _begin(self) -> None:
         if not self.logger.is_initialized:
-            self.logger.create_logger_context(rank=_rank())
+            begin_logging(self.logger, _rank())
             self._owns_context = True
 
     def _current_batch(self) -> int | None:

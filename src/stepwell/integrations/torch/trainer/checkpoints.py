@@ -1,0 +1,54 @@
+"""The folder of a checkpoint: ``state.pt``, ``model.pt`` and ``config.yaml``, as itwinai lays it out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepwell.integrations.torch.trainer.configuration import TrainingConfiguration
+
+STATE, MODEL, CONFIG = "state.pt", "model.pt", "config.yaml"
+DDP_PREFIX = "module."
+
+
+def write_checkpoint(
+    folder: Path, state: dict[str, Any], model: dict[str, Any], config: TrainingConfiguration
+) -> list[Path]:
+    """Write a checkpoint over an earlier one, each file in one step. Returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        _replace(folder / STATE, lambda path: torch.save(state, path)),
+        _replace(folder / MODEL, lambda path: torch.save(model, path)),
+        _replace(folder / CONFIG, lambda path: path.write_text(_as_yaml(config))),
+    ]
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder has the files that are read."""
+    return (folder / STATE).is_file() and (folder / MODEL).is_file()
+
+
+def read_checkpoint(folder: Path, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state and the model's values, without the prefix that several processes give their names."""
+    state = torch.load(folder / STATE, map_location=device, weights_only=True)
+    model = torch.load(folder / MODEL, map_location=device, weights_only=True)
+    return state, {name.removeprefix(DDP_PREFIX): value for name, value in model.items()}
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> Path:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    write(beside)
+    os.replace(beside, path)
+    return path
+
+
+def _as_yaml(config: TrainingConfiguration) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(json.loads(json.dumps(config.model_dump(), default=str)))
+    return text

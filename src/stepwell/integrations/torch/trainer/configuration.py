@@ -1,0 +1,220 @@
+"""What a ``TorchTrainer`` is given: hyperparameters, and arguments that have no effect here."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from stepwell.journal.errors import StepwellError, warn_once
+from stepwell.journal.values import shown
+from stepwell.telemetry.identity import config_to_dict
+
+OPTIMIZERS = ("adadelta", "adam", "adamw", "rmsprop", "sgd")
+LOSSES = ("bce", "bceloss", "cross_entropy", "l1", "l2", "mse", "nll", "nllloss")
+SCHEDULERS = ("constant", "exponential", "linear", "multistep", "polynomial", "step")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer": OPTIMIZERS,
+    "loss": LOSSES,
+    "lr_scheduler": SCHEDULERS,
+    "dist_backend": ("nccl", "gloo", "mpi"),
+}
+EARLIER_NAMES = {
+    "lr": "optim_lr",
+    "momentum": "optim_momentum",
+    "num_workers": "num_workers_dataloader",
+    "pin_memory": "pin_gpu_memory",
+}
+"""Names that count where today's name is not given."""
+TRUTHS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+EXAMPLES = {bool: "True or False", int: "a whole number", float: "a number"}
+
+PROFILER = "the run records where time goes; for more, use torch.profiler with our trace_handler"
+RAY = "there is no Ray here; start the processes with torchrun"
+WITHOUT_EFFECT: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "enable_torch_profiling",
+            "profiling_wait_epochs",
+            "profiling_warmup_epochs",
+            "store_torch_profiling_traces",
+        ),
+        PROFILER,
+    ),
+    **dict.fromkeys(
+        (
+            "ray_data_config",
+            "ray_horovod_config",
+            "ray_run_config",
+            "ray_scaling_config",
+            "ray_search_space",
+            "ray_torch_config",
+            "ray_tune_config",
+            "time_ray",
+        ),
+        RAY,
+    ),
+    "log_all_workers": "write log_on_workers=-1 in the logger",
+}
+"""Arguments that a TorchTrainer of itwinai takes and this one cannot follow, and what to do instead."""
+ALWAYS_SO = ("disable_tqdm", "measure_epoch_time", "measure_gpu_data")
+"""Arguments that need nothing: there is no progress bar, and these are always recorded."""
+
+
+class TrainingConfiguration:
+    """Hyperparameters as attributes, with defaults. ``TrainingConfiguration(batch_size=64, depth=4)``.
+
+    Other names are kept too; ``config["depth"]`` is ``config.depth``. A subclass adds defaults of its own as
+    annotated attributes; one without a value has to be given. Numbers may be given as text, which is how
+    YAML reads ``1e-3``. StepwellError names a value that cannot be used.
+
+    Attributes:
+        batch_size: samples in a batch of each process.
+        shuffle_train: whether to shuffle the training data; ``shuffle_validation`` and ``shuffle_test``
+            likewise.
+        pin_gpu_memory: ``pin_memory`` of each DataLoader.
+        num_workers_dataloader: worker processes of each DataLoader.
+        loss: ``"cross_entropy"``, ``"mse"`` (or ``"l2"``), ``"l1"``, ``"nllloss"`` (or ``"nll"``),
+            ``"bceloss"`` (of probabilities), ``"bce"`` (of logits), or a function of prediction and target.
+        optimizer: ``"adam"``, ``"adamw"``, ``"sgd"``, ``"rmsprop"``, ``"adadelta"``, or a function of the
+            parameters.
+        optim_lr: learning rate. ``lr`` counts where this is not given.
+        optim_momentum: momentum of ``sgd`` and ``rmsprop``.
+        optim_betas: betas of ``adam`` and ``adamw``.
+        optim_weight_decay: weight decay.
+        lr_scheduler: ``"step"``, ``"multistep"``, ``"constant"``, ``"linear"``, ``"exponential"``,
+            ``"polynomial"``, a function of the optimizer, or None.
+        lr_scheduler_step_size: epochs between steps of ``"step"``; a list of epochs for ``"multistep"``.
+        lr_scheduler_gamma: factor of ``"exponential"``.
+        dist_backend: of torch.distributed; without a GPU it is always ``"gloo"``.
+    """
+
+    batch_size: int = 32
+    shuffle_train: bool = False
+    shuffle_validation: bool = False
+    shuffle_test: bool = False
+    pin_gpu_memory: bool = False
+    num_workers_dataloader: int = 4
+    loss: str | Callable[..., Any] = "cross_entropy"
+    optimizer: str | Callable[..., Any] = "adam"
+    optim_lr: float = 1e-3
+    optim_momentum: float = 0.9
+    optim_betas: tuple[float, float] = (0.9, 0.999)
+    optim_weight_decay: float = 0.0
+    lr_scheduler: str | None = None
+    lr_scheduler_step_size: int | Iterable[int] = 10
+    lr_scheduler_gamma: float = 0.95
+    dist_backend: str = "nccl"
+
+    model_fields: ClassVar[dict[str, Any]] = {}
+    """The declared names and their defaults, ``...`` where there is none."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.model_fields = _declared(cls)
+
+    def __init__(self, **settings: Any) -> None:
+        given = dict(settings)
+        for earlier, name in EARLIER_NAMES.items():
+            if earlier in given:
+                given.setdefault(name, given[earlier])
+        for name, default in self.model_fields.items():
+            if name in given:
+                setattr(self, name, self._take(name, given.pop(name)))
+            elif default is ...:
+                raise StepwellError(
+                    f"{type(self).__name__}() needs a value for {name}: write {name}=…"
+                )
+            else:
+                setattr(self, name, copy.deepcopy(default))
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    def _take(self, name: str, value: Any) -> Any:
+        """Return a value in the type of its default; StepwellError says what to write instead."""
+        choices = CHOICES.get(name)
+        if choices is not None and not callable(value) and value is not None:
+            if value not in choices:
+                raise StepwellError(
+                    f"{name} is {shown(value)}: write one of {', '.join(choices)}"
+                    + ("" if name == "dist_backend" else ", or a function")
+                )
+            return value
+        kind = type(self.model_fields.get(name))
+        if kind not in CONVERSIONS or not isinstance(value, str | int | float):
+            return value
+        try:
+            return CONVERSIONS[kind](value)
+        except (KeyError, ValueError):
+            raise StepwellError(f"{name} is {shown(value)}: write {EXAMPLES[kind]}") from None
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return all values as a dict."""
+        return dict(vars(self))
+
+    def model_copy(self, update: dict[str, Any] | None = None) -> TrainingConfiguration:
+        """Return a copy, with these values in place of its own."""
+        return type(self)(**{**vars(self), **(update or {})})
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
+
+
+def _declared(cls: type) -> dict[str, Any]:
+    """Return the annotated attributes of a class and those above it, with their defaults."""
+    return {
+        name: getattr(cls, name, ...)
+        for above in reversed(cls.__mro__)
+        for name, kind in inspect.get_annotations(above).items()
+        if "ClassVar" not in str(kind)
+    }
+
+
+def _truth(value: str | int | float) -> bool:
+    return TRUTHS[str(value).strip().lower()]
+
+
+def _whole(value: str | int | float) -> int:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _truth, int: _whole, float: float}
+
+TrainingConfiguration.model_fields = _declared(TrainingConfiguration)
+
+
+def as_configuration(config: Any) -> TrainingConfiguration:
+    """Return a configuration as it is given, or of a dict, Namespace or the like."""
+    if isinstance(config, TrainingConfiguration):
+        return config
+    try:
+        values = config if isinstance(config, Mapping) else config_to_dict(config)
+    except TypeError as error:
+        raise StepwellError(str(error)) from None
+    return TrainingConfiguration(**{str(name): value for name, value in values.items()})
+
+
+def check_others(others: Mapping[str, Any]) -> None:
+    """Warn about arguments without effect; StepwellError for one that does not exist."""
+    for name, value in others.items():
+        if name not in (*ALWAYS_SO, *WITHOUT_EFFECT):
+            raise StepwellError(f"TorchTrainer() has no argument {name!r}: leave it out")
+        if value and name in WITHOUT_EFFECT:
+            warn_once(
+                f"trainer {name}",
+                "TorchTrainer(%s=…) has no effect: %s",
+                name,
+                WITHOUT_EFFECT[name],
+            )
