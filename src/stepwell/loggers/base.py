@@ -23,7 +23,7 @@ from stepwell.journal.state import local, state
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience, Words, current_batch
 from stepwell.loggers.checks import folder, optional_id, optional_text, seconds
-from stepwell.loggers.context import Context, find_run, load_backend, place_rank
+from stepwell.loggers.context import Context, find_run, finish_contexts, load_backend, place_rank
 from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
 from stepwell.loggers.frequency import (
     LogFreq,
@@ -172,10 +172,10 @@ class Logger:
     def destroy_logger_context(
         self, timeout: float | None = None, *, status: str = "finished"
     ) -> None:
-        """End logging: what was logged is handed to the backend, within this time.
+        """End logging, and wait until the backend has everything, for as long as delivery makes progress.
 
         Args:
-            timeout: seconds to wait at most; else ``STEPWELL_EXPORT_TIMEOUT``, or 5. What is not
+            timeout: seconds to wait at most; else ``STEPWELL_FINISH_TIMEOUT``, or 300. What is not
                 delivered by then is delivered in the background, or later by ``stepwell forward``.
             status: how it ended: finished, failed, interrupted or killed.
 
@@ -187,7 +187,7 @@ class Logger:
             return
         context = self._ends(status)
         context.end(status)
-        context.close_delivery(timeout)
+        finish_contexts([context], status, timeout)
         self._finish_run(context, status)
 
     @contextlib.contextmanager
@@ -214,8 +214,7 @@ class Logger:
         Of MLflow a ``mlflow.entities.Run``, of others a ``BackendRun`` with its id, name, URL and folder.
         """
         context = self._created("backend_run")
-        found = wait_for_run(context.delivery, seconds("timeout", timeout))
-        return None if found is None else self._as_backend_run(found)
+        return wait_for_run(context.delivery, seconds("timeout", timeout), self._as_backend_run)
 
     # Logging
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience
 from stepwell.loggers.base import Logger, check_texts, check_timeout
 from stepwell.loggers.checks import seconds
-from stepwell.loggers.context import Context, find_run, place_rank
+from stepwell.loggers.context import Context, find_run, finish_contexts, place_rank
 from stepwell.loggers.empty import EmptyLogger
 from stepwell.loggers.frequency import LogFreq, check_rank
 from stepwell.loggers.kinds import check_kind
@@ -106,9 +105,7 @@ class LoggersCollection(Logger):
                 contexts[name].end(status)
             else:
                 _guarded(name, "destroy_logger_context", member.destroy_logger_context)
-        _together(
-            {name: partial(context.close_delivery, timeout) for name, context in contexts.items()}
-        )
+        finish_contexts([*contexts.values()], status, timeout)
         for context in contexts.values():
             self._finish_run(context, status)
         self._finish_run(own, status)
@@ -127,12 +124,12 @@ class LoggersCollection(Logger):
     def backend_run(self, timeout: float = 10.0) -> dict[str, Any]:
         """The run of each backend by the name of its logger, None for one that is not in time."""
         self._created("backend_run")
-        deadline = time.monotonic() + seconds("timeout", timeout)
-        return {
-            name: member.backend_run(max(0.0, deadline - time.monotonic()))
+        calls = {
+            name: partial(member.backend_run, seconds("timeout", timeout))
             for name, member in self.members.items()
             if member.is_initialized
         }
+        return _together(calls)
 
     def save_hyperparameters(self, params: Any) -> None:
         """Log parameters to all members."""
@@ -275,4 +272,4 @@ def _together(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return {name: found.get(name) for name in calls}
