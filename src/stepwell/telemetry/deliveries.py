@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stepwell.journal.settings import warn_setting
+from stepwell.telemetry.feeding import FAILING
 from stepwell.telemetry.notices import ProgressLine
 
 VARIABLE = "STEPWELL_FINISH_TIMEOUT"
@@ -160,7 +161,9 @@ class _Watch:
         """Look again; whether waiting for it makes sense."""
         new, last = self.delivery.look(), self._last
         self.progress = new
-        if new.sent > last.sent or abs(new.work - last.work) >= 1 or new.stage != last.stage:
+        # To fail again and again is work, and no progress.
+        is_working = new.stage != FAILING and abs(new.work - last.work) >= 1
+        if new.sent > last.sent or is_working or new.stage not in (last.stage, FAILING):
             self._last, self._since = new, now
         return not new.is_over
 

@@ -24,7 +24,7 @@ from stepwell.journal.errors import StepwellError, say, warn_once
 from stepwell.journal.system import process_start
 from stepwell.telemetry.deliveries import STALL, Progress
 from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.feeding import FAILING, STARTING, WAITING, name_of
+from stepwell.telemetry.feeding import STARTING, WAITING, name_of
 from stepwell.telemetry.os_process import measure_work
 from stepwell.telemetry.priority import restore_priority
 from stepwell.telemetry.sidecar_notes import forward_command
@@ -152,8 +152,7 @@ class Sidecar:
             is_delivered = self._delivered if process is None else bool(told.get("delivered"))
             return Progress(True, is_delivered, self.sent, self._total)
         stage = str(told.get("stage", STARTING))
-        # To fail again and again is work, and no progress.
-        work = 0.0 if stage == FAILING else measure_work(process.pid)
+        work = measure_work(process.pid)
         is_unclear = stage == WAITING or (stage == STARTING and work is None)
         patience = LONG_PATIENCE if is_unclear else STALL
         return Progress(False, False, self.sent, self._total, work or 0.0, stage, patience)
