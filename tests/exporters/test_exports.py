@@ -225,8 +225,8 @@ def test_an_exporter_that_fails_to_the_end(
     failures = delivery.failures
     run.finish()
     assert delivery.failures < failures + 100, "it was not tried until the time was up"
-    assert "exporter Fails does not have all records (OSError: [Errno 28]" in caplog.messages[-1]
-    assert "the run folder has them" in caplog.messages[-1]
+    assert "exporter Fails is missing records (OSError: [Errno 28]" in caplog.messages[-1]
+    assert "the run folder has all of them" in caplog.messages[-1]
 
 
 class Hangs(Keeps):
@@ -263,7 +263,7 @@ def test_an_exporter_that_hangs(
     assert numbers(working.records) == list(range(10))
     assert working.calls[-1] == "close"
     (said,) = [message for message in caplog.messages if "Hangs" in message]
-    assert "does not have all records (not done after 0.7 s)" in said
+    assert "is missing records (not done after 0.7 s)" in said
     hanging.go.set()
     wait_until(lambda: hanging.calls[-1:] == ["close"])
 

@@ -86,7 +86,7 @@ def test_everything_is_there_when_a_script_has_ended(tmp_path: Path, empty_datab
     for backend in LOGGERS:
         assert curve_of(backend, tmp_path) == EXPECTED, backend
     assert Left(tmp_path).mlflow_run().info.status == "FINISHED"
-    assert "does not have" not in done.stderr
+    assert "missing" not in done.stderr
 
 
 @contextmanager
@@ -156,10 +156,12 @@ def test_a_server_that_is_down(tmp_path: Path) -> None:
     member = f"MLFlowLogger(tracking_uri='http://127.0.0.1:{free_port()}', log_freq='batch')"
     env = variables(tmp_path, STEPWELL_FINISH_TIMEOUT="3600", **COLD_SIDECARS)
     done = run_script(PROGRAM, member, cwd=tmp_path, env=env, check=True)
-    (line,) = [line for line in done.stderr.splitlines() if "does not have" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "missing" in line]
     (run,) = (tmp_path / "runs").iterdir()
-    assert line.startswith("mlflow does not have 1,000 of 1,000 records (MlflowException: ")
-    assert line.endswith(f": `stepwell forward {run} --to mlflow` delivers the rest.")
+    assert line.startswith(
+        "mlflow is missing 1,000 of 1,000 records (ConnectionError: http://127.0.0.1:"
+    )
+    assert line.endswith(f"`stepwell forward {run} --to mlflow` delivers the rest.")
 
 
 # A backend that hangs or fails
@@ -190,8 +192,8 @@ def test_without_progress_it_gives_up(tmp_path: Path, hang: Path) -> None:
             "run.finish()\nanswer = None"
         )
         assert trainer.do("answer = warnings") == [
-            "lines does not have 250 of 350 records (no progress for 1.5 s), is tried for another 60 s in "
-            f"the background: `stepwell forward {trainer.path} --to lines` delivers the rest."
+            "lines is missing 250 of 350 records (no progress for 1.5 s); delivery goes on in the background "
+            f"for up to 60 s, and `stepwell forward {trainer.path} --to lines` delivers the rest."
         ]
         hang.unlink()
         wait_until(lambda: has_ended(trainer.sidecar))
@@ -211,7 +213,7 @@ def test_a_backend_that_is_down_is_not_waited_for(tmp_path: Path) -> None:
             "run.finish()\nanswer = None"
         )
         (warning,) = trainer.do("answer = warnings")
-    assert warning.startswith("lines does not have 10 of 10 records (ConnectionError: it is down),")
+    assert warning.startswith("lines is missing 10 of 10 records (ConnectionError: it is down);")
 
 
 @pytest.mark.parametrize(("limit", "warnings"), [("0", 0), ("0.2", 1)])
@@ -302,8 +304,8 @@ def test_an_interrupt_ends_the_wait_alone(tmp_path: Path, hang: Path) -> None:
         assert trainer.do("run.finish()\nanswer = [run.status, warnings]") == [
             "finished",
             [
-                "lines does not have all records (interrupted), is tried for another 60 s in the "
-                f"background: `stepwell forward {trainer.path} --to lines` delivers the rest."
+                "lines may be missing records (interrupted); delivery goes on in the background for up to "
+                f"60 s, and `stepwell forward {trainer.path} --to lines` delivers the rest."
             ],
         ]
         outside = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"

@@ -11,6 +11,7 @@ from stepwell.journal.values import shown
 from stepwell.loggers.base import UNNAMED, Logger
 from stepwell.loggers.checks import optional_text
 from stepwell.loggers.collection import LoggersCollection
+from stepwell.loggers.delivery.runs import wait_for_run
 from stepwell.loggers.frequency import LogFreq, Workers
 from stepwell.telemetry.masking import mask
 
@@ -81,7 +82,8 @@ class MLFlowLogger(Logger):
 
         It waits until the run is there, for a minute at most.
         """
-        return None if self._context is None else self.backend_run(ACTIVE_RUN_TIMEOUT)
+        delivery = None if self._context is None else self._context.delivery
+        return wait_for_run(delivery, ACTIVE_RUN_TIMEOUT, self._as_backend_run)
 
     def backend_options(self) -> dict[str, Any]:
         """What the constructor was given."""

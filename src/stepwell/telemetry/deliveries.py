@@ -136,8 +136,8 @@ def finish_deliveries(
         reasons = {id(delivery): "interrupted" for delivery in deliveries}
     finally:
         line.erase()
-    for delivery in deliveries:
-        delivery.leave(reasons.get(id(delivery), ""))
+        for delivery in deliveries:
+            delivery.leave(reasons.get(id(delivery), ""))
 
 
 def drain_deliveries(deliveries: Sequence[Delivery], timeout: float) -> bool:

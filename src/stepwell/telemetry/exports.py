@@ -117,7 +117,7 @@ class ExportThread:
             self._thread.join(1.0)
         if not self.look().is_delivered and not self._is_left:
             say(
-                "exporter %s does not have all records (%s): the run folder has them.",
+                "exporter %s is missing records (%s); the run folder has all of them.",
                 self.name,
                 self.last_error or reason or "not done yet",
             )

@@ -188,16 +188,17 @@ class Sidecar:
 
     def _complain(self, reason: str, goes_on: bool) -> None:
         total = self._total
-        missing = "all records"
+        missing = "may be missing records"
         if total is not None and total > self.sent:
-            missing = f"{total - self.sent:,} of {total:,} records"
-        for_how_long = f", is tried for another {self._about['linger']:g} s in the background"
+            missing = f"is missing {total - self.sent:,} of {total:,} records"
+        linger = self._about["linger"]
+        background = f" delivery goes on in the background for up to {linger:g} s, and"
         say(
-            "%s does not have %s (%s)%s: `%s` delivers the rest.",
+            "%s %s (%s);%s `%s` delivers the rest.",
             self.name,
             missing,
             self.last_error or reason,
-            for_how_long if goes_on else "",
+            background if goes_on else "",
             forward_command(self.folder, self.name, self.exporter),
         )
 
