@@ -142,10 +142,10 @@ class Sidecar:
         """Return how far it is with what it was last asked for; one that has died is started again."""
         if not self._is_here:
             return Progress(True, True)
-        self._take_answers()
-        if not self._is_answered and self._process is not None and self._process.poll() is not None:
-            self._take_answers(until_end=True)
-            if not self._is_answered:
+        if self._process is not None:
+            has_ended = self._process.poll() is not None
+            self._take_answers(until_end=has_ended)
+            if has_ended and not self._is_answered:
                 self._pass_on()
         process, told = self._process, self._told
         if process is None or self._is_answered:
@@ -187,8 +187,10 @@ class Sidecar:
         _leave(process)
 
     def _complain(self, reason: str, goes_on: bool) -> None:
-        total = self._total
-        missing = "may be missing records"
+        total, waiting = self._total, self._told.get("waiting")
+        missing = (
+            f"is missing at least {waiting:,} records" if waiting else "may be missing records"
+        )
         if total is not None and total > self.sent:
             missing = f"is missing {total - self.sent:,} of {total:,} records"
         linger = self._about["linger"]
