@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from stepwell.journal.document import read_json
 from stepwell.journal.errors import StepwellError
@@ -35,6 +34,7 @@ RUN_TAG = "stepwell.run"
 PATIENCE = 120.0
 """So many seconds after its start a rank makes the main run itself if the first rank has not."""
 CONNECT_TIMEOUT = 5.0
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 IN_THIS_PROCESS = {
     # The batch comes again anyway, so one try is enough, and none may hang for long.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -69,9 +69,10 @@ def connect(uri: str) -> MlflowClient:
 
 
 def _reach(uri: str) -> None:
-    """Connect to a server once, if this process has not: without one there is no need to import MLflow."""
+    """Connect to a server before MLflow is imported, which takes long and is of no use without one."""
     parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https") or "mlflow" in sys.modules or getproxies():
+    has_proxy = any(name.lower() in PROXIES for name in os.environ)
+    if parts.scheme not in ("http", "https") or "mlflow" in sys.modules or has_proxy:
         return
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
