@@ -394,6 +394,7 @@ def test_a_terminal_shows_what_is_waited_for(tmp_path: Path, hang: Path, quiet: 
     lines = shown.text.replace("\r\n", "\n").split("\n")[:-1]
     left = [line.rpartition("\r")[2].partition(" ")[2].split()[0] for line in lines]
     assert left == ([] if quiet else ["recording", "finished"])
+    assert (shown.text == "") is quiet
     assert steps(tmp_path / "out.jsonl") == list(range(1350))
 
 
