@@ -18,7 +18,7 @@ STEPS = [0, 4, 8, 12, 16, 20, 24, 28, 32]
 
 
 def test_loggers(tmp_path: Path) -> None:
-    variables = {"STEPWELL_EXPORT_TIMEOUT": "120", "WANDB_ERROR_REPORTING": "false"}
+    variables = {"STEPWELL_FINISH_TIMEOUT": "120", "WANDB_ERROR_REPORTING": "false"}
     done = run_example("loggers.py", tmp_path, variables)
     assert done.stderr == ""
     left = Left(tmp_path)

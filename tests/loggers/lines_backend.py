@@ -16,7 +16,7 @@ class LinesBackend(Backend):
 
     ``die_at``: how many batches it takes before it kills its own process with -9, in the midst of the next
     one, once. While there is a file ``<path>.down`` it raises; while there is ``<path>.hang`` it hangs.
-    ``about``: what it has to say of its own run.
+    ``about``: what it has to say of its own run. ``delay``: seconds that each batch takes.
     """
 
     name: ClassVar[str] = "lines"
@@ -39,6 +39,7 @@ class LinesBackend(Backend):
         self._tell("deliver", len(records), again)
         assert len(records) <= self.batch
         self._may_fail()
+        time.sleep(self.options.get("delay", 0))
         size = self.state["size"]
         with self.path.open("ab") as file:
             # What a try that got half through has left.

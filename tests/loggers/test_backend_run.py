@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from stepwell import Run
-from stepwell.loggers import BackendRun, Logger
+from stepwell.loggers import BackendRun, Logger, LoggersCollection, MLFlowLogger
 from tests.exporters.programs import end
 from tests.loggers.lines_backend import LinesBackend
 from tests.loggers.logged import Own, logger_lines, metrics
+from tests.loggers.needs import needs
 
 ABOUT = {"run_id": "r1", "name": "n", "url": "http://x", "experiment_id": 3}
 
@@ -107,3 +109,37 @@ def test_a_delivery_that_cannot_begin_does_not_stop_training(
     assert "no space" in caplog.text
     recorded.finish()
     assert [m.value for m in metrics(recorded)] == [1.0]
+
+
+def test_the_tracking_uri_is_the_one_that_applies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As given, else that of the environment, else a database; only what was given goes into the run."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    logger = MLFlowLogger(savedir=tmp_path)
+    assert logger.tracking_uri == f"sqlite:///{tmp_path}/mlflow/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host:1")
+    assert logger.tracking_uri == "http://me:secret@host:1"
+    assert logger.backend_options()["tracking_uri"] is None
+    logger.tracking_uri = "http://other:2"
+    assert logger.tracking_uri == logger.backend_options()["tracking_uri"] == "http://other:2"
+
+
+@needs("mlflow")
+@pytest.mark.filterwarnings("ignore")
+def test_the_active_run_is_that_of_mlflow(
+    recorded: Run, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for; without a context, and on a worker that does not log, there is none."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "mlflow").mkdir()
+    shutil.copy(empty_database, tmp_path / "mlflow" / "mlflow.db")
+    logger = MLFlowLogger(savedir=tmp_path, run_name="mine")
+    silent = MLFlowLogger(savedir=tmp_path, log_on_workers=5)
+    assert logger.active_run is None
+    with LoggersCollection([logger, silent]).start_logging():
+        run = logger.active_run
+        assert run is not None
+        assert (run.info.run_id, run.info.run_name) == (logger.run_id, "mine")
+        assert run.info.status == "RUNNING"
+        assert silent.active_run is None

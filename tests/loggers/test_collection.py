@@ -11,6 +11,7 @@ import pytest
 import stepwell
 from stepwell import Run, StepwellError
 from stepwell.loggers import EmptyLogger, Logger, LoggersCollection, MLFlowLogger
+from stepwell.telemetry.deliveries import Progress
 from tests.exporters.programs import end
 from tests.loggers.lines_backend import LinesBackend
 from tests.loggers.logged import (
@@ -291,22 +292,38 @@ def test_an_empty_member_costs_nothing(recorded: Run) -> None:
 
 
 class _Slow:
-    """A delivery that does not answer before all the others are asked too."""
+    """A delivery that ends when all of them have been asked."""
 
-    def __init__(self, all_asked: threading.Barrier) -> None:
+    def __init__(self, all_asked: threading.Barrier, closing: list[_Slow]) -> None:
         self.all_asked = all_asked
-        self.closed = 0
+        self.closing = closing
+        self.reasons: list[str] = []
+
+    @property
+    def delivery(self) -> _Slow:
+        return self
 
     def state(self) -> dict[str, Any]:
         return {"run_id": "r"}
+
+    def hurry(self) -> None:
+        self.all_asked.wait(60)
+
+    def rest(self) -> None: ...
 
     def drain(self, timeout: float) -> bool:
         self.all_asked.wait(60)
         return False
 
-    def close(self, timeout: float) -> None:
-        self.all_asked.wait(60)
-        self.closed += 1
+    def ask(self, timeout: float, closing: bool = False) -> None:
+        assert closing
+        self.closing.append(self)
+
+    def look(self) -> Progress:
+        return Progress(len(self.closing) == 3, True)
+
+    def leave(self, reason: str) -> None:
+        self.reasons.append(reason)
 
 
 @pytest.mark.parametrize("ends", ["logger", "run"])
@@ -340,11 +357,12 @@ def test_one_that_hangs_takes_no_time_from_the_others(recorded: Run) -> None:
     """All of them are asked at the same time, so together they take as long as one may."""
     loggers = LoggersCollection([Own(), Another(), Own()]).create_logger_context()
     all_asked = threading.Barrier(3)
-    deliveries = [_Slow(all_asked) for _ in loggers]
+    closing: list[_Slow] = []
+    deliveries = [_Slow(all_asked, closing) for _ in loggers]
     for member, delivery in zip(loggers, deliveries, strict=True):
         assert member._context is not None
         member._context.delivery = delivery
     assert [run.id for run in loggers.backend_run().values()] == ["r", "r", "r"]
     assert not loggers.flush(timeout=0.5)
     loggers.destroy_logger_context(timeout=0.5)
-    assert [delivery.closed for delivery in deliveries] == [1, 1, 1]
+    assert [delivery.reasons for delivery in deliveries] == [[""], [""], [""]]

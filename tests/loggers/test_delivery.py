@@ -47,7 +47,7 @@ class Training(Child):
     """A process that trains and logs to a backend of lines."""
 
     def __init__(self, root: Path, **options: Any) -> None:
-        super().__init__(root, STEPWELL_EXPORT_TIMEOUT="60")
+        super().__init__(root, STEPWELL_FINISH_TIMEOUT="60")
         self.out = root / "out.jsonl"
         path, self.sidecar = self.do(BEGIN, options={"path": str(self.out), **options})
         self.path = Path(path)
@@ -266,7 +266,7 @@ def test_a_backend_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
         # Only a sidecar that hangs in the backend keeps others from delivering.
         wait_until(Path(f"{trainer.out}.calls").exists)
         # This returns although the backend hangs until the end of this test.
-        trainer.do("os.environ['STEPWELL_EXPORT_TIMEOUT'] = '1'\nrun.finish()\nanswer = None")
+        trainer.do("os.environ['STEPWELL_FINISH_TIMEOUT'] = '1'\nrun.finish()\nanswer = None")
         (warning,) = trainer.do("answer = warnings")
         assert f"stepwell forward {trainer.path} --to lines" in warning
         assert trainer.end() == 0

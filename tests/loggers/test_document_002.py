@@ -33,7 +33,7 @@ def run(folder: Path, database: Path, code: str, processes: int = 1) -> None:
     shutil.copy(database, shelf / "mlflow.db")
     script = folder / "program.py"
     script.write_text(code)
-    variables = {"STEPWELL_EXPORT_TIMEOUT": "120", "STEPWELL_STRICT": "1", "HOME": str(folder)}
+    variables = {"STEPWELL_FINISH_TIMEOUT": "120", "STEPWELL_STRICT": "1", "HOME": str(folder)}
     env = environment(WANDB_ERROR_REPORTING="false", **variables)
     if processes == 1:
         # As the third program wants it.

@@ -220,7 +220,7 @@ def test_the_end_of_the_application_is_bounded(
     provider: TrainingTelemetryProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exporter that hangs keeps the end of the application no longer than the end of a run."""
-    monkeypatch.setenv("STEPWELL_EXPORT_TIMEOUT", "0.3")
+    monkeypatch.setenv("STEPWELL_FINISH_TIMEOUT", "0.3")
     exporter = Hanging()
     provider.configure(TrainingTelemetryConfig(), exporters=[exporter])
     on_app_start()

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -196,14 +196,6 @@ class Context:
         if recorder is not None and self.journal is not None and self.journal.scalars.pending:
             recorder.pump.flush(FLUSH)
 
-    @quietly
-    def close_delivery(self, timeout: float | None) -> None:
-        """Hand over the rest, without taking longer than this."""
-        if self.delivery is not None and self.is_here:
-            from stepwell.telemetry.exports import drain_timeout
-
-            self.delivery.close(drain_timeout() if timeout is None else timeout)
-
     def flush(self, timeout: float) -> bool:
         """Have all delivered that was logged until now; whether it was in time."""
         if self.run is None or not self.logs or not self.is_here:
@@ -214,6 +206,17 @@ class Context:
         if self.delivery is None:
             return in_folder
         return bool(self.delivery.drain(max(0.0, deadline - time.monotonic()))) and in_folder
+
+
+@quietly
+def finish_contexts(contexts: Sequence[Context], status: str, timeout: float | None) -> None:
+    """Have everything delivered that was logged in contexts that have ended, all at once."""
+    from stepwell.telemetry.deliveries import finish_deliveries
+
+    ended = [context for context in contexts if context.delivery is not None and context.is_here]
+    deliveries = [context.delivery.delivery for context in ended]
+    quiet = all(context.run is None or context.run.quiet for context in ended)
+    finish_deliveries([each for each in deliveries if each is not None], status, timeout, quiet)
 
 
 def _readings(run: Run | None) -> Readings:

@@ -11,11 +11,14 @@ from stepwell.journal.values import shown
 from stepwell.loggers.base import UNNAMED, Logger
 from stepwell.loggers.checks import optional_text
 from stepwell.loggers.collection import LoggersCollection
+from stepwell.loggers.delivery.runs import wait_for_run
 from stepwell.loggers.frequency import LogFreq, Workers
 from stepwell.telemetry.masking import mask
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
+ACTIVE_RUN_TIMEOUT = 60.0
 
 
 class MLFlowLogger(Logger):
@@ -57,10 +60,30 @@ class MLFlowLogger(Logger):
     ) -> None:
         super().__init__(savedir, log_freq, log_on_workers, experiment_id, run_id)
         self.experiment_name = optional_text("experiment_name", experiment_name) or UNNAMED
-        self.tracking_uri = _checked_uri(tracking_uri)
+        self._tracking_uri = _checked_uri(tracking_uri)
         self.run_description = optional_text("run_description", run_description)
         self.run_name = optional_text("run_name", run_name)
         self.parent_run_id = optional_text("parent_run_id", parent_run_id)
+
+    @property
+    def tracking_uri(self) -> str:
+        """The server or database: as given, else ``MLFLOW_TRACKING_URI``, else one in ``savedir``."""
+        from stepwell.loggers.backends.mlflow.runs import tracking_uri
+
+        return tracking_uri(self.backend_options(), {})
+
+    @tracking_uri.setter
+    def tracking_uri(self, uri: str | None) -> None:
+        self._tracking_uri = _checked_uri(uri)
+
+    @property
+    def active_run(self) -> Run | None:
+        """The MLflow run that is logged to; None without a context, and on workers that do not log.
+
+        It waits until the run is there, for a minute at most.
+        """
+        delivery = None if self._context is None else self._context.delivery
+        return wait_for_run(delivery, ACTIVE_RUN_TIMEOUT, self._as_backend_run)
 
     def backend_options(self) -> dict[str, Any]:
         """What the constructor was given."""
@@ -68,7 +91,7 @@ class MLFlowLogger(Logger):
             "savedir": str(self.savedir.absolute()),
             "experiment_name": self.experiment_name,
             "experiment_id": self._experiment_id,
-            "tracking_uri": self.tracking_uri,
+            "tracking_uri": self._tracking_uri,
             "run_description": self.run_description,
             "run_name": self.run_name,
             "run_id": self._run_id,

@@ -11,50 +11,22 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stepwell.journal.careful import plain_mapping
 from stepwell.journal.errors import report, say, warn_once
-from stepwell.journal.settings import warn_setting
+from stepwell.telemetry.deliveries import (
+    Delivery,
+    Progress,
+    drain_deliveries,
+    finish_deliveries,
+)
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.exporter import Source, check_exporter, source_of
-from stepwell.telemetry.feeding import THREAD, Feed, feed_of
+from stepwell.telemetry.feeding import STARTING, THREAD, Feed, feed_of
 
 POLL = 0.2
 """How often each exporter looks for new records, in seconds."""
-DRAIN_TIMEOUT = 5.0
-"""How long the end of a run waits for its exporters, unless ``STEPWELL_EXPORT_TIMEOUT`` is set."""
-
-
-class Delivery(Protocol):
-    """One exporter at work: what ``run.exporters`` lists.
-
-    ``name`` is the exporter's name, ``sent`` how many records it took, ``failures`` how many of its
-    calls failed, and ``last_error`` the latest failure in words.
-    """
-
-    exporter: Any
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def sent(self) -> int: ...
-    @property
-    def failures(self) -> int: ...
-    @property
-    def last_error(self) -> str | None: ...
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        ...
-
-    def drain(self, timeout: float) -> bool:
-        """Have all handed over that was recorded until now; whether it was in time."""
-        ...
-
-    def close(self, timeout: float) -> None:
-        """The run has ended: hand over the rest and end, without taking longer than this."""
-        ...
 
 
 class ExportThread:
@@ -65,13 +37,14 @@ class ExportThread:
         self.exporter = feed.exporter
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
-        self._answered = threading.Condition()
+        self._lock = threading.Lock()
         self._asked = 0
         self._done = 0
         self._went_well = True
         self._deadline = 0.0
         self._closing = False
         self._has_ended = False
+        self._is_left = False
 
     @property
     def name(self) -> str:
@@ -110,44 +83,45 @@ class ExportThread:
         else:
             self._thread = thread
 
-    def ask(self, timeout: float, *, closing: bool = False) -> int:
-        """Have all handed over that was recorded until now; gives a number to ``wait`` for."""
+    def ask(self, timeout: float, closing: bool = False) -> None:
+        """Have all handed over that was recorded until now, and end with ``closing``."""
         self.start()
-        with self._answered:
+        with self._lock:
             self._closing = self._closing or closing
             self._deadline = time.monotonic() + timeout
             self._asked += 1
             self._wake.set()
-            return self._asked
 
-    def wait(self, asked: int, timeout: float) -> bool:
-        """Whether what was asked for has been done in time."""
+    def look(self) -> Progress:
+        """Return how far it is with what it was last asked for."""
         thread = self._thread
-        if self._has_ended:
-            return self._went_well
-        if thread is None or thread is threading.current_thread() or not thread.is_alive():
-            return False
-        with self._answered:
-            return self._answered.wait_for(lambda: self._done >= asked, timeout) and self._went_well
+        is_gone = thread is None or thread is threading.current_thread() or not thread.is_alive()
+        with self._lock:
+            is_answered = self._done >= self._asked and not self._closing
+            is_done = self._has_ended or is_answered
+            is_delivered = is_done and self._went_well
+        stage = "" if self.feed.stage == STARTING else self.feed.stage
+        return Progress(is_done or is_gone, is_delivered, self.sent, stage=stage)
 
-    def drain(self, timeout: float) -> bool:
-        """Have all handed over that was recorded until now; whether it was in time."""
-        return self.wait(self.ask(timeout), timeout)
+    def count(self) -> None:
+        """Do nothing: it would take the processor from the thread."""
 
-    def close(self, timeout: float) -> None:
-        """The run has ended: hand over the rest and end; what could not be is said once."""
-        if not self._closing:
-            self.ask(timeout, closing=True)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-        if thread is None or thread.is_alive() or not self._went_well:
+    def hurry(self) -> None:
+        """Do nothing: a thread has the priority of its process."""
+
+    rest = hurry
+
+    def leave(self, reason: str) -> None:
+        """Wait no longer; what it did not take is said once."""
+        if self._has_ended and self._thread is not None:
+            self._thread.join(1.0)
+        if not self.look().is_delivered and not self._is_left:
             say(
-                "exporter %s had not taken all records when the run ended%s. Nothing is lost: the "
-                "run folder has every record.",
+                "exporter %s is missing records (%s); the run folder has all of them.",
                 self.name,
-                f" ({self.last_error})" if self.last_error else "",
+                self.last_error or reason or "not done yet",
             )
+        self._is_left = True
 
     # The thread
 
@@ -155,7 +129,7 @@ class ExportThread:
         while True:
             self._wake.wait(max(POLL, self.feed.pause()))
             self._wake.clear()
-            with self._answered:
+            with self._lock:
                 asked, closing = self._asked, self._closing
             if asked > self._done:
                 self._answer(asked)
@@ -169,10 +143,9 @@ class ExportThread:
 
     def _answer(self, asked: int) -> None:
         went_well = self.feed.drain(self._deadline)
-        with self._answered:
+        with self._lock:
             self._done = asked
             self._went_well = went_well
-            self._answered.notify_all()
 
 
 class Exports:
@@ -228,45 +201,12 @@ class Exports:
 
     def drain(self, timeout: float) -> bool:
         """Have all handed over that was recorded until now; whether it was in time."""
-        if self.pid != os.getpid():
-            return True
-        deadline = time.monotonic() + timeout
-        # All at once: one that hangs must not take the time of the others.
-        asked = [(thread, thread.ask(timeout)) for thread in self._threads()]
-        drained = [sidecar.drain(_left(deadline)) for sidecar in self._sidecars()]
-        drained += [thread.wait(number, _left(deadline)) for thread, number in asked]
-        return all(drained)
+        return self.pid != os.getpid() or drain_deliveries(self.deliveries, timeout)
 
-    def close(self, timeout: float) -> None:
-        """The run has ended: hand over the rest to all of them, within this time together."""
-        if self.pid != os.getpid():
-            return
-        deadline = time.monotonic() + timeout
-        for thread in self._threads():
-            thread.ask(timeout, closing=True)
-        for delivery in (*self._sidecars(), *self._threads()):
-            delivery.close(_left(deadline))
-
-    def finish(self) -> None:
-        """Close them, within the time that the end of a run may take."""
-        self.close(drain_timeout())
+    def finish(self, status: str, quiet: bool) -> None:
+        """The run has ended in this way: hand over the rest to all of them, and end them."""
+        if self.pid == os.getpid():
+            finish_deliveries(self.deliveries, status, quiet=quiet)
 
     def _threads(self) -> list[ExportThread]:
         return [d for d in self.deliveries if isinstance(d, ExportThread)]
-
-    def _sidecars(self) -> list[Delivery]:
-        return [d for d in self.deliveries if not isinstance(d, ExportThread)]
-
-
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
-
-
-def drain_timeout() -> float:
-    """How long the end of a run waits for its exporters."""
-    text = os.environ.get("STEPWELL_EXPORT_TIMEOUT", "").strip()
-    try:
-        return max(0.0, float(text)) if text else DRAIN_TIMEOUT
-    except ValueError:
-        warn_setting("STEPWELL_EXPORT_TIMEOUT", text, "a number of seconds, such as 5")
-        return DRAIN_TIMEOUT

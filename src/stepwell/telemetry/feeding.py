@@ -30,6 +30,8 @@ SETTLED = 0.01
 """So many seconds after it was recorded, all there is to know of a span can be read."""
 THREAD = "stepwell-export"
 """How the names of all export threads begin."""
+STARTING, WAITING, FAILING = "starting", "waiting for another process", "failing"
+"""What a feed does when it does not deliver."""
 
 
 class Records(Protocol):
@@ -85,6 +87,17 @@ class Feed:
     def quarantined(self) -> bool:
         """Whether it failed so often in a row that it is tried only now and then."""
         return self._in_a_row >= QUARANTINE_AFTER
+
+    @property
+    def stage(self) -> str:
+        """What it does, unless it delivers: importing and connecting, or trying again."""
+        if self._in_a_row:
+            return FAILING
+        return "" if self._is_open else STARTING
+
+    def count_left(self) -> int | None:
+        """Return how many records are not delivered; None where that is unknown. For any thread."""
+        return len(self._waiting)
 
     @property
     def over(self) -> bool:

@@ -1,6 +1,6 @@
-"""The two lines that a run prints to standard error: where it records, and how it ended.
+"""What a run prints to standard error: where it records, how it ended, and on a terminal what it waits for.
 
-Rank 0 prints them, unless ``init(quiet=True)`` or ``STEPWELL_QUIET=1``. They never raise: standard error
+Rank 0 prints it, unless ``init(quiet=True)`` or ``STEPWELL_QUIET=1``. It never raises: standard error
 may be closed, broken or replaced.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "STEPWELL_QUIET"
 MOST_NAMES = 200
+SHOWN_AFTER = 1.0
+"""Seconds of waiting before the progress line appears."""
+REWRITTEN_EVERY = 0.25
 
 
 def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
@@ -93,6 +97,41 @@ def print_line(text: str) -> None:
     """Write one whole line to standard error. Failures are ignored."""
     with contextlib.suppress(Exception):
         _write(f"stepwell: {text}\n")
+
+
+class ProgressLine:
+    """One line about a wait, rewritten in place; only on a terminal, and not for short waits."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._is_on = not quiet and _is_terminal()
+        self._due = time.monotonic() + SHOWN_AFTER
+        self._length = 0
+
+    def show(self, text: str) -> None:
+        """Replace the line, a few times a second at most. Failures are ignored."""
+        now = time.monotonic()
+        if not self._is_on or now < self._due or _open_bars() is not None:
+            return
+        self._due = now + REWRITTEN_EVERY
+        with contextlib.suppress(Exception):
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            line = f"stepwell: {text} (Ctrl-C: go on in the background)"[: width - 1]
+            _write("\r" + line.ljust(self._length))
+            self._length = len(line)
+
+    def erase(self) -> None:
+        """Remove the line, if it was shown."""
+        if self._length:
+            with contextlib.suppress(Exception):
+                _write("\r" + " " * self._length + "\r")
+            self._length = 0
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except Exception:  # It is None, closed, or something else.
+        return False
 
 
 def _write(line: str) -> None:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from stepwell.telemetry.deliveries import Delivery
     from stepwell.telemetry.ending import Ending, ExitWatch
     from stepwell.telemetry.export_filter import ExportFilter
-    from stepwell.telemetry.exports import Delivery, Exports
+    from stepwell.telemetry.exports import Exports
     from stepwell.telemetry.recorder import Recorder
     from stepwell.telemetry.run_document import RunDocument
 
@@ -318,7 +319,10 @@ class Run:
         return exports.drain(max(0.0, deadline - time.monotonic())) and in_folder
 
     def finish(self, status: str | None = None, *, timeout: float = FINISH_TIMEOUT) -> None:
-        """End the run: seal its files and record how it ended.
+        """End the run: seal its files, record how it ended, and wait for its exporters.
+
+        It waits as long as they make progress, ``STEPWELL_FINISH_TIMEOUT`` at most (5 minutes by default).
+        Ctrl-C leaves the rest to the background.
 
         Args:
             status: finished, failed, interrupted or killed. Default: finished, or interrupted if
@@ -363,7 +367,7 @@ class Run:
             release_children()
         _close(recorder, ending, timeout)
         if self._exports is not None:
-            _close_exports(self._exports)
+            _finish_exports(self._exports, ending.status, self.quiet)
         if not self.quiet and recorder.journal.failing is None:
             of = f" on rank {self.rank}" if losses and self.world_size > 1 else ""
             self._print_end(ending, f"{losses or ''}{of}")
@@ -459,8 +463,8 @@ def _last_losses(recorder: Recorder) -> str:
 
 
 @quietly
-def _close_exports(exports: Exports) -> None:
-    exports.finish()
+def _finish_exports(exports: Exports, status: str, quiet: bool) -> None:
+    exports.finish(status, quiet)
 
 
 class _Active:

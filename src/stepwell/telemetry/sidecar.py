@@ -22,8 +22,11 @@ from typing import Any
 
 from stepwell.journal.errors import StepwellError, say, warn_once
 from stepwell.journal.system import process_start
+from stepwell.telemetry.deliveries import STALL, Progress
 from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.feeding import name_of
+from stepwell.telemetry.feeding import STARTING, WAITING, name_of
+from stepwell.telemetry.os_process import measure_work
+from stepwell.telemetry.priority import restore_priority
 from stepwell.telemetry.sidecar_notes import forward_command
 
 # It must find what this process finds, and nothing that merely lies in the working folder.
@@ -43,8 +46,9 @@ MOST_STARTS = 4
 DELIVERED, BROKEN, UNDELIVERED, UNABLE, STOPPED = 0, 1, 3, 4, 5
 """How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin; somebody ended it
 while there may be more to come."""
-GRACE = 0.5
-"""What has been delivered takes so long to be told, where no time is left to wait for more."""
+LONG_PATIENCE = 60.0
+"""Seconds that nothing may happen while it waits for another rank, or starts where the system does not say
+how busy a process is."""
 
 _used_names: Counter[tuple[str, str]] = Counter()
 _left: list[subprocess.Popen[bytes]] = []
@@ -62,9 +66,12 @@ class Sidecar:
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._listening = False
+        self._has_told_all = False
         self._starts = 0
         self._asked = 0
+        self._deadline = 0.0
         self._told: dict[str, Any] = {}
+        self._closing = False
         self._closed = False
         self._delivered = False
 
@@ -123,46 +130,88 @@ class Sidecar:
         if self._process is None and not self._closed and self.pid == os.getpid():
             self._spawn()
 
-    def drain(self, timeout: float) -> bool:
-        """Have all sent that was recorded until now; whether it was in time."""
-        if self.pid != os.getpid() or self._closed:
-            return True
-        deadline = time.monotonic() + timeout
-        while self._revive():
+    def ask(self, timeout: float, closing: bool = False) -> None:
+        """Have all sent that was recorded until now, and end with ``closing``."""
+        if self._is_here:
+            self._closing = closing
+            self._deadline = time.monotonic() + timeout
             self._asked += 1
-            # A little less, so that it can say in time why it did not succeed.
-            self._tell(f"drain {self._asked} {0.9 * max(0.0, deadline - time.monotonic()):.3f}")
-            answer = self._wait_for("drain", self._asked, deadline)
-            if answer is not None:
-                return bool(answer.get("delivered"))
-            if time.monotonic() >= deadline:
-                break
-        return self._delivered
+            self._pass_on()
 
-    def close(self, timeout: float) -> None:
-        """The run has ended: let it send the rest and end; past ``timeout`` it goes on by itself."""
-        if self.pid != os.getpid() or self._closed:
+    def look(self) -> Progress:
+        """Return how far it is with what it was last asked for; one that has died is started again."""
+        if not self._is_here:
+            return Progress(True, True)
+        if self._process is not None:
+            has_ended = self._process.poll() is not None
+            self._take_answers(until_end=has_ended)
+            if has_ended and not self._is_answered:
+                self._pass_on()
+        process, told = self._process, self._told
+        if process is None or self._is_answered:
+            is_delivered = self._delivered if process is None else bool(told.get("delivered"))
+            return Progress(True, is_delivered, self.sent, self._total)
+        stage = str(told.get("stage", STARTING))
+        work = measure_work(process.pid)
+        is_unclear = stage == WAITING or (stage == STARTING and work is None)
+        patience = LONG_PATIENCE if is_unclear else STALL
+        return Progress(False, False, self.sent, self._total, work or 0.0, stage, patience)
+
+    def count(self) -> None:
+        """Have it count what it has left."""
+        if self._is_here and self._process is not None:
+            self._tell("count")
+
+    def hurry(self) -> None:
+        """Give it the priority of this process, also while it is still starting."""
+        if self._is_here and self._revive():
+            self._tell("hurry")
+            self._raise()
+
+    def rest(self) -> None:
+        """Lower its priority again."""
+        if self._is_here and self._process is not None:
+            self._tell("rest")
+
+    def leave(self, reason: str) -> None:
+        """Wait no longer: it goes on by itself, and what is missing is said."""
+        if not self._is_here:
             return
+        is_delivered = self.look().is_delivered
         self._closed = True
-        if not self._revive():
-            return  # It is done, or it was said why not.
         process = self._process
-        assert process is not None
-        self._tell("close")
-        ended = self._wait_for("ended", True, time.monotonic() + max(timeout, GRACE))
-        if ended is None or not ended.get("delivered"):
-            self._complain(goes_on=ended is None and process.poll() is None)
+        if process is None:
+            return  # It is done, or it was said why not.
+        if not is_delivered and (reason or self.last_error):
+            self._complain(reason, goes_on=not self._told.get("ended") and process.poll() is None)
         _leave(process)
 
-    def _complain(self, goes_on: bool) -> None:
-        for_how_long = f"; it goes on trying for {self._about['linger']:g} s in the background"
+    def _complain(self, reason: str, goes_on: bool) -> None:
+        total, waiting = self._total, self._told.get("waiting")
+        missing = (
+            f"is missing at least {waiting:,} records" if waiting else "may be missing records"
+        )
+        if total is not None and total > self.sent:
+            missing = f"is missing {total - self.sent:,} of {total:,} records"
+        linger = self._about["linger"]
+        background = f" delivery goes on in the background for up to {linger:g} s, and"
         say(
-            "exporter %s has not delivered everything (%s)%s. Nothing is lost: `%s` delivers it.",
+            "%s %s (%s);%s `%s` delivers the rest.",
             self.name,
-            self.last_error or "it was not done yet",
-            for_how_long if goes_on else "",
+            missing,
+            self.last_error or reason,
+            background if goes_on else "",
             forward_command(self.folder, self.name, self.exporter),
         )
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this process started it, and has not ended it."""
+        return self.pid == os.getpid() and not self._closed
+
+    @property
+    def _total(self) -> int | None:
+        return self._told.get("total")
 
     # The process
 
@@ -186,8 +235,10 @@ class Sidecar:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._cannot(str(error))
             return
-        self._listening = False
+        self._listening = self._has_told_all = False
         self._answers = queue.SimpleQueue()
+        for fact in ("stage", "total"):
+            self._told.pop(fact, None)
         self._tell(json.dumps(self._about))
 
     def _cannot(self, reason: str) -> None:
@@ -207,7 +258,7 @@ class Sidecar:
         if process is not None and process.poll() is None:
             return True
         if process is not None:
-            self._wait_for("nothing more", True, time.monotonic() + 1.0)
+            self._take_answers(until_end=True)
             self._delivered = process.returncode == DELIVERED
             reason = f"it ended with code {process.returncode} {_last_words(process)}".strip()
             _release(process)
@@ -222,6 +273,35 @@ class Sidecar:
 
     # Talking with it
 
+    def _pass_on(self) -> None:
+        """Tell it what it was asked for; one that has died is started again for it."""
+        if not self._revive():
+            return
+        for answer in ("ended", "failing", "delivered"):
+            self._told.pop(answer, None)
+        if self._closing:
+            self._tell("close")
+        else:
+            # A little less, so that it can say in time why it did not succeed.
+            seconds = 0.9 * max(0.0, self._deadline - time.monotonic())
+            self._tell(f"drain {self._asked} {seconds:.3f}")
+        self._raise()
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether it has done what it was asked for, or has said that it cannot."""
+        told = self._told
+        if self._closing:
+            return bool(told.get("ended") or told.get("failing"))
+        return told.get("drain") == self._asked
+
+    def _raise(self) -> None:
+        """Raise its priority from here too: it may not read what it is told before it has started."""
+        assert self._process is not None
+        restore_priority(self._process.pid)
+        # What it tells while somebody waits must not fill the pipe.
+        self._listen()
+
     def _tell(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
@@ -230,32 +310,19 @@ class Sidecar:
             while rest:
                 rest = rest[self._process.stdin.write(rest) or 0 :]
         except (OSError, ValueError):
-            pass  # It is gone: whoever waits for its answer finds out.
+            pass  # It is gone, as whoever waits for its answer finds out.
 
-    def _wait_for(self, key: str, value: object, deadline: float) -> dict[str, Any] | None:
-        """An answer; None when it does not come in time, or never will."""
+    def _take_answers(self, until_end: bool = False) -> None:
+        """Take what it has told; with ``until_end`` all of it, since it has ended."""
         self._listen()
-        while True:
+        deadline = time.monotonic() + 1.0
+        while not self._has_told_all:
             try:
-                told = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                told = self._answers.get(until_end, max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                return None
-            if told is None:
-                self._wait_for_end(deadline)
-                return None
-            self._told = {**self._told, **told}
-            if told.get(key) == value:
-                return told
-            if key == "ended" and told.get("failing"):
-                # Nobody takes it just now: no reason to keep the end of training waiting.
-                return None
-
-    def _wait_for_end(self, deadline: float) -> None:
-        assert self._process is not None
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
+                return
+            self._has_told_all = told is None
+            self._told = {**self._told, **(told or {})}
 
     def _listen(self) -> None:
         if not self._listening:

@@ -1,8 +1,8 @@
 """Exporters in a process of their own: what runs in that process.
 
-It follows the folder of the process that trains, sends what is new, and answers on its standard output
-when it is asked on its standard input how far it is. When training has ended, well or not, it sends
-the rest and ends; if nobody takes it, it gives up after a while and leaves a note.
+It follows the folder of the process that trains, sends what is new, and tells on its standard output how far
+it is while that process waits, which it says on its standard input. When training has ended, well or not, it
+sends the rest and ends; if nobody takes it, it gives up after a while and leaves a note.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -22,8 +23,8 @@ from stepwell.journal.system import is_alive
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.exporter_loading import make_exporter
-from stepwell.telemetry.feeding import QUARANTINE_DELAY, feed_of
-from stepwell.telemetry.modesty import Modesty
+from stepwell.telemetry.feeding import FAILING, QUARANTINE_DELAY, STARTING, WAITING, Feed, feed_of
+from stepwell.telemetry.priority import Priority
 from stepwell.telemetry.run_document import RUN
 from stepwell.telemetry.sidecar import BROKEN, DELIVERED, STOPPED, UNABLE, UNDELIVERED
 from stepwell.telemetry.sidecar_notes import Notes, remove_note, write_note
@@ -36,23 +37,25 @@ RUN_DOCUMENT_WAIT = 10.0
 """Another rank writes the name of the run, a moment later perhaps."""
 TERM_LINGER = 5.0
 """A scheduler that says SIGTERM kills half a minute later, or sooner."""
+REPORT = 0.2
+"""How often the trainer is told how far it is, in seconds, while it waits."""
 
 
 def main(about: dict[str, Any]) -> NoReturn:
     """Run a sidecar; ``about`` is what ``Sidecar`` tells it."""
-    modesty = Modesty()
-    modesty.begin()
+    trainer = TrainerLink()
+    trainer.start()
     _be_silent()
     notes = Notes(Path(about["folder"]), about["notes"])
     code = UNABLE
     try:
-        following = Follow(about, notes, modesty)
+        following = Follow(about, notes, trainer)
         code = BROKEN
         code = following.run()
     except BaseException as error:
         problem = f"{type(error).__name__}: {error}"
         notes.write(f"the sidecar failed: {problem}")
-        _answer({"problem": problem})
+        tell({"problem": problem})
     # At once: a thread is still waiting for what the trainer might say.
     os._exit(code)
 
@@ -65,18 +68,126 @@ def _be_silent() -> None:
     os.close(nowhere)
 
 
+class TrainerLink:
+    """The pipes to the process that trains: what it asks for, and what it is told while it waits.
+
+    Works from the first moment on, in threads, since imports and receivers may keep the main thread for long.
+
+    Attributes:
+        commands: what the main thread is to do.
+        priority: low, except while the trainer waits.
+        feed: what is reported on; None before there is one.
+    """
+
+    def __init__(self) -> None:
+        self.commands: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self.priority = Priority()
+        self.feed: Feed | None = None
+        self.total: int | None = None
+        self._is_to_count = False
+        self._is_waiting = threading.Event()
+        self._reported: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Lower the priority, unless the trainer waits already: not every user can raise it again."""
+        if not _has_input():
+            self.priority.lower()
+        for work in (self._listen, self._report):
+            threading.Thread(target=work, daemon=True).start()
+
+    def hurry(self) -> None:
+        """The trainer waits."""
+        self._is_waiting.set()
+        self.priority.restore()
+
+    def rest(self) -> None:
+        """The trainer does not wait, or no longer."""
+        self._is_waiting.clear()
+        self.priority.lower()
+
+    def state(self) -> dict[str, Any]:
+        """Return how far it is, in plain values."""
+        feed = self.feed
+        if feed is None:
+            return {"stage": STARTING}
+        stage = feed.stage
+        return {
+            "sent": feed.sent,
+            "waiting": feed.waiting,
+            "failures": feed.failures,
+            "problem": feed.last_error if stage == FAILING else None,
+            "stage": stage,
+            "total": self.total,
+        }
+
+    def _listen(self) -> None:
+        """A thread: takes what the trainer says, a line at a time."""
+        stream = open(0, "rb", buffering=0, closefd=False)
+        while line := stream.readline():
+            words = line.decode("utf-8", "replace").split()
+            if words[:1] == ["rest"]:
+                self.rest()
+            elif words[:1] == ["count"]:
+                self._is_to_count = True
+            else:
+                self.hurry()
+                self.commands.put(words)
+        self.rest()
+
+    def _report(self) -> None:
+        """A thread: tells the trainer how far it is, for as long as it waits."""
+        while self._is_waiting.wait():
+            self.priority.keep()
+            if self._is_to_count:
+                self._count()
+            state = self.state()
+            if state != self._reported:
+                self._reported = state
+                tell(state)
+            time.sleep(REPORT)
+
+    def _count(self) -> None:
+        feed = self.feed
+        if feed is None or feed.stage in (STARTING, WAITING):
+            return  # It does not know yet where it goes on.
+        self._is_to_count = False
+        try:
+            sent, left = feed.sent, feed.count_left()
+        except Exception:  # A file is being replaced, or is damaged: it is for information only.
+            return
+        self.total = None if left is None else sent + left
+
+
+def _has_input() -> bool:
+    """Whether the trainer has said something that was not read yet."""
+    try:
+        return bool(select.select([0], [], [], 0)[0])
+    except (OSError, ValueError):
+        return False
+
+
+def tell(facts: dict[str, Any]) -> None:
+    """Write one line to the trainer, which may be gone."""
+    line = json.dumps(facts).encode() + b"\n"
+    try:
+        os.write(1, line)
+    except OSError:
+        pass
+
+
 class Follow:
     """Feeds one exporter from the folder of a process that trains."""
 
-    def __init__(self, about: dict[str, Any], notes: Notes, modesty: Modesty | None = None) -> None:
+    def __init__(
+        self, about: dict[str, Any], notes: Notes, trainer: TrainerLink | None = None
+    ) -> None:
         self.about = about
         self.notes = notes
-        self.modesty = modesty or Modesty()
+        self.trainer = trainer or TrainerLink()
         self.folder = Path(about["folder"])
         self.linger = float(about["linger"])
         self.closing = False
         self.stopped = False
-        self.commands: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self.failures = 0
         self.failing = False
         self.labelled_at = 0
@@ -86,6 +197,7 @@ class Follow:
         self._wait_for_run_document()
         filter = ExportFilter.from_json(about["filter"])
         self.feed = feed_of(self.exporter, self.folder, filter, self._source(), about["name"])
+        self.trainer.feed = self.feed
 
     def _wait_for_run_document(self) -> None:
         deadline = time.monotonic() + RUN_DOCUMENT_WAIT
@@ -100,7 +212,6 @@ class Follow:
     def run(self) -> int:
         """Until training has ended and everything is sent, or longer makes no sense."""
         signal.signal(signal.SIGTERM, self._terminated)
-        threading.Thread(target=self._listen, daemon=True).start()
         while not (self.closing or self.feed.over or self._is_trainer_gone()):
             more = self._step()
             self._tick()
@@ -119,7 +230,7 @@ class Follow:
         if self.feed.pause() or time.monotonic() < self.tick_due:
             return
         self.tick_due = time.monotonic() + POLL
-        self.modesty.keep()
+        self.trainer.priority.keep()
         try:
             self._relabel()
             getattr(self.exporter, "tick", _nothing)()
@@ -156,32 +267,23 @@ class Follow:
 
     # Commands
 
-    def _listen(self) -> None:
-        """A thread: takes what the trainer says, a line at a time."""
-        stream = open(0, "rb", buffering=0, closefd=False)
-        while line := stream.readline():
-            words = line.decode("utf-8", "replace").split()
-            if words[:1] == ["close"] and self.failing:
-                # Said from here, since the main thread may be waiting for a receiver.
-                _answer({**self._state(), "failing": True})
-            # From here too: the main thread may take long for want of a processor.
-            self.modesty.hurry()
-            self.commands.put(words)
-
     def _next_command(self, timeout: float) -> list[str]:
         try:
-            return self.commands.get(block=timeout > 0, timeout=timeout or None)
+            return self.trainer.commands.get(block=timeout > 0, timeout=timeout or None)
         except queue.Empty:
             return []
 
     def _obey(self, words: list[str]) -> None:
         if words[:1] == ["close"]:
+            # Again, since what it waited for before may have ended in between.
+            self.trainer.hurry()
             self.closing = True
         elif words[:1] == ["drain"]:
+            self.trainer.hurry()
             delivered = self.feed.drain(time.monotonic() + float(words[2]))
             self._look_at_failures()
-            self.modesty.rest()
-            _answer({**self._state(), "drain": int(words[1]), "delivered": delivered})
+            self.trainer.rest()
+            self._tell(drain=int(words[1]), delivered=delivered)
 
     def _terminated(self, *_: object) -> None:
         self.closing = self.stopped = True
@@ -190,20 +292,22 @@ class Follow:
     # The end
 
     def _finish(self) -> int:
-        """Send the rest, for as long as ``linger`` allows."""
-        self.modesty.hurry()
-        deadline = time.monotonic() + self.linger
+        """Send the rest, until nothing was taken for ``linger`` seconds."""
+        self.trainer.priority.restore()
+        sent, deadline = self.feed.sent, time.monotonic() + self.linger
         while not self._is_done(deadline):
             self._look_at_failures()
             if self.failing:
-                _answer({**self._state(), "failing": True})
-            if time.monotonic() >= deadline or not self.folder.is_dir():
+                self._tell(failing=True)
+            if self.feed.sent > sent and not self.stopped:
+                sent, deadline = self.feed.sent, time.monotonic() + self.linger
+            elif time.monotonic() >= deadline or not self.folder.is_dir():
                 return self._give_up()
             time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())) if self.failing else 0.05)
         self.feed.close()
         self._look_at_failures()
         remove_note(self.folder, self.about["notes"])
-        _answer({**self._state(), "ended": True, "delivered": True})
+        self._tell(ended=True, delivered=True)
         return STOPPED if self.stopped and not self.feed.over else DELIVERED
 
     def _is_done(self, deadline: float) -> bool:
@@ -212,19 +316,20 @@ class Follow:
         return drained and (self.closing or self.feed.over)
 
     def _give_up(self) -> int:
+        state = self._state()
         self.feed.close()
         self.notes.write(f"gave up: {self.feed.waiting} or more records were not delivered")
-        write_note(self.folder, self.about, self.exporter, self._state())
-        _answer({**self._state(), "ended": True, "delivered": False})
+        write_note(self.folder, self.about, self.exporter, state)
+        self._tell(ended=True, delivered=False)
         return UNDELIVERED
 
+    def _tell(self, **answer: Any) -> None:
+        tell({**self._state(), **answer})
+
     def _state(self) -> dict[str, Any]:
-        feed = self.feed
         return {
-            "sent": feed.sent,
-            "waiting": feed.waiting,
-            "failures": feed.failures,
-            "problem": feed.last_error if self.failing else None,
+            **self.trainer.state(),
+            "problem": self.feed.last_error if self.failing else None,
         }
 
 
@@ -237,15 +342,6 @@ def _changed_at(path: Path) -> int:
 
 def _nothing(*_: object) -> None:
     """In place of a method that an exporter does not have."""
-
-
-def _answer(told: dict[str, Any]) -> None:
-    """One line to the trainer, who may be gone."""
-    line = json.dumps(told).encode() + b"\n"
-    try:
-        os.write(1, line)
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

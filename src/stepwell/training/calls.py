@@ -22,6 +22,8 @@ from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 P = ParamSpec("P")
 T = TypeVar("T")
 Part = Literal["validation", "testing"]
+FLUSH_TIMEOUT = 5.0
+"""Seconds that the end of the application waits for exporters; the end of the run waits for the rest."""
 
 
 def _with_job(
@@ -91,9 +93,9 @@ def _flush(job: TrainingJob) -> None:
     if run is None or application is None or application.active:
         return
     if run.exporters:
-        from stepwell.telemetry.exports import drain_timeout
+        from stepwell.telemetry.deliveries import finish_timeout
 
-        run.flush(drain_timeout())
+        run.flush(min(FLUSH_TIMEOUT, finish_timeout()))
     else:
         run.flush()
 

@@ -380,7 +380,7 @@ def test_in_processes_that_lightning_launches(tmp_path: Path, devices: int, stra
     code = LAUNCHED.replace("DEVICES", str(devices)).replace("STRATEGY", repr(strategy))
     program = tmp_path / "program.py"
     program.write_text(code)
-    variables = {"STEPWELL_EXPORT_TIMEOUT": "60", "HOME": str(tmp_path)}
+    variables = {"STEPWELL_FINISH_TIMEOUT": "60", "HOME": str(tmp_path)}
     env = environment(STEPWELL_STRICT="1", WANDB_ERROR_REPORTING="false", **variables)
     run_script(program, cwd=tmp_path, env=env, check=True, timeout=240, modules=TRAINERS)
     (run,) = stepwell.list_runs(tmp_path / "runs")

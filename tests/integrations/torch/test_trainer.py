@@ -276,7 +276,7 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tests.loggers.reading_back import Left
 
-    env = environment(STEPWELL_STRICT="1", STEPWELL_EXPORT_TIMEOUT="60")
+    env = environment(STEPWELL_STRICT="1", STEPWELL_FINISH_TIMEOUT="60")
     run_ranks(PROGRAM, env=env, cwd=tmp_path, check=True, timeout=240)
     run = only_run()
     spans = run.spans().collect()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from stepwell.loggers.delivery.backend import NotYet
 
 LOOK_EVERY = 0.05
 KNOWN_BY = ("run_id", "id", "folder", "url")
@@ -39,15 +42,29 @@ class BackendRun:
         return cls(**{key: None if value is None else str(value) for key, value in found.items()})
 
 
-def wait_for_run(delivery: Any, timeout: float) -> dict[str, Any] | None:
-    """What the backend keeps about its run, once it has one; None when it has none in time."""
-    if delivery is None:
+def wait_for_run(
+    delivery: Any, timeout: float, find: Callable[[dict[str, Any]], Any]
+) -> Any | None:
+    """Return what ``find`` makes of what the backend keeps about its run; None when there is none in time."""
+    worker = None if delivery is None else delivery.delivery
+    if worker is None:
         return None
     deadline = time.monotonic() + timeout
-    while True:
-        state: dict[str, Any] = delivery.state()
-        if any(state.get(key) for key in KNOWN_BY):
-            return state
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(LOOK_EVERY)
+    worker.hurry()
+    try:
+        while True:
+            run = _find(delivery.state(), find)
+            if run is not None or time.monotonic() >= deadline:
+                return run
+            time.sleep(LOOK_EVERY)
+    finally:
+        worker.rest()
+
+
+def _find(state: dict[str, Any], find: Callable[[dict[str, Any]], Any]) -> Any | None:
+    if not any(state.get(key) for key in KNOWN_BY):
+        return None
+    try:
+        return find(state)
+    except NotYet:
+        return None

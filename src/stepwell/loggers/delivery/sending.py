@@ -18,12 +18,13 @@ from stepwell.journal.values import text_of
 from stepwell.loggers.delivery.backend import Backend, NotYet
 from stepwell.loggers.delivery.run_facts import RUN, config_records, summary_records
 from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_path
+from stepwell.telemetry.deliveries import Delivery, drain_deliveries, finish_deliveries
 from stepwell.telemetry.exporter import Source, source_of
-from stepwell.telemetry.exports import Delivery
-from stepwell.telemetry.feeding import THREAD, Feed
+from stepwell.telemetry.feeding import THREAD, WAITING, Feed
 from stepwell.telemetry.masking import MASK, mask
 from stepwell.telemetry.run import Run
 
+MOST_COUNTED = 1_000_000
 NOT_YET = 0.5
 """Seconds until a backend that waits for another rank is called again."""
 CONFIG = "run_config"
@@ -44,7 +45,24 @@ class LogFeed(Feed):
         self.memory = DeliveryState(state_path(folder, backend))
         self._again = False
         self._has_resumed = False
+        self._is_early = False
         self._config_stamp = -1
+
+    @property
+    def stage(self) -> str:
+        """What it does, unless it delivers; to wait for another rank is no failure."""
+        return WAITING if self._is_early else super().stage
+
+    def count_left(self) -> int | None:
+        """Return how many records are not delivered, as the run folder says; None for very many."""
+        follower = LogFollower(self.folder, self.backend.number, self.memory.cursor)
+        count = 0
+        while count < MOST_COUNTED:
+            records = follower.poll()
+            if not records or isinstance(records[0], StatusRecord):
+                return count
+            count += len(records)
+        return None
 
     def claim(self) -> None:
         """Make sure that nobody else delivers the same, and go on where the last one was; or ``Busy``."""
@@ -147,8 +165,13 @@ class LogFeed(Feed):
             super()._failed(_without_secrets(error))
             return
         # It waits for somebody, which is no failure of the backend.
+        self._is_early = True
         self.last_error = str(error)
         self._not_before = time.monotonic() + NOT_YET
+
+    def _worked(self) -> None:
+        self._is_early = False
+        super()._worked()
 
 
 def _is_own(record: LogRecord) -> bool:
@@ -178,12 +201,12 @@ class LogDelivery:
 
     def drain(self, timeout: float) -> bool:
         """Have all delivered that is in the run folder; whether it was in time."""
-        return self._delivery is None or self._delivery.drain(timeout)
+        return self._delivery is None or drain_deliveries([self._delivery], timeout)
 
     def close(self, timeout: float) -> None:
         """Deliver the rest, and how it ended if the journal has been told; no longer than this."""
         if self._delivery is not None:
-            self._delivery.close(timeout)
+            finish_deliveries([self._delivery], timeout=timeout)
 
     def state(self) -> dict[str, Any]:
         """What the backend keeps about itself, such as its run id; empty before it has connected."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import hashlib
 import os
+import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +33,8 @@ RUN_TAG = "stepwell.run"
 """Tag of an MLflow run: which run, and which rank of it, it has the log of."""
 PATIENCE = 120.0
 """So many seconds after its start a rank makes the main run itself if the first rank has not."""
+CONNECT_TIMEOUT = 5.0
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 IN_THIS_PROCESS = {
     # The batch comes again anyway, so one try is enough, and none may hang for long.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -47,7 +51,8 @@ def let_no_call_hang() -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client for this server or database."""
+    """A client for this server or database; OSError for a server that does not answer."""
+    _reach(uri)
     try:
         from mlflow import MlflowClient
     except ImportError as error:
@@ -61,6 +66,19 @@ def connect(uri: str) -> MlflowClient:
     # A client makes the tables of a new database; two that do it at once spoil it.
     with _alone(database.with_name(f".{database.name}.lock")):
         return MlflowClient(tracking_uri=uri)
+
+
+def _reach(uri: str) -> None:
+    """Connect to a server before MLflow is imported, which takes long and is of no use without one."""
+    parts = urlsplit(uri)
+    has_proxy = any(name.lower() in PROXIES for name in os.environ)
+    if parts.scheme not in ("http", "https") or "mlflow" in sys.modules or has_proxy:
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT).close()
+    except OSError as error:
+        raise ConnectionError(f"{shown(uri)} does not answer: {error}") from None
 
 
 @contextmanager

@@ -1,17 +1,18 @@
-"""A sidecar is modest towards training, unless somebody waits for it."""
+"""The priority of a sidecar is low, except while somebody waits for it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from stepwell.telemetry.modesty import NICE, SESSION_NICE
+from stepwell.telemetry.priority import NICE, NICEST, SESSION_NICE
 from tests.harness import run_script
 
 CODE = """
 import os, subprocess, sys
-from stepwell.telemetry.modesty import Modesty
+from stepwell.telemetry.priority import Priority, restore_priority
 
 def nice(pid):
     with open(f"/proc/{pid}/autogroup") as file:
@@ -23,14 +24,16 @@ if "leader" in sys.argv:
     os.setsid()
 print(nice(os.getpid()))
 child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-modesty = Modesty()
-modesty.begin()
-print(os.nice(0), nice(os.getpid()), nice(child.pid))
-modesty.hurry()
-print(nice(os.getpid()), nice(child.pid))
+before = os.nice(0)
+priority = Priority()
+priority.lower()
+print(os.nice(0) - before, nice(os.getpid()), nice(child.pid))
+priority.restore()
+print(os.nice(0) - before, nice(os.getpid()), nice(child.pid))
 late = subprocess.Popen(["sleep", "60"], start_new_session=True)
-modesty.rest()
-modesty.keep()
+priority.lower()
+print(nice(late.pid))
+restore_priority(late.pid)
 print(nice(late.pid))
 for one in (child, late):
     one.kill()
@@ -47,4 +50,6 @@ def test_sessions_of_its_own_are_nice(words: list[str]) -> None:
     done = run_script(CODE, *words, check=True)
     before, *found = (int(word) for word in done.stdout.split())
     own = SESSION_NICE if words else before
-    assert found == [NICE, own, SESSION_NICE, before, 0, SESSION_NICE]
+    low = min(os.nice(0) + NICE, NICEST) - os.nice(0)
+    kept = low if os.getuid() else 0
+    assert found == [low, own, SESSION_NICE, kept, before, 0, SESSION_NICE, 0]
