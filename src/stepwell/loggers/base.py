@@ -34,7 +34,7 @@ from stepwell.loggers.frequency import (
     every,
 )
 from stepwell.loggers.items import making as items
-from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind
+from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind, context_name
 from stepwell.loggers.recording import keep, keep_documents, keep_params, write_metric
 from stepwell.telemetry.ending import ending_of
 
@@ -237,7 +237,8 @@ class Logger:
             step: where it belongs; else the run's current step, else how many values it had before.
             batch_idx: the batch, where this is called in a loop over them. Inside of a training
                 iteration of stepwell it is known.
-            kwargs: kept with whatever is no metric.
+            kwargs: kept with whatever is no metric. ``context="validation"`` makes a series of its own of a
+                metric, ``validation/NAME``.
         """
         audience = self._audience
         if (
@@ -350,6 +351,8 @@ class Logger:
         name = _name_of(identifier, kind)
         if name is None:
             return
+        if kind == METRIC and more.get("context") is not None:
+            name = _in_context(name, more["context"])
         if self._decides_itself and not self.should_log(batch_idx):
             return
         words = self._choose(audience, name, batch_idx)
@@ -529,11 +532,18 @@ def _name_of(identifier: Any, kind: str) -> str | None:
     return text_of(getattr(identifier, "value", identifier))
 
 
+def _in_context(name: str, context: Any) -> str:
+    """Return the name of a metric in a context: backends show the names with the same prefix together."""
+    prefix = f"{context_name(context)}/"
+    return name if prefix == "/" or name.startswith(prefix) else prefix + name
+
+
 def _say_unused(identifier: str, more: Mapping[str, Any]) -> None:
-    if more:
+    unused = [str(name) for name in more if name != "context"]
+    if unused:
         warn_once(
             "metric arguments",
             "log(…, %r) of a metric keeps no further arguments: %s",
             identifier[:200],
-            ", ".join(map(str, more))[:200],
+            ", ".join(unused)[:200],
         )
