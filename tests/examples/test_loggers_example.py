@@ -25,5 +25,6 @@ def test_loggers(tmp_path: Path) -> None:
     for curve in (left.mlflow_curve, left.wandb_curve, left.tensorboard_curve):
         assert [step for step, _ in curve("train/loss")] == STEPS
         assert [step for step, _ in curve("val/loss")] == [11, 23, 35]
-    assert left.mlflow_files() == ["plane.pt", "remark.txt"]
+    assert left.mlflow_models() == ["plane"]
+    assert left.mlflow_files() == ["remark.txt"]
     assert left.provenance_series("train/loss")["stepwell:count"] == "9"
