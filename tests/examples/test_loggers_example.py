@@ -25,7 +25,7 @@ def test_loggers(tmp_path: Path) -> None:
     for curve in (left.mlflow_curve, left.wandb_curve, left.tensorboard_curve):
         assert [step for step, _ in curve("train_loss")] == STEPS
         assert [step for step, _ in curve("validation_loss_epoch")] == [12, 24, 36]
-    checkpoint = {"config.yaml", "model.pt", "state.pt"}
+    assert left.mlflow_models() == ["plane"]
     files = {Path(file).name for file in left.mlflow_files()}
-    assert files == {*checkpoint, "plane.pt", "remark.txt"}
+    assert files == {"config.yaml", "model.pt", "state.pt", "remark.txt"}
     assert left.provenance_series("train_loss")["stepwell:count"] == "9"

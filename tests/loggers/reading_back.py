@@ -70,6 +70,14 @@ class Left:
             names += self.mlflow_files(file.path) if file.is_dir else [file.path]
         return sorted(names)
 
+    def mlflow_models(self) -> list[str]:
+        """The names of the models that the run has logged, each of which can be loaded."""
+        info = self.mlflow_run().info
+        models = self.mlflow.search_logged_models([info.experiment_id])
+        own = [model for model in models if model.source_run_id == info.run_id]
+        assert all(str(model.status) == "READY" for model in own)
+        return sorted(model.name for model in own)
+
     # W&B
 
     @cached_property

@@ -91,7 +91,8 @@ def test_alone_with_the_logger_that_was_shown(
             check_curve(left.mlflow_curve(metric), losses)
     if name in ("basic", "distributed"):
         assert left.mlflow_run().info.status == "FINISHED"
-        assert left.mlflow_files() == ["trained_model.pt"]
+        assert left.mlflow_models() == ["trained_model"]
+        assert left.mlflow_files() == []
         experiment = left.mlflow.get_experiment(left.mlflow_run().info.experiment_id)
         assert experiment.name == "my_awesome_experiment"
 

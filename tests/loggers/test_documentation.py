@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stepwell.loggers import mlflow as mlflow_module
 from stepwell.loggers import tensorboard as tensorboard_module
 from stepwell.loggers import wandb as wandb_module
 from tests.loggers.logged import items, metrics
+from tests.loggers.needs import needs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loggers.md").read_text()
 
@@ -58,6 +60,33 @@ def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert losses.count((2,)) == 296
     assert [m.audience for m in metrics(run) if m.name == "val/accuracy"] == [(1, 2, 3)] * 2
     assert {i.name for i in items(run)} == {"lr", "optimizer.name", "digits"}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@needs("mlflow", "cloudpickle")
+def test_models_and_contexts_in_mlflow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path
+) -> None:
+    """What is logged there is loaded as the page says."""
+    torch = pytest.importorskip("torch")
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"
+    trained, x = torch.nn.Linear(3, 2), torch.ones(5, 3)
+    space: dict[str, Any] = {"model": trained, "x": x}
+    with mlflow_module.MLFlowLogger(tracking_uri=uri).start_logging() as logger:
+        space["logger"] = logger
+        exec(block('context="validation"'), space)
+        exec(block("registered_model_name="), space)
+        assert logger.flush(timeout=60)
+        space["run_id"] = logger.run_id
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    exec(block("mlflow.pytorch.load_model"), space)
+    assert space["model"] is not trained
+    assert torch.equal(space["model"](x), trained(x))
+    found = MlflowClient().get_run(space["run_id"]).data.metrics
+    assert found == {"training/loss": 0.31, "validation/loss": 0.42}
 
 
 def test_a_logger_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +139,8 @@ def test_the_trainer(tmp_path: Path) -> None:
 
 def test_both_tables_have_every_kind() -> None:
     """None is left out."""
-    tables = PAGE.partition("## Kinds")[2].partition("And where it arrives")
+    section = PAGE.partition("## Kinds")[2].partition("\n## ")[0]
+    tables = section.partition("And where it arrives")
     for table in (tables[0], tables[2]):
         first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
         assert re.findall(r"`(\w+)`", " ".join(first)) == list(KINDS)

@@ -6,7 +6,7 @@ import difflib
 from typing import Any
 
 from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import shown
+from stepwell.journal.values import shown, text_of
 
 METRIC = "metric"
 
@@ -21,7 +21,7 @@ KINDS: dict[str, str] = {
     "text": "a text",
     "histogram": "an array, a tensor or a sequence of numbers, counted in bins",
     "table": "rows, a dict of columns or a DataFrame, kept as JSON",
-    "model": "a model, of which the weights are kept",
+    "model": "a model: its weights, and for MLflow the whole of it",
     "best_model": "the same, of the best model so far",
     "dataset": "what data was used: described, not copied",
     "watch": "a model, whose gradient and weight norms become metrics",
@@ -36,6 +36,15 @@ KINDS: dict[str, str] = {
 
 WITHOUT_ITEM = frozenset({"system", "carbon", "execution_time", "prov_documents"})
 """Kinds that need neither an item nor an identifier."""
+
+
+def context_name(context: Any) -> str:
+    """Return what ``log(…, context=…)`` says as one word of lower case, such as ``"validation"``.
+
+    A member of an enumeration counts by its name, so yProv4ML's ``Context.TRAINING`` is ``"training"``.
+    """
+    text = text_of(context if isinstance(context, str) else getattr(context, "name", context))
+    return text.strip().lower().rpartition("context.")[2]
 
 
 def check_kind(kind: Any) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import json
 import math
 import pickle
 import random
+import sys
+import threading
+import weakref
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +21,7 @@ import pytest
 from stepwell import Run
 from tests.loggers.items.reading import logged
 from tests.loggers.items.things import Thing, net
+from tests.loggers.lines_backend import LinesBackend
 from tests.loggers.logged import Own, content, items, metrics
 
 torch = pytest.importorskip("torch")
@@ -40,6 +48,116 @@ def test_models_are_their_weights_at_the_call(recorded: Run, logger: Own, kind: 
     assert found[0].attributes["model"] == "Sequential"
     # The same weights are on disk once.
     assert len({one.content for one in found}) <= len(found)
+
+
+def test_the_module_is_in_the_file_of_its_weights(recorded: Run, logger: Own) -> None:
+    """Its tensors are there once: also tied ones, and those that are no part of the weights."""
+    model = torch.nn.Sequential(torch.nn.Linear(400, 400, bias=False), torch.nn.Linear(400, 400))
+    model[1].weight = model[0].weight
+    model.register_buffer("cache", torch.ones(1000), persistent=False)
+    logger.log(model, "net", kind="model")
+    (one,) = logged(recorded, "model")
+    data = content(recorded, one)
+    weights = torch.load(io.BytesIO(data), weights_only=True)
+    assert weights.keys() == model.state_dict().keys()
+    parts = zipfile.ZipFile(io.BytesIO(data))
+    sizes = sorted(info.file_size for info in parts.infolist() if "/data/" in info.filename)
+    assert sizes == [400 * 4, 1000 * 4, 400 * 400 * 4]
+    assert {"archive/module.pkl", "archive/module.json"} <= {*parts.namelist()}
+
+
+def test_without_cloudpickle_plain_pickle_is_used(
+    recorded: Run, logger: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the file says so, for MLflow to load it the same way."""
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    logger.log(net(), "net", kind="model")
+    (one,) = logged(recorded, "model")
+    parts = zipfile.ZipFile(io.BytesIO(content(recorded, one)))
+    assert json.loads(parts.read("archive/module.json"))["pickle_module"] == "pickle"
+    assert b"torch.nn.modules.container" in parts.read("archive/module.pkl")
+
+
+class NamedMLflow(LinesBackend):
+    """Another backend, in this process."""
+
+    name = "mlflow"
+    out_of_process = False
+
+
+def test_a_module_that_cannot_be_pickled_is_its_weights(
+    recorded: Run, logger: Own, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Who logs to MLflow is told why; for others nothing is missing."""
+    model = net()
+    model.lock = threading.Lock()
+    logger.log(model, "net", kind="model")
+    assert not caplog.records
+    recorded.add_exporter(NamedMLflow(path=str(tmp_path / "lines")))
+    for _ in range(2):
+        logger.log(model, "net", kind="model")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert (
+        "Sequential cannot be pickled (TypeError: cannot pickle '_thread.lock' object)" in warning
+    )
+    assert "__getstate__" in warning
+    for one in logged(recorded, "model"):
+        data = content(recorded, one)
+        assert torch.load(io.BytesIO(data), weights_only=True).keys() == model.state_dict().keys()
+        assert "archive/module.pkl" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
+
+
+def test_to_log_a_model_leaves_no_trace_in_it(recorded: Run, logger: Own) -> None:
+    """Random numbers, statistics and mode are as before, and nothing holds on to it."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(3)
+    logger.log(model, "net", kind="model", input_example=torch.rand(5, 4))
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    torch.rand(5, 4)
+    assert torch.equal(after, torch.rand(1))
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+    (one,) = logged(recorded, "model")
+    facts = json.loads(
+        zipfile.ZipFile(io.BytesIO(content(recorded, one))).read("archive/module.json")
+    )
+    assert facts["output"] == {"dtype": "float32", "shape": [5, 3]}
+    assert len(facts["example"]["data"]) == 5
+    assert f"torch=={torch.__version__.partition('+')[0]}" in facts["requirements"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"input_example": object()}, "input_example=…) keeps the model without it"),
+        ({"input_example": torch.ones(2, 9)}, "the model does not take its input_example"),
+        ({"signature": 3}, "it is int, not what mlflow.models.infer_signature() returns"),
+        ({"code_paths": ["no/such.py"]}, "'no/such.py' does not exist"),
+        ({"pip_requirements": "no/such.txt"}, "No such file"),
+    ],
+)
+def test_a_wrong_argument_is_a_warning(
+    recorded: Run,
+    logger: Own,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    says: str,
+) -> None:
+    """The model is kept all the same."""
+    logger.log(net(), "net", kind="model", **options)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert says in warning
+    (one,) = logged(recorded, "model")
+    assert "archive/module.pkl" in zipfile.ZipFile(io.BytesIO(content(recorded, one))).namelist()
 
 
 def test_a_model_that_is_not_torchs_is_pickled(recorded: Run, logger: Own, tmp_path: Path) -> None:

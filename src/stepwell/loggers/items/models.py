@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepwell.journal.errors import warn_once
+from stepwell.loggers.items import modules
 from stepwell.loggers.items.making import CannotKeep, Item, file_name
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
@@ -26,17 +27,21 @@ def anything(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[It
 
         yield from dataset(item, identifier, options)
         return
+    about: dict[str, Any] = {}
     if isinstance(item, torch.nn.Module):
-        yield from model(item, identifier, options)
-        return
-    if isinstance(item, torch.optim.Optimizer):
+        item, about = _weights(item)
+    elif isinstance(item, torch.optim.Optimizer):
         item = item.state_dict()
     file = file_name(identifier, ".pt", SUFFIXES)
-    yield Item(identifier, content=partial(_save, item), file=file)
+    yield Item(identifier, content=partial(_save, item), file=file, meta=about)
 
 
 def model(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]:
-    """The weights of a model, as they are now; of a model that is not torch's, its pickle."""
+    """A model as it is now: its weights, and the module for MLflow; of one that is not torch's, its pickle.
+
+    Of the arguments of ``mlflow.pytorch.log_model`` it takes ``signature``, ``input_example``,
+    ``code_paths``, ``pip_requirements`` and ``extra_pip_requirements``.
+    """
     if isinstance(item, str | os.PathLike):
         path = Path(item)
         if not path.is_file():
@@ -45,9 +50,20 @@ def model(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]
         return
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(item, torch.nn.Module):
+        from stepwell.diagnostics.no_trace import bare
+
         weights, about = _weights(item)
-        file = file_name(identifier, ".pt", SUFFIXES)
-        yield Item(identifier, content=partial(_save, weights), file=file, meta=about)
+        inner = bare(item)
+        extras = modules.take_extras(inner, options)
+        # Of a model that is spread over ranks, no rank has the whole.
+        write = (
+            partial(_save, weights)
+            if about.get("sharded")
+            else partial(modules.save, weights, inner, extras)
+        )
+        yield Item(
+            identifier, content=write, file=file_name(identifier, ".pt", SUFFIXES), meta=about
+        )
     elif torch is not None and isinstance(item, Mapping):
         about = {"format": "state_dict", "parameters": _count(item.values())}
         file = file_name(identifier, ".pt", SUFFIXES)

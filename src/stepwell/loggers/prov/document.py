@@ -10,7 +10,7 @@ from stepwell.loggers.prov.activities import Activities
 from stepwell.loggers.prov.digests import digest_of, value_of
 from stepwell.loggers.prov.facts import Ended, Facts, Series
 from stepwell.loggers.prov.gathering import facts_of
-from stepwell.loggers.prov.products import Products
+from stepwell.loggers.prov.products import CONTEXTS, Products
 from stepwell.loggers.prov.statements import (
     Name,
     Statements,
@@ -197,12 +197,14 @@ class Document:
 
     def _series(self, series: Series) -> None:
         say = self.statements
+        context = series.name.partition("/")[0]
         entity = say.entity(
             f"run:{local_name(['metric', f'attempt-{series.attempt}', series.name])}",
             prov_type=Name("stepwell:Metric"),
             prov_label=series.name,
             prov_value=series.last,
             stepwell_kind=None if series.kind == "metric" else series.kind,
+            stepwell_context=context if context in CONTEXTS else None,
             stepwell_count=series.count,
             stepwell_least=series.least,
             stepwell_most=series.most,
@@ -213,6 +215,10 @@ class Document:
             stepwell_sha256=series.sha256,
         )
         activity = self.activities.around(series.attempt, series.start, series.end)
+        phases = self.activities.named(series.attempt, CONTEXTS.get(context, ""))
+        if phases is not None and not activity.startswith(phases):
+            # Logged when that phase was over, for example.
+            activity = phases
         self.activities.generate(entity, activity, series.end)
         say.relate("wasAttributedTo", entity, self.user)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from stepwell.journal.document import read_json
 from stepwell.loggers.delivery.backend import BACKENDS
+from stepwell.loggers.kinds import context_name
 from stepwell.loggers.prov.activities import Activities
 from stepwell.loggers.prov.checkpoint_sums import sum_key
 from stepwell.loggers.prov.digests import MAX_VALUE, digest_of, json_of, value_of
@@ -76,7 +77,7 @@ class Products:
 
     def _user_of(self, item: Item) -> str:
         """What used a dataset: the phases it was logged for, or the attempt as a whole."""
-        context = str(item.attributes.get("context", "")).lower().rpartition(".")[2]
+        context = context_name(item.attributes.get("context", ""))
         phases = self.activities.named(item.attempt, CONTEXTS.get(context, ""))
         return phases or self.activities.attempts[item.attempt]
 
@@ -224,7 +225,7 @@ def _innermost(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_for_training(item: Item) -> bool:
-    context = str(item.attributes.get("context", "")).lower().rpartition(".")[2]
+    context = context_name(item.attributes.get("context", ""))
     if context:
         return CONTEXTS.get(context) == "training_loop"
     words = item.name.lower()

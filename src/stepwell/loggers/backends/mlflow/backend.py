@@ -1,7 +1,7 @@
 """MLflow: the log of a run as an MLflow run, in a database or on a server.
 
-Metrics and parameters are MLflow's own, pictures with a step too, datasets are inputs; everything else is
-a file among the artifacts. Each rank that logs besides the first one has a child run.
+Metrics and parameters are MLflow's own, pictures with a step and models too, datasets are inputs; everything
+else is a file among the artifacts. Each rank that logs besides the first one has a child run.
 """
 
 from __future__ import annotations
@@ -61,10 +61,16 @@ class MLFlowBackend(Backend):
         if self._params is None:
             self._params = dict(client.get_run(run_id).data.params)
         sending = Sending(
-            client, run_id, self.content_path, self._params, self.state["files"], self._say
+            client,
+            run_id,
+            self.content_path,
+            self._params,
+            self.state["files"],
+            self.state.setdefault("models", {}),
+            self._say,
         )
         sending.take(records)
-        sending.send(only_new=again and not keeps_metrics_once(self.uri))
+        sending.send(again, only_new=again and not keeps_metrics_once(self.uri))
         self._params = sending.params
         self.state["files"] = sending.paths.taken
         times = (record.time_ns for record in records)

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from stepwell.loggers.backends.mlflow.images import Picture, picture_of
+from stepwell.loggers.backends.mlflow.models import LoggedModule, Models, module_of
 from stepwell.loggers.backends.mlflow.names import (
     LONGEST_KEY,
     LONGEST_PARAM,
@@ -24,6 +25,7 @@ from stepwell.loggers.backends.mlflow.names import (
 from stepwell.loggers.delivery import files as backend_files
 from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
 from stepwell.loggers.delivery.names import in_words
+from stepwell.loggers.kinds import context_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,7 +45,7 @@ class Sending:
     """Collects what a batch comes to, and sends it.
 
     Nothing of it is remembered before all of it was sent: ``params`` and ``paths`` are for the caller to
-    keep then.
+    keep then. ``models`` is the exception: which logged models were created.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Sending:
         content_path: Callable[[str], Path],
         params: Mapping[str, str],
         files: Mapping[str, str],
+        models: dict[str, str],
         say: Callable[[str, str], None],
     ) -> None:
         self.client = client
@@ -61,11 +64,13 @@ class Sending:
         self.say = say
         self.params = dict(params)
         self.paths = backend_files.Paths(files)
+        self.models = models
         self.metrics: dict[tuple[str, int, str, int], Metric] = {}
         self.new_params: dict[str, str] = {}
         self.tags: dict[str, str] = {}
         self.files: list[tuple[str, Path | bytes]] = []
         self.pictures: list[Picture] = []
+        self.modules: list[LoggedModule] = []
         self.datasets: list[DatasetInput] = []
         self.tables: list[str] = []
 
@@ -97,7 +102,11 @@ class Sending:
             self.say("content", f"{gone} is gone, and so is not in MLflow; likewise for others")
         elif (picture := picture_of(item, self.content_path)) is not None:
             self.pictures.append(picture)
+        elif (module := module_of(item, self.content_path)) is not None:
+            self.modules.append(module)
         else:
+            if item.attributes.get("registered_model_name"):
+                self._say_not_registered(item)
             if item.kind == "dataset":
                 self.datasets.append(_dataset(item))
             path = self._file(backend_files.path_of(item), self._content(item), item.step)
@@ -145,6 +154,13 @@ class Sending:
             f"latest value is the tag {tag!r}; likewise for others",
         )
 
+    def _say_not_registered(self, item: ItemRecord) -> None:
+        self.say(
+            f"not registered {item.name[:100]}",
+            f"{item.name!r} is a file with weights, no whole model, and is not registered as "
+            f"{item.attributes['registered_model_name']!r}: log the torch.nn.Module itself",
+        )
+
     def _key(self, name: str) -> str:
         key = key_of(name)
         if key != name:
@@ -168,8 +184,11 @@ class Sending:
 
     # Sending
 
-    def send(self, only_new: bool = False) -> None:
-        """Send all of it. ``only_new``: first find out which metrics are there already."""
+    def send(self, again: bool = False, only_new: bool = False) -> None:
+        """Send all of it.
+
+        ``again``: some of it may be there already. ``only_new``: first find out which metrics are.
+        """
         from mlflow.entities import Param, RunTag
 
         client, run_id = self.client, self.run_id
@@ -191,6 +210,9 @@ class Sending:
             self._upload(path, content)
         for picture in self.pictures:
             picture.upload(self._upload)
+        models = Models(client, run_id, self.params, self.models, self.say)
+        for module in self.modules:
+            models.send(module, again)
 
     def _shown_tables(self) -> str:
         """Return the tag by which MLflow knows which files it shows as tables."""
@@ -261,7 +283,7 @@ def _dataset(item: ItemRecord) -> DatasetInput:
     told = json.dumps(about, sort_keys=True, default=str)
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     source = about.get("source") or about.get("path") or about.get("root") or ""
-    context = str(item.attributes.get("context") or "training")
+    context = context_name(item.attributes.get("context") or "training")
     return DatasetInput(
         Dataset(
             name=str(own.get("name") or item.name)[:500],
