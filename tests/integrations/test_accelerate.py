@@ -259,12 +259,13 @@ def test_the_tracker_alone_records_the_loop(order: str, tmp_path: Path) -> None:
     accelerator.prepare(parts()[2])
     if order == "trackers last":
         accelerator.init_trackers("project", config={"lr": 0.1})
-    if order == "watch":
-        stepwell.watch(*ready)
+    watch = stepwell.watch(*ready) if order == "watch" else None
     run = tracker.tracker
     assert run is not None
     losses = train(accelerator, *ready)
     accelerator.end_training()
+    if watch is not None:
+        watch.close()
     assert Accelerator.prepare is before
     recorded, spans = finished(run.path)
     found = counts(spans)

@@ -124,7 +124,7 @@ def test_a_run_that_is_finished_inside_a_hook(recorded: Run) -> None:
     """As a handler of a signal does that comes during a step."""
     model = make_model()
     optimizer, loader = make_optimizer(model), make_loader()
-    stepwell.watch(model, optimizer, loader)
+    watch = stepwell.watch(model, optimizer, loader)
     logger: Own = Own(log_freq="batch").create_logger_context()
     logger.log(model, "net", kind="watch", every=1)
     later = []
@@ -136,6 +136,7 @@ def test_a_run_that_is_finished_inside_a_hook(recorded: Run) -> None:
     assert len(later) == steps
     for handle in handles:
         handle.remove()
+    watch.close()
 
 
 @pytest.mark.filterwarnings("ignore")
