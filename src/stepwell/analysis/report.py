@@ -294,7 +294,7 @@ def _hints(facts: Facts, rules: set[str]) -> list[Hint]:
             )
         )
     is_much = facts.table.get("other", 0) >= MUCH * facts.wall_ns
-    if told and is_much and not rules & {"pauses", "uncovered-time"}:
+    if told and is_much and not rules & {"pauses", "uncovered-time", "busy-machine"}:
         share = percent(facts.part_of_wall(facts.table["other"]))
         hints.append(
             Hint(

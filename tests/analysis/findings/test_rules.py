@@ -706,6 +706,37 @@ def test_throughput_of_a_machine_that_is_shared(tmp_path: Path) -> None:
         assert (own.advice or "").endswith("a hot device, or other processes on this machine.")
 
 
+def test_machine_load(tmp_path: Path) -> None:
+    """On a machine that others use, pauses without a rhythm are theirs; those with one are still found."""
+
+    def values(step: int) -> dict[str, float]:
+        load = {"system/node_cpu_percent": 100.0, "system/cpu_percent": 8.0}
+        return {**healthy_values(step), **(load if step % 20 == 0 else {})}
+
+    def held_up(step: int) -> dict[str, float]:
+        return {"pause": 0.08} if noise(step) > 0.4 else {}
+
+    assert only(train(tmp_path, times=held_up), "pauses").evidence["period"] is None
+    found = only(train(tmp_path, times=held_up, values=values), "busy-machine")
+    assert found.sentence == (
+        "Other programs use the machine: its processors are 100% busy, and this process gets 8.0% of one on "
+        "average. Pauses and slow steps without a rhythm probably come from that."
+    )
+    assert found.severity == "note"
+
+    def slow_forward(step: int) -> dict[str, float]:
+        return {"forward": 0.09} if noise(step) > 0.4 else {}
+
+    assert only(train(tmp_path, times=slow_forward), "slow-steps").evidence["period"] is None
+    only(train(tmp_path, times=slow_forward, values=values), "busy-machine")
+
+    def tenth(step: int) -> dict[str, float]:
+        return {"pause": 0.3} if step % 10 == 9 else {}
+
+    both = findings(train(tmp_path, times=tenth, values=values))
+    assert sorted(f.rule for f in both) == ["busy-machine", "pauses"]
+
+
 def test_stalls(tmp_path: Path) -> None:
     """A single step that took very long, and where."""
     run = train(tmp_path, times=lambda step: {"optimizer": 3.0} if step == 77 else {})

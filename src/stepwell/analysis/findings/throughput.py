@@ -6,16 +6,13 @@ from collections.abc import Iterator
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.machine_load import contention
 from stepwell.analysis.findings.wording import duration, phase_word
 
 LEAST = 1.4
 CRITICAL = 2.0
 LEAST_NS = 100_000
 """Of a step: a few microseconds more are the machine's."""
-FULL = 90.0
-"""Per cent of the machine's processors."""
-LESS = 0.8
-"""Of the processor time at the start: a run that gets less on a full machine shares it with others."""
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
@@ -52,15 +49,12 @@ def rule(facts: Facts) -> Iterator[Finding]:
 
 def _shared(facts: Facts, rank: int) -> str:
     """A sentence for a machine that was full while the run got less and less of it, else ""."""
-    machine = facts.machine
-    node = machine.filter(name="system/node_cpu_percent")["value"]
-    own = machine.filter(name="system/cpu_percent", rank=rank)["value"].to_list()
-    busy = node.median()
-    if len(own) < 2 or not isinstance(busy, float) or busy < FULL or own[-1] >= LESS * own[0]:
+    found = contention(facts, rank)
+    if found is None or not found.gets_less:
         return ""
     return (
-        f" The machine's processors were {busy:.0f}% busy, and the run used {own[0]:.0f}% of one at "
-        f"the start, {own[-1]:.0f}% at the end: other processes took the rest."
+        f" The machine's processors were {found.busy:.0f}% busy, and the run used {found.own[0]:.0f}% of "
+        f"one at the start, {found.own[-1]:.0f}% at the end: other processes took the rest."
     )
 
 
