@@ -706,6 +706,38 @@ def test_throughput_of_a_machine_that_is_shared(tmp_path: Path) -> None:
         assert (own.advice or "").endswith("a hot device, or other processes on this machine.")
 
 
+def test_throughput_of_batches_that_grow(tmp_path: Path) -> None:
+    """Not slower, but larger: a note with the time of a sample; a slowdown beyond that is still found."""
+
+    def recorded(seconds: float, last: int) -> RecordedRun:
+        with FakeClock() as clock, stepwell.init("grows", dir=tmp_path) as run:
+            samples = 0
+            for step in range(120):
+                run.set_step(step)
+                is_late = step >= 60
+                for name, share in (("forward", 0.3), ("backward", 0.7)):
+                    with run.span(name):
+                        late = share * seconds * (1 + 0.05 * noise(step))
+                        clock.advance(late if is_late else share * 0.032)
+                samples += last if is_late else 32
+                if step % 20 == 19:
+                    run.event(
+                        "training_metrics_update",
+                        num_iterations=step + 1,
+                        num_train_samples=samples,
+                    )
+        return stepwell.open_run(run.path)
+
+    found = only(recorded(0.16, 128), "larger-batches")
+    assert (found.severity, found.evidence["last_samples"]) == ("note", 128)
+    assert found.evidence["to_ns"] == pytest.approx(160 * MS, rel=0.03)
+    assert "batches grew from 32 to 128 samples: 32 ms at the start, " in found.sentence
+    # 160 ms / 128
+    assert "(1 ms a sample, then 1.2" in found.sentence
+    only(recorded(0.16, 32), "throughput-drop")
+    only(recorded(0.16, 48), "throughput-drop")
+
+
 def test_machine_load(tmp_path: Path) -> None:
     """On a machine that others use, pauses without a rhythm are theirs; those with one are still found."""
 

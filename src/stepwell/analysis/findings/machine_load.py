@@ -80,7 +80,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
         "busy-machine",
         "note",
         f"Other programs use the machine: its processors are {percent(busy / 100)} busy, and {who} gets "
-        f"{percent(own / 100)} of one on average. Pauses and slow steps without a rhythm probably come from that.",
+        f"{percent(own / 100)} of one on average. Pauses and slow steps without a rhythm probably come "
+        "from that.",
         {"busy_percent": busy, "own_percent": own},
         ranks=tuple(starved) if facts.ranks > 1 else (),
         advice="Measure times on a machine that is not shared.",
