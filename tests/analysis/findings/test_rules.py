@@ -142,6 +142,21 @@ def test_nonfinite(tmp_path: Path, value: float) -> None:
     assert (found.severity, found.steps) == ("critical", (70,))
 
 
+def test_nonfinite_gradients_that_are_sampled(tmp_path: Path) -> None:
+    """The step of a sample is not the step at which they broke: the last finite one is named, too."""
+
+    def values(step: int) -> dict[str, float]:
+        made = {**healthy_values(step), "train/loss": math.inf if step >= 72 else 1.0}
+        if step % 20 == 0:
+            made["gradient_norm/overall"] = math.nan if step >= 73 else 1.0
+        return made
+
+    found = only(train(tmp_path, values=values), "not-finite")
+    assert found.sentence == (
+        "train/loss is infinite from step 72 on; gradients are NaN at step 80 (last finite at step 60)."
+    )
+
+
 def test_nonfinite_gradients_of_a_scaler(tmp_path: Path) -> None:
     """One that overflows now and then looks for its scale, and is fine."""
 
