@@ -21,6 +21,7 @@ from stepwell.analysis.findings import (
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.wording import percent, phase_title
 from stepwell.analysis.progress import TimeLeft, time_left
+from stepwell.analysis.ranks.grid import BETWEEN
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.throughput import Throughput, throughput
 from stepwell.analysis.time import background
@@ -58,7 +59,8 @@ class BackgroundLine:
 
 @dataclass(frozen=True)
 class StepLine:
-    """How long steps take, from one to the next: the first few of each attempt left out.
+    """How long steps take, from one to the next: the first few of each attempt left out, and validation,
+    testing and checkpoints that come after some of them.
 
     A step that no rank completed, under way or not, is none.
     """
@@ -214,13 +216,14 @@ def _steps(facts: Facts, undone: Undone) -> StepLine | None:
     table = completed(table, undone)
     if table.is_empty():
         return None
-    longest = table.row(table["period_ns"].arg_max() or 0, named=True)
+    ns = table.select(pl.col("period_ns") - pl.sum_horizontal(BETWEEN)).to_series()
+    longest = ns.arg_max() or 0
     return StepLine(
         _count_steps(facts) - sum(map(len, undone.values())),
-        _quantile(table["period_ns"], 0.5),
-        _quantile(table["period_ns"], 0.95),
-        int(longest["period_ns"]),
-        int(longest["step"]),
+        _quantile(ns, 0.5),
+        _quantile(ns, 0.95),
+        int(ns[longest]),
+        int(table["step"][longest]),
     )
 
 

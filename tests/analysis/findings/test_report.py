@@ -235,3 +235,17 @@ def test_an_error_without_a_message(tmp_path: Path) -> None:
         raise MemoryError
     live = LiveRun(stepwell.open_run(run.path), findings=False)
     assert live.look().error == "MemoryError"
+
+
+def test_the_longest_step_is_without_validation_and_checkpoints(tmp_path: Path) -> None:
+    """They come after a step and have lines of their own in the time table."""
+
+    def times(step: int) -> dict[str, float]:
+        if step == 70:
+            return {"backward": 0.5}
+        return {"validate": 3.0, "save checkpoint": 1.0} if step == 59 else {}
+
+    line = report(train(tmp_path, times=times)).steps
+    assert line is not None
+    # 0.5 s, up to 5% more or less, and 13 ms of the other parts.
+    assert (line.max_step, line.max_ns) == (70, pytest.approx(0.513e9, rel=0.06))
