@@ -390,7 +390,7 @@ def test_optimizer(tmp_path: Path) -> None:
     )
     run = in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 2})
     found = findings(run)[-1]
-    assert (found.rule, found.severity) == ("optimizer-parameters", "note")
+    assert (found.rule, found.severity) == ("optimizer-parameters", "warning")
     assert "updates 2 of the model's 12 trainable parameter tensors; 10 are never" in found.sentence
     only(in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 12}), "at-chance")
 
