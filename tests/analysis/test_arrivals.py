@@ -204,3 +204,32 @@ def test_a_busy_machine(tmp_path: Path, count: int, seed: int) -> None:
     run = Ranks(count).record(tmp_path, body)
     assert named(run) == []
     assert [f.sentence for f in findings(run) if f.rule != "low-goodput"] == []
+
+
+def test_a_rank_that_is_late_now_and_then_and_early_otherwise(tmp_path: Path) -> None:
+    """It is no straggler if it takes no longer in that phase over all steps."""
+    late = set(Random(1).sample(range(5, 95), 12))
+
+    def body(ranks: Ranks, step: int) -> None:
+        ranks.work("forward", 12, 30 if step in late else 10)
+        ranks.meet("backward", 20)
+        ranks.work("optimizer", 2, 2)
+
+    assert named(Ranks(2).record(tmp_path, body)) == []
+
+
+def test_all_steps_in_which_a_rank_is_slower_are_counted(tmp_path: Path) -> None:
+    """Also those in which it is not as slow as in others: 20 ms here and 60 ms there, against 2 ms."""
+    random = Random(2)
+
+    def body(ranks: Ranks, step: int) -> None:
+        ranks.work("wait for data", 2, 20 if random.random() < 0.3 else 60)
+        ranks.work("forward", 10, 10)
+        ranks.meet("backward", 20)
+        ranks.work("optimizer", 2, 2)
+
+    (found,) = findings(Ranks(2).record(tmp_path, body))
+    assert found.sentence.startswith(
+        "Rank 1 is slower than the others in getting its data, in nearly all steps: "
+    )
+    assert found.sentence.count("against 2 ms. The other rank waits for it: ") == 1

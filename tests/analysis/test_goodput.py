@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell.analysis.findings import Facts
 from stepwell.analysis.goodput import PARTS, Goodput, goodput, runs_of_session
 from stepwell.analysis.simulate import (
     DataBound,
@@ -24,6 +25,7 @@ from stepwell.analysis.simulate import (
 from stepwell.analysis.simulate.plan import MS, SECOND
 from stepwell.journal.errors import StepwellError
 from stepwell.reading import open_run
+from stepwell.testing import FakeClock
 from tests.harness import recording_environment, run_script
 from tests.processes.programs import only_run, write_program
 
@@ -283,3 +285,19 @@ def test_a_run_without_spans(tmp_path: Path) -> None:
     check_sum(found)
     assert found.steps == 0
     assert found.share == 0.0
+
+
+def test_spans_of_the_user_are_not_code_in_no_span(tmp_path: Path) -> None:
+    """A span without a phase, in each step, counts as progress; only the rest is idle."""
+    with FakeClock() as clock, stepwell.init("own", dir=tmp_path) as run:
+        for step in range(50):
+            run.set_step(step)
+            for name, seconds in (("forward", 0.1), ("rollout", 0.3)):
+                with run.span(name):
+                    clock.advance(seconds)
+            clock.advance(0.2)
+    found = goodput(open_run(run.path))
+    # The last pause is after the last step.
+    assert found.parts["idle"] == pytest.approx(49 * 0.2 * SECOND, abs=MS)
+    assert found.parts["productive"] == pytest.approx((49 * 0.4 + 0.1) * SECOND, abs=MS)
+    assert Facts(open_run(run.path)).goodput.parts == found.parts

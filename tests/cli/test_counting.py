@@ -161,6 +161,32 @@ def test_while_it_hangs_nobody_knows_how_long(tmp_path: Path) -> None:
             assert (now.steps_per_second, now.seconds_left, now.step) == (None, None, 40)
 
 
+def test_a_batch_that_never_comes_is_not_a_slow_loader(tmp_path: Path) -> None:
+    """Before it is late enough for a hang: no time left, and no advice about workers of the loader."""
+    with (
+        FakeClock() as clock,
+        stepwell.init("waits", dir=tmp_path, config={"max_steps": 200}) as run,
+    ):
+        for step in range(80):
+            run.set_step(step)
+            with run.span("wait for data"):
+                clock.advance(0.01)
+            with run.span("train step"), run.span("forward"):
+                clock.advance(0.2)
+        with run.span("wait for data"):
+            clock.advance(20)
+            run.flush()
+            opened = stepwell.open_run(run.path)
+            made = report(opened)
+            assert [finding.sentence for finding in made.findings] == []
+            assert made.left is not None
+            assert (made.left.done, made.left.ns) == (80, None)
+            assert made.steps is not None
+            assert made.steps.max_ns < 1e9
+            now = LiveRun(opened).look(last=True)
+            assert (now.steps_per_second, now.seconds_left) == (None, None)
+
+
 def test_a_failed_run_says_where_to_look(tmp_path: Path) -> None:
     """Its spans were ended by the exception, so `stacks` has none."""
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -88,6 +89,8 @@ class Overview:
     disk_bytes: int
     open: list[OpenLine]
     throughput: Throughput | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    """What was set with ``run.summary[…]``."""
 
 
 CURVE_POINTS = 16
@@ -131,7 +134,14 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         disk_bytes=disk_bytes(run.path),
         open=_open(run, processes),
         throughput=throughput([latest_update([events])]),
+        summary=own_summary(run),
     )
+
+
+def own_summary(run: RecordedRun) -> dict[str, Any]:
+    """Return the values that the training set with ``run.summary[…]``, without the last metrics."""
+    own = run.about.get("summary")
+    return dict(own) if isinstance(own, dict) else {}
 
 
 def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:

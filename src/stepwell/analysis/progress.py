@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from stepwell.analysis.undone import Undone, completed
@@ -25,6 +26,8 @@ STEPS = (
 )
 TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
+OVERDUE_S = 5.0
+"""A step that is less late than this may still be as usual."""
 LATEST = 200
 """So many steps tell how fast it goes now."""
 
@@ -33,7 +36,7 @@ LATEST = 200
 class TimeLeft:
     """What is left: steps done and to be done, and the time until then at the present pace.
 
-    ``ns`` is None where nobody knows: it hangs.
+    ``ns`` is None where it cannot be known: the run hangs, or its present step takes unusually long.
     """
 
     done: int
@@ -51,15 +54,29 @@ def time_left(facts: Facts, undone: Undone) -> TimeLeft | None:
     if steps.is_empty():
         return None
     rank = steps.filter(pl.col("rank") == steps["rank"].min()).sort("start_ns")
-    last = rank["step"].max()
+    every = completed(facts.steps, undone).filter(pl.col("rank") == rank["rank"][0])
+    last = every["step"].max()
     done = int(last) + 1 if isinstance(last, int) else 0
-    every = completed(facts.steps, undone)
-    target = _target(facts, every.filter(pl.col("rank") == rank["rank"][0]))
+    target = _target(facts, every)
     if target is None or target < done:
         return None
     latest = rank.tail(LATEST)
+    ended = (every["start_ns"] + every["duration_ns"]).max()
+    waited = facts.now_ns(int(rank["rank"][0])) - (ended if isinstance(ended, int) else 0)
+    if is_overdue(waited / 1e9, (latest["period_ns"] / 1e9).to_list()):
+        return TimeLeft(done, target, None)
     pace = float(latest["period_ns"].sum()) / latest.height
     return TimeLeft(done, target, round(pace * (target - done)))
+
+
+def unusual(seconds: Sequence[float]) -> float:
+    """Return how long a step must take to be out of the ordinary, by how long others took."""
+    return max(3 * max(seconds), 20 * float(np.median(seconds)))
+
+
+def is_overdue(waited_s: float, seconds: Sequence[float]) -> bool:
+    """Return whether the next step is so late that the pace until now tells nothing of the time left."""
+    return len(seconds) > 0 and waited_s > max(OVERDUE_S, unusual(seconds))
 
 
 def _target(facts: Facts, steps: pl.DataFrame) -> int | None:

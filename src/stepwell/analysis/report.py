@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,7 +21,9 @@ from stepwell.analysis.findings import (
 )
 from stepwell.analysis.findings.curves import Curve
 from stepwell.analysis.findings.wording import percent, phase_title
+from stepwell.analysis.overview import own_summary
 from stepwell.analysis.progress import TimeLeft, time_left
+from stepwell.analysis.ranks.grid import BETWEEN
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.throughput import Throughput, throughput
 from stepwell.analysis.time import background
@@ -58,7 +61,8 @@ class BackgroundLine:
 
 @dataclass(frozen=True)
 class StepLine:
-    """How long steps take, from one to the next: the first few of each attempt left out.
+    """How long steps take, from one to the next: the first few of each attempt left out, and validation,
+    testing and checkpoints that come after some of them.
 
     A step that no rank completed, under way or not, is none.
     """
@@ -68,6 +72,8 @@ class StepLine:
     p95_ns: int
     max_ns: int
     max_step: int
+    epochs: int | None = None
+    """Epochs that were begun; None where none is recorded."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class Report:
     cost: RecordingCost
     goodput: float | None
     throughput: Throughput | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    """What was set with ``run.summary[…]``."""
     hints: list[Hint] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
 
@@ -153,6 +161,7 @@ def report(
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         throughput=throughput(facts.summary.updates),
+        summary=own_summary(run),
         hints=_hints(facts, {finding.rule for finding in found}),
         unchecked=unchecked(facts),
     )
@@ -214,14 +223,31 @@ def _steps(facts: Facts, undone: Undone) -> StepLine | None:
     table = completed(table, undone)
     if table.is_empty():
         return None
-    longest = table.row(table["period_ns"].arg_max() or 0, named=True)
+    ns = table.select(pl.col("period_ns") - pl.sum_horizontal(BETWEEN)).to_series()
+    longest = ns.arg_max() or 0
     return StepLine(
         _count_steps(facts) - sum(map(len, undone.values())),
-        _quantile(table["period_ns"], 0.5),
-        _quantile(table["period_ns"], 0.95),
-        int(longest["period_ns"]),
-        int(longest["step"]),
+        _quantile(ns, 0.5),
+        _quantile(ns, 0.95),
+        int(ns[longest]),
+        int(table["step"][longest]),
+        _count_epochs(facts),
     )
+
+
+def _count_epochs(facts: Facts) -> int | None:
+    """Those that were begun, however often their numbers begin anew; with restarts, the different ones."""
+    parts = [part for part in facts.accounts.parts if part.iterations is not None]
+    if not parts:
+        return None
+    epochs = [part.iterations.epochs for part in parts if part.iterations is not None]
+    if facts.attempts > 1:
+        count = len(np.setdiff1d(np.concatenate(epochs), [-1]))
+    else:
+        longest = max(epochs, key=len)
+        known = longest[longest >= 0]
+        count = int(np.count_nonzero(np.diff(known)) + 1) if len(known) else 0
+    return count or None
 
 
 def _count_steps(facts: Facts) -> int:
@@ -294,7 +320,7 @@ def _hints(facts: Facts, rules: set[str]) -> list[Hint]:
             )
         )
     is_much = facts.table.get("other", 0) >= MUCH * facts.wall_ns
-    if told and is_much and not rules & {"pauses", "uncovered-time"}:
+    if told and is_much and not rules & {"pauses", "uncovered-time", "busy-machine"}:
         share = percent(facts.part_of_wall(facts.table["other"]))
         hints.append(
             Hint(

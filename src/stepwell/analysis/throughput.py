@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from stepwell.journal.text import rate
+from stepwell.reading import RecordedRun
 from stepwell.vocabulary import StandardTrainingJobEventName
 
 UPDATE = StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value
@@ -54,6 +55,26 @@ def latest_update(events: Iterable[pl.DataFrame]) -> Update | None:
             if latest is None or (attempt, time_ns) >= latest[:2]:
                 latest = attempt, time_ns, attributes or "{}"
     return latest
+
+
+def samples_per_step(run: RecordedRun, rank: int) -> list[float]:
+    """Return the samples of a step between each two updates of the training loop, in order.
+
+    It is empty where the updates do not count samples.
+    """
+    events = run.events().filter(name=UPDATE, rank=rank).sort("attempt", "time_ns")
+    found, before = [], (0, 0, 0)
+    for attempt, text in events.select("attempt", "attributes").collect().iter_rows():
+        attributes = json.loads(text or "{}")
+        steps, samples = attributes.get("num_iterations"), attributes.get("num_train_samples")
+        if not isinstance(steps, int) or not isinstance(samples, int) or not samples:
+            continue
+        if attempt != before[0]:
+            before = attempt, 0, 0
+        if steps > before[1]:
+            found.append((samples - before[2]) / (steps - before[1]))
+        before = attempt, steps, samples
+    return found
 
 
 def throughput(updates: Iterable[Update | None]) -> Throughput | None:

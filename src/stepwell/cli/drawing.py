@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from stepwell.journal.text import duration
 
+UNLIMITED = 10_000
+"""Columns of tables in piped output."""
 BARS = "▁▂▃▄▅▆▇█"
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?s|min|h|[KMG]?B)\b)")
 """The blank between a number and its unit."""
@@ -24,9 +30,31 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 80, highlight=False)
 
 
+def table_console() -> Console:
+    """A console for tables: piped, rows are as long as they have to be, so that no name is cut."""
+    return console() if sys.stdout.isatty() else Console(width=UNLIMITED, highlight=False)
+
+
+def most_columns(count: int) -> int | None:
+    """Return the width at which a column is cut in a terminal; None where output is piped."""
+    return count if sys.stdout.isatty() else None
+
+
 def plain(text: str) -> Text:
     """A text as it is: nothing in it is taken as markup, nor does it command the terminal."""
     return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Print what was set with ``run.summary[…]``."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("summary", no_wrap=True, max_width=most_columns(36))
+    table.add_column("value", overflow="fold")
+    for key, value in summary.items():
+        is_number = isinstance(value, float) and math.isfinite(value)
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        table.add_row(plain(key), number(value) if is_number else plain(text))
+    table_console().print(table)
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from stepwell.analysis.run_list import RunLine, Wanted, run_lines
-from stepwell.cli.drawing import console, plain, seconds
+from stepwell.cli.drawing import console, plain, seconds, table_console
 from stepwell.cli.output import print_json
 from stepwell.cli.removing import parse_age
 from stepwell.cli.summary import COLOURS
 from stepwell.cli.waiting import waiting
 from stepwell.journal.errors import StepwellError
 from stepwell.journal.text import number
-
-UNLIMITED = 10_000
-"""Columns of piped output: a run is one line, however long its id and tags are."""
 
 
 def wanted_runs(
@@ -65,8 +60,7 @@ def show_list(root: Path, wanted: Wanted, findings: bool, as_json: bool) -> None
     if not lines:
         _print_none(root, wanted)
         return
-    out = console() if sys.stdout.isatty() else Console(width=UNLIMITED, highlight=False)
-    out.print(_table(lines, findings))
+    table_console().print(_table(lines, findings))
 
 
 def _print_none(root: Path, wanted: Wanted) -> None:

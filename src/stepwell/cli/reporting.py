@@ -11,7 +11,16 @@ from rich.text import Text
 from stepwell.analysis.findings import SEVERITIES, Finding, Unchecked
 from stepwell.analysis.findings.wording import duration, percent
 from stepwell.analysis.report import Hint, PhaseLine, Report, report
-from stepwell.cli.drawing import console, number, plain, size, wrapped
+from stepwell.cli.drawing import (
+    console,
+    most_columns,
+    number,
+    plain,
+    print_summary,
+    size,
+    table_console,
+    wrapped,
+)
 from stepwell.cli.output import print_json
 from stepwell.cli.summary import COLOURS
 from stepwell.cli.waiting import waiting
@@ -61,7 +70,10 @@ def _print(made: Report) -> None:
         _print_time(out, made)
     if made.values:
         out.print()
-        _print_values(out, made)
+        _print_values(made)
+    if made.summary:
+        out.print()
+        print_summary(made.summary)
     if made.hints:
         out.print()
         _print_hints(out, made.hints)
@@ -106,15 +118,20 @@ def _facts(made: Report) -> str:
         parts.append(f"goodput {percent(made.goodput)}")
     if made.steps is not None:
         line = made.steps
+        epochs = "" if line.epochs is None else f" in {_counted(line.epochs, 'epoch')}"
         parts.append(
             f"{line.count:,} steps of {duration(line.p50_ns)} (p95 {duration(line.p95_ns)}, "
-            f"longest {duration(line.max_ns)} at {line.max_step})"
+            f"longest {duration(line.max_ns)} at {line.max_step}){epochs}"
             if line.count > 1
             else f"1 step of {duration(line.p50_ns)}"
         )
     if made.throughput is not None:
         parts.append(f"{made.throughput}")
     return " · ".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def print_finding(out: Console, finding: Finding, when: str = "") -> None:
@@ -141,7 +158,7 @@ def _print_time(out: Console, made: Report) -> None:
     headings: tuple[str, ...] = ("time", "share", "p50 a step", "p95")
     if not any(row[3] for row in rows):
         rows, headings = [row[:3] for row in rows], headings[:2]
-    out.print(_table(title, headings, rows))
+    table_console().print(_table(title, headings, rows))
     for line in made.background:
         out.print(plain(f"beside it: {line.kind} {duration(line.ns)}"))
 
@@ -163,7 +180,7 @@ def _phase_cells(line: PhaseLine) -> list[str | Text]:
     return [plain(line.phase), duration(line.ns), percent(line.share), p50, p95]
 
 
-def _print_values(out: Console, made: Report) -> None:
+def _print_values(made: Report) -> None:
     has_best = any(line.best is not None for line in made.values)
     rows = []
     for line in made.values:
@@ -173,7 +190,7 @@ def _print_values(out: Console, made: Report) -> None:
         rows.append(row)
     headings = ("last", "step", "best", "step") if has_best else ("last", "step")
     title = "values" if made.ranks == 1 else f"values, mean of {made.ranks} ranks"
-    out.print(_table(title, headings, rows))
+    table_console().print(_table(title, headings, rows))
 
 
 def _step(step: int | None) -> str:
@@ -199,7 +216,7 @@ def _cost(made: Report) -> str:
 
 def _table(title: str, headings: tuple[str, ...], rows: list[list[str | Text]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(title, no_wrap=True, max_width=36)
+    table.add_column(title, no_wrap=True, max_width=most_columns(36))
     for number_of, heading in enumerate(headings, 1):
         width = max([len(heading), *(len(row[number_of]) for row in rows)])
         table.add_column(heading, justify="right", no_wrap=True, min_width=width)

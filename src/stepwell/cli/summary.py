@@ -9,7 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from stepwell.analysis.overview import OpenLine, Overview, SpanLine
-from stepwell.cli.drawing import console, curve, number, plain, seconds, size, wrapped
+from stepwell.cli.drawing import (
+    console,
+    curve,
+    most_columns,
+    number,
+    plain,
+    print_summary,
+    seconds,
+    size,
+    table_console,
+    wrapped,
+)
 from stepwell.cli.output import print_json
 
 COLOURS = {
@@ -38,6 +49,9 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
         _print_spans(out, overview)
     if overview.metrics:
         _print_metrics(out, overview)
+    if overview.summary:
+        out.print()
+        print_summary(overview.summary)
 
 
 def _headline(overview: Overview) -> Text:
@@ -88,15 +102,17 @@ def _open_line(line: OpenLine) -> str:
 def _print_spans(out: Console, overview: Overview) -> None:
     out.print()
     rows = [_span_cells(line, overview) for line in overview.spans]
-    out.print(_table("spans", 32, ("count", "total", "of run", "p50", "p95", "max"), rows))
+    table_console().print(
+        _table("spans", 32, ("count", "total", "of run", "p50", "p95", "max"), rows)
+    )
 
 
 def _table(
     title: str, widest: int, headings: tuple[str, ...], rows: list[list[str | Text]]
 ) -> Table:
-    """A table in which names are cut where there is no room, and numbers never."""
+    """A table in which names are cut where a terminal has no room, and numbers never."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(title, no_wrap=True, max_width=widest)
+    table.add_column(title, no_wrap=True, max_width=most_columns(widest))
     for number_of, heading in enumerate(headings, 1):
         width = max([len(heading), *(len(row[number_of]) for row in rows)])
         table.add_column(heading, justify="right", no_wrap=True, min_width=width)
@@ -138,4 +154,6 @@ def _print_metrics(out: Console, overview: Overview) -> None:
         for line in overview.metrics
     ]
     title = "metrics" if overview.ranks == 1 else f"mean of {overview.ranks} ranks"
-    out.print(_table(title, 20, ("first", "last", "lowest", "at", "highest", "at", ""), rows))
+    table_console().print(
+        _table(title, 20, ("first", "last", "lowest", "at", "highest", "at", ""), rows)
+    )

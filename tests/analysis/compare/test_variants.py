@@ -188,6 +188,38 @@ def test_settings_that_were_only_derived(tmp_path: Path, monkeypatch: pytest.Mon
     assert compare(noisy).summary[0].startswith("No recorded setting differs: loss is 1.75 ± ")
 
 
+@pytest.mark.parametrize(
+    ("commands", "alike"),
+    [
+        (("train.py", "train.py --fixed"), False),
+        (("train.py", "train2.py"), False),
+        (("train.py --seed 1 --gpu 0", "train.py --seed 2 --gpu=1"), True),
+        (("train.py 1", "train.py 2"), True),
+        (("ipykernel_launcher.py -f a.json", "ipykernel_launcher.py -f b.json"), True),
+    ],
+)
+def test_scripts_and_arguments_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: tuple[str, str], alike: bool
+) -> None:
+    """Such runs are no repeats, also with the same configuration: which was better, and what differs."""
+    runs = []
+    for number, command in enumerate(commands, 1):
+        monkeypatch.setattr("sys.argv", command.split())
+        curves = {
+            "loss": lambda s, n=number: 2 - n + 1 / (1 + s),
+            "learning_rate/group_0": lambda s, n=number: 0.1 * n,
+        }
+        config = {"epochs": 3, "seed": number}
+        runs.append(record(tmp_path, f"run-{number}", curves, 30, config=config))
+    summary = compare(runs).summary
+    is_repeat = summary[0].startswith("Repeats of one configuration")
+    assert is_repeat == alike
+    rates = "The learning rates differ: 0.1 of run-1, 0.2 of run-2 at step 29."
+    assert rates in summary
+    if not alike:
+        assert summary[0].startswith("run-2 was better at loss: ")
+
+
 @pytest.mark.parametrize("count", [2, 5, 10])
 def test_two_to_ten_runs_fit_80_columns(tmp_path: Path, count: int) -> None:
     ends = {round(0.1 * i, 1): [0.3 + 0.01 * i] for i in range(1, count + 1)}

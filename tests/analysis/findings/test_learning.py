@@ -300,6 +300,19 @@ def schedule_that_ends_at_zero(rng: Rng) -> Any:
 
 
 @healthy
+def one_cycle_that_ends_at_next_to_nothing(rng: Rng) -> Any:
+    cosine = 0.5 * (1 + np.cos(math.pi * steps(1000) / 999))
+    return {"loss": falling(1000), "learning_rate/group_0": 0.1 * cosine + 1e-10}
+
+
+@healthy
+def exponential_decay_sampled_now_and_then(rng: Rng) -> Any:
+    at = np.arange(0, 1000, 100)
+    rate = (at, 1e-3 * 10.0 ** (-4 * at / 1000))
+    return {"loss": falling(1000), "learning_rate/group_0": rate}
+
+
+@healthy
 def one_cycle_with_recorded_settings(rng: Rng) -> Any:
     rate = 0.008 + 0.192 * np.sin(math.pi * steps(400) / 399)
     settings = {"optimizer": {"class": "SGD", "lr": 0.008}}
@@ -475,6 +488,14 @@ def schedule_that_is_too_short(rng: Rng) -> Any:
     return {"loss": falling(1000) + 0.03 * rng.normal(size=1000), "learning_rate/group_0": rate}
 
 
+@fault("zero-learning-rate")
+def schedule_that_is_stepped_too_often(rng: Rng) -> Any:
+    rate = 1e-3 * 0.5 ** (steps(600) // 5)
+    at = np.append(np.arange(200), [200, 400])
+    loss = 3.2 + 1.3 * np.exp(-steps(600) / 10) + 0.05 * rng.normal(size=600)
+    return {"loss": loss, "learning_rate/group_0": (at, rate[at])}
+
+
 @fault("not-finite")
 def explodes_to_nan(rng: Rng) -> Any:
     values = 1.4 * np.exp(steps(200) / 2)
@@ -546,6 +567,20 @@ def test_sentences() -> None:
     assert found.sentence == (
         "The learning rate is 0 in all steps from 0 to 149: the weights do not change."
     )
+    halved = 1e-3 * 0.5 ** (steps(600) // 5)
+    (found,) = judge(
+        {
+            "loss": 3 + np.exp(-steps(600)),
+            "learning_rate/group_0": halved,
+            "val/loss": np.full(600, 3.0),
+        }
+    )
+    # 0.5 ** 20 is the first power below a millionth.
+    assert found.sentence == (
+        "The learning rate falls from 0.001 at step 0 to 9.54e-10 at step 100 and 1.5e-39 at step 599: the "
+        "weights hardly change, and loss and val/loss have not changed since."
+    )
+    assert (found.severity, found.steps) == ("critical", (100, 599))
     norms = {
         "gradient_norm/overall": np.full(200, 1e-6),
         "gradient_norm_before_clipping": np.full(200, 1.72),

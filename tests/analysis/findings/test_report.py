@@ -235,3 +235,41 @@ def test_an_error_without_a_message(tmp_path: Path) -> None:
         raise MemoryError
     live = LiveRun(stepwell.open_run(run.path), findings=False)
     assert live.look().error == "MemoryError"
+
+
+def test_the_longest_step_is_without_validation_and_checkpoints(tmp_path: Path) -> None:
+    """They come after a step and have lines of their own in the time table."""
+
+    def times(step: int) -> dict[str, float]:
+        if step == 70:
+            return {"backward": 0.5}
+        return {"validate": 3.0, "save checkpoint": 1.0} if step == 59 else {}
+
+    line = report(train(tmp_path, times=times)).steps
+    assert line is not None
+    # 0.5 s, up to 5% more or less, and 13 ms of the other parts.
+    assert (line.max_step, line.max_ns) == (70, pytest.approx(0.513e9, rel=0.06))
+
+
+def test_summary_and_epochs_are_shown_and_nothing_is_cut_in_a_pipe(tmp_path: Path) -> None:
+    """`report` and `show` have what the training set, as text and JSON; long names are whole."""
+    name = "gradient_norm_before_clipping_of_the_second_decoder_block"
+    with FakeClock() as clock, stepwell.init("folds", dir=tmp_path, run_id="folds") as run:
+        for step in range(60):
+            # Two folds of three epochs each.
+            run.set_step(step, step // 10 % 3)
+            with run.span("forward"), run.span(f"own {name}"):
+                clock.advance(0.1)
+            run.log({"loss": 1 / (step + 1), name: 1.0})
+        run.summary["cv_acc"] = 0.5140000045
+        run.summary["note"] = "two folds"
+    for command in ("report", "show"):
+        done = run_stepwell(command, str(run.path), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"summary +value *\ncv_acc +0.514 *\nnote +two folds *\n", done.stdout)
+        assert "…" not in done.stdout
+        assert name in done.stdout
+        printed = json.loads(run_stepwell(command, str(run.path), "--json", cwd=tmp_path).stdout)
+        assert printed["summary"] == {"cv_acc": 0.5140000045, "note": "two folds"}
+    text = " ".join(run_stepwell("report", str(run.path), cwd=tmp_path).stdout.split())
+    assert ") in 6 epochs" in text

@@ -142,6 +142,21 @@ def test_nonfinite(tmp_path: Path, value: float) -> None:
     assert (found.severity, found.steps) == ("critical", (70,))
 
 
+def test_nonfinite_gradients_that_are_sampled(tmp_path: Path) -> None:
+    """The step of a sample is not the step at which they broke: the last finite one is named, too."""
+
+    def values(step: int) -> dict[str, float]:
+        made = {**healthy_values(step), "train/loss": math.inf if step >= 72 else 1.0}
+        if step % 20 == 0:
+            made["gradient_norm/overall"] = math.nan if step >= 73 else 1.0
+        return made
+
+    found = only(train(tmp_path, values=values), "not-finite")
+    assert found.sentence == (
+        "train/loss is infinite from step 72 on; gradients are NaN at step 80 (last finite at step 60)."
+    )
+
+
 def test_nonfinite_gradients_of_a_scaler(tmp_path: Path) -> None:
     """One that overflows now and then looks for its scale, and is fine."""
 
@@ -375,7 +390,7 @@ def test_optimizer(tmp_path: Path) -> None:
     )
     run = in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 2})
     found = findings(run)[-1]
-    assert (found.rule, found.severity) == ("optimizer-parameters", "note")
+    assert (found.rule, found.severity) == ("optimizer-parameters", "warning")
     assert "updates 2 of the model's 12 trainable parameter tensors; 10 are never" in found.sentence
     only(in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 12}), "at-chance")
 
@@ -745,6 +760,69 @@ def test_throughput_of_a_machine_that_is_shared(tmp_path: Path) -> None:
         own = run(node, end)
         assert own.severity != "note"
         assert (own.advice or "").endswith("a hot device, or other processes on this machine.")
+
+
+def test_throughput_of_batches_that_grow(tmp_path: Path) -> None:
+    """Not slower, but larger: a note with the time of a sample; a slowdown beyond that is still found."""
+
+    def recorded(seconds: float, last: int) -> RecordedRun:
+        with FakeClock() as clock, stepwell.init("grows", dir=tmp_path) as run:
+            samples = 0
+            for step in range(120):
+                run.set_step(step)
+                is_late = step >= 60
+                for name, share in (("forward", 0.3), ("backward", 0.7)):
+                    with run.span(name):
+                        late = share * seconds * (1 + 0.05 * noise(step))
+                        clock.advance(late if is_late else share * 0.032)
+                samples += last if is_late else 32
+                if step % 20 == 19:
+                    run.event(
+                        "training_metrics_update",
+                        num_iterations=step + 1,
+                        num_train_samples=samples,
+                    )
+        return stepwell.open_run(run.path)
+
+    found = only(recorded(0.16, 128), "larger-batches")
+    assert (found.severity, found.evidence["last_samples"]) == ("note", 128)
+    assert found.evidence["to_ns"] == pytest.approx(160 * MS, rel=0.03)
+    assert "batches grew from 32 to 128 samples: 32 ms at the start, " in found.sentence
+    # 160 ms / 128
+    assert "(1 ms a sample, then 1.2" in found.sentence
+    only(recorded(0.16, 32), "throughput-drop")
+    only(recorded(0.16, 48), "throughput-drop")
+
+
+def test_machine_load(tmp_path: Path) -> None:
+    """On a machine that others use, pauses without a rhythm are theirs; those with one are still found."""
+
+    def values(step: int) -> dict[str, float]:
+        load = {"system/node_cpu_percent": 100.0, "system/cpu_percent": 8.0}
+        return {**healthy_values(step), **(load if step % 20 == 0 else {})}
+
+    def held_up(step: int) -> dict[str, float]:
+        return {"pause": 0.08} if noise(step) > 0.4 else {}
+
+    assert only(train(tmp_path, times=held_up), "pauses").evidence["period"] is None
+    found = only(train(tmp_path, times=held_up, values=values), "busy-machine")
+    assert found.sentence == (
+        "Other programs use the machine: its processors are 100% busy, and this process gets 8.0% of one on "
+        "average. Pauses and slow steps without a rhythm probably come from that."
+    )
+    assert found.severity == "note"
+
+    def slow_forward(step: int) -> dict[str, float]:
+        return {"forward": 0.09} if noise(step) > 0.4 else {}
+
+    assert only(train(tmp_path, times=slow_forward), "slow-steps").evidence["period"] is None
+    only(train(tmp_path, times=slow_forward, values=values), "busy-machine")
+
+    def tenth(step: int) -> dict[str, float]:
+        return {"pause": 0.3} if step % 10 == 9 else {}
+
+    both = findings(train(tmp_path, times=tenth, values=values))
+    assert sorted(f.rule for f in both) == ["busy-machine", "pauses"]
 
 
 def test_stalls(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from stepwell.analysis.compare.axis import check_axis
 from stepwell.analysis.compare.facts import (
     Difference,
     code_differences,
+    command_lines,
     config_differences,
     has_config,
     has_given_config,
@@ -18,7 +19,12 @@ from stepwell.analysis.compare.facts import (
 from stepwell.analysis.compare.judging import ONE_EACH, pace_sentences, variant_sentences
 from stepwell.analysis.compare.metrics import MetricComparison, compare_metrics
 from stepwell.analysis.compare.pace import Pace, PaceComparison, compare_paces
-from stepwell.analysis.compare.sentences import better_sentences, config_sentence, metric_notes
+from stepwell.analysis.compare.sentences import (
+    better_sentences,
+    config_sentence,
+    metric_notes,
+    rate_sentences,
+)
 from stepwell.analysis.compare.variants import (
     Variant,
     VariantComparison,
@@ -119,7 +125,8 @@ def compare(
         *answer,
         *metric_notes(labels, found, by, repeated),
         *pace_sentences(_named(groups, variants, labels), paces, pace),
-        config_sentence(config, unknown, len(chosen)),
+        *rate_sentences(labels, found, config, by),
+        config_sentence(config, unknown, command_lines(chosen)),
         *([ONE_EACH] if answer and not repeated else []),
     ]
     return Comparison(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -26,6 +27,9 @@ DERIVED = re.compile(
     r"(trainer|model|optimizer|accelerate)\..*|model_(trainable_)?parameters|batch_size"
 )
 """Keys that integrations add to what the author of a training gave."""
+
+NOTEBOOK = "kernel_launcher.py"
+"""The end of the program of a notebook, whose arguments are another file each time."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,22 @@ def has_given_config(run: RecordedRun) -> bool:
 
 
 def arguments_of(run: RecordedRun) -> list[str]:
-    """Return the command line of the latest attempt, without the program."""
+    """Return the command line of the latest attempt, without the program; none of a notebook's kernel."""
     argv = _latest(run).get("argv")
-    return [str(item) for item in argv[1:]] if isinstance(argv, list) else []
+    if not isinstance(argv, list) or program_of(run).endswith(NOTEBOOK):
+        return []
+    return [str(item) for item in argv[1:]]
+
+
+def program_of(run: RecordedRun) -> str:
+    """Return the file name of the script of the latest attempt, "" where that is not known."""
+    argv = _latest(run).get("argv")
+    return Path(str(argv[0])).name if isinstance(argv, list) and argv else ""
+
+
+def command_lines(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the script and arguments of each run."""
+    return [" ".join([program_of(run), *arguments_of(run)]) for run in runs]
 
 
 def code_facts(run: RecordedRun) -> dict[str, Any]:

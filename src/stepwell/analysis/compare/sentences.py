@@ -10,6 +10,8 @@ from typing import Any
 from stepwell.analysis.compare.facts import Difference, text_of
 from stepwell.analysis.compare.metrics import MetricComparison
 from stepwell.analysis.compare.wording import number, place, since
+from stepwell.analysis.findings.learning_rate import KEYS as RATE_KEYS
+from stepwell.analysis.findings.learning_rate import RATE, WRONG
 
 MOST_NAMED = 4
 MOST_JUDGED = 6
@@ -70,14 +72,48 @@ def metric_notes(
     return sentences
 
 
-def config_sentence(config: Sequence[Difference], unknown: Sequence[str], count: int) -> str:
-    """The settings that differ. ``unknown`` are those of ``count`` runs that recorded none."""
+def rate_sentences(
+    labels: Sequence[str],
+    metrics: Sequence[MetricComparison],
+    config: Sequence[Difference],
+    by: str,
+) -> list[str]:
+    """Learning rates that differ, where the configuration does not say so."""
+    if any(d.key.rpartition(".")[2] in RATE_KEYS for d in config):
+        return []
+    for metric in metrics:
+        if metric.common_at is None or not re.search(RATE, metric.name, re.IGNORECASE):
+            continue
+        rates = {i: s.common for i, s in enumerate(metric.runs) if s and s.common is not None}
+        if len(rates) < 2:
+            continue
+        low, high = (choose(rates, key=rates.__getitem__) for choose in (min, max))
+        if rates[high] > (1 + WRONG) * rates[low]:
+            return [
+                f"The learning rates differ: {number(rates[low])} of {labels[low]}, "
+                f"{number(rates[high])} of {labels[high]} {place(by, metric.common_at)}."
+            ]
+    return []
+
+
+def config_sentence(
+    config: Sequence[Difference], unknown: Sequence[str], commands: Sequence[str]
+) -> str:
+    """The settings that differ, else the command lines.
+
+    ``unknown`` are the runs that recorded no configuration, ``commands`` the command lines of all.
+    """
+    count = len(commands)
     if len(unknown) == count:
         return f"No configuration was recorded: {GIVE_CONFIG}."
     if unknown:
         return f"No configuration was recorded for {named(unknown)}: {GIVE_CONFIG}."
     if not config:
-        return "Their configuration is the same."
+        if len(different := list(dict.fromkeys(commands))) == 1:
+            return "Their configuration is the same."
+        shown = " and ".join(f"`{command}`" for command in different[:2])
+        more = f" and {len(different) - 2} more" if len(different) > 2 else ""
+        return f"Their configuration is the same; their command lines differ: {shown}{more}."
     return f"Configured differently: {named([difference.key for difference in config])}."
 
 

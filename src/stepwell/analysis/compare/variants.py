@@ -14,7 +14,7 @@ from stepwell.analysis.compare.facts import (
     code_facts,
     config_facts,
     has_config,
-    has_given_config,
+    program_of,
     text_of,
 )
 from stepwell.analysis.compare.metrics import MetricComparison
@@ -25,7 +25,7 @@ from stepwell.reading import RecordedRun
 NAME = "name"
 CHANCE = re.compile(
     r"(^|[._])(rng_?)?seeds?$|(^|[._])(run|job|experiment)_?(name|id)$|(^|[._])application_name$"
-    r"|(^|[._])name$|(^|[._])(session_tag|output_dir|log(ging)?_?dir|save_dir|run_dir)$",
+    r"|(^|[._])name$|(^|[._])(gpu|device|port|master_port|(local_)?rank)s?$|(^|[._])(session_tag|output_dir|log(ging)?_?dir|save_dir|run_dir)$",
     re.IGNORECASE,
 )
 """Keys of a configuration in which repeats may differ."""
@@ -127,8 +127,9 @@ def _own(run: RecordedRun) -> dict[str, Any]:
     commit = code_facts(run).get("code.commit")
     if commit:
         facts["code.commit"] = commit
-    if not has_given_config(run) and (arguments := _lasting(arguments_of(run))):
-        facts["arguments"] = " ".join(arguments)
+    chosen = {text_of(v).strip('"') for k, v in config_facts(run).items() if CHANCE.search(k)}
+    facts["script"] = program_of(run)
+    facts["arguments"] = " ".join(a for a in _lasting(arguments_of(run)) if a not in chosen)
     return facts
 
 

@@ -10,7 +10,7 @@ import polars as pl
 from stepwell.analysis.engine.engines import OFTEN, Engine, LocalEngine
 from stepwell.analysis.engine.part import EMPTY, WANTED, Part, do
 from stepwell.analysis.engine.task import make_tasks
-from stepwell.analysis.goodput.evidence import Evidence, read_evidence
+from stepwell.analysis.goodput.evidence import Evidence, read_evidence, uncovered_by_attempt
 from stepwell.analysis.memory import give_back
 from stepwell.analysis.ranks.grid import make_grids
 from stepwell.analysis.ranks.stacks import in_order
@@ -48,7 +48,9 @@ class Summary:
         rows = [row for part in parts for row in part.rows]
         for part in parts:
             part.rows = []
-        self._evidence: Evidence | None = Evidence(make_grids(rows), joules)
+        self._evidence: Evidence | None = Evidence(
+            make_grids(rows), joules, uncovered_by_attempt(self.accounts.parts)
+        )
 
     @property
     def evidence(self) -> Evidence:

@@ -112,6 +112,10 @@ class Facts:
             return 0
         return max(part.end_ns for part in parts) - min(part.start_ns for part in parts)
 
+    def now_ns(self, rank: int) -> int:
+        """Until when the time of a rank is known: now, while it runs."""
+        return max((part.end_ns for part in self.accounts.parts if part.rank == rank), default=0)
+
     @cached_property
     def running_ns(self) -> int:
         """The wall time without that between attempts: what limits of rules are shares of."""
@@ -136,8 +140,8 @@ class Facts:
 
     @cached_property
     def steady(self) -> pl.DataFrame:
-        """The same without the first steps of each attempt, which are slow as a rule, and without those that
-        are still under way, or were when it was killed.
+        """The same without the first steps of each attempt, which are slow as a rule, and without the last of
+        one that has not finished: its time goes on, or went on until it was killed.
         """
         parts = [part for part in self.accounts.parts if part.iterations is not None]
         if len(parts) > MANY:

@@ -8,6 +8,7 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.wording import duration, percent
 
 LEAST_NS = 60_000_000_000
@@ -60,6 +61,9 @@ def rule(facts: Facts) -> Iterator[Finding]:
         elsewhere = ("productive", *(LOST if is_restarted else ()))
         rest = {part: ns for part, ns in found.parts.items() if part not in elsewhere and ns}
         largest = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
+        if largest[0] == "idle" and all(is_starved(facts, rank) for rank in facts.statuses):
+            # Whatever a process is at while others have the processor: mostly that is in no span.
+            return
         named = ", ".join(f"{percent(rest[p] / found.wall_ns)} {WORDS.get(p, p)}" for p in largest)
         yield Finding(
             "low-goodput",

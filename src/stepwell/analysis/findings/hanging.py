@@ -10,6 +10,7 @@ import polars as pl
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital, duration
+from stepwell.analysis.progress import unusual
 from stepwell.analysis.ranks.stacks import MAIN, Stack
 from stepwell.analysis.source_lines import shown_lines
 from stepwell.vocabulary import StandardTrainingJobSpanName
@@ -114,9 +115,7 @@ def _longest_quiet(facts: Facts) -> float:
     # Not the last step of a rank: it may be the one that hangs.
     periods = facts.steps.group_by("rank", "attempt").agg(pl.col("period_ns").head(pl.len() - 1))
     seconds = periods.explode("period_ns")["period_ns"].drop_nulls() / 1e9
-    if len(seconds) < FEWEST_STEPS:
-        return FIRST
-    return max(PATIENCE, 3 * float(seconds.max()), 20 * float(seconds.median()))  # type: ignore[arg-type]
+    return FIRST if len(seconds) < FEWEST_STEPS else max(PATIENCE, unusual(seconds.to_list()))
 
 
 def _advice(found: Hang, lines: tuple[str, ...], is_running: bool) -> str:

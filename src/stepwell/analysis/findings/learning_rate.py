@@ -28,6 +28,9 @@ FEWEST_ZERO = 10
 """Steps for which a learning rate must be 0."""
 ZERO_AT_END = 0.1
 """Of all steps."""
+NEGLIGIBLE = 1e-6
+"""Of the highest learning rate: with less, weights practically stay as they are."""
+LOSS = r"(^|[/_.-])loss([/_.-]|$)"
 SCHEDULER_STEPS = "scheduler_steps"
 """How often the attached schedulers made a step; recorded where that is never."""
 ALWAYS_CHANGING = ("cosine", "linear", "onecycle", "one_cycle", "polynomial", "exponential")
@@ -64,31 +67,74 @@ def is_warming_up(facts: Facts) -> bool:
 
 
 def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
-    """All groups at 0: for the whole run, or for a good part of it at the end."""
+    """All groups at 0 or at next to nothing: for the whole run, or for a good part of it at the end."""
     curve = max(rates.values(), key=len)
-    first, last = int(curve.steps[0]), int(curve.steps[-1])
+    first = int(curve.steps[0])
+    last = max(int(curve.steps[-1]), *(int(loss.steps[-1]) for loss in facts.curves.losses), 0)
     moving = [
-        int(c.steps[np.flatnonzero(c.values)[-1]]) for c in rates.values() if np.any(c.values)
+        int(c.steps[np.flatnonzero(c.values > NEGLIGIBLE * c.values.max())[-1]])
+        for c in rates.values()
+        if np.any(c.values > 0)
     ]
-    at_end = curve.steps[curve.steps > max(moving, default=-1)]
-    since = int(at_end[0]) if len(at_end) else last
+    at_end = np.flatnonzero(curve.steps > max(moving, default=-1))
+    since = int(curve.steps[at_end[0]]) if len(at_end) else last
     is_whole = not moving and last - first >= FEWEST_ZERO
     # Two values far apart may be the end of a schedule.
     is_end = len(at_end) >= 3 and last - since >= max(FEWEST_ZERO, ZERO_AT_END * (last - first))
     if not is_whole and not is_end:
         return None
-    when = f"in all steps from {first} to {last}" if is_whole else f"from step {since} to {last}"
+    final = float(curve.values[-1])
+    if is_whole:
+        text = f"The learning rate is 0 in all steps from {first} to {last}: the weights do not change."
+    elif not np.any(curve.values[at_end]):
+        text = f"The learning rate is 0 from step {since} to {last}: the weights do not change."
+    else:
+        highest = int(curve.values.argmax())
+        text = (
+            f"The learning rate falls from {number(float(curve.values[highest]))} at step "
+            f"{curve.steps[highest]} to {number(float(curve.values[at_end[0]]))} at step {since}"
+            f"{_lower(curve, since)}: the weights hardly change{_still(facts, since)}."
+        )
     return Finding(
         "zero-learning-rate",
-        "critical" if is_whole else "warning",
-        f"The learning rate is 0 {when}: the weights do not change.",
-        {"metric": curve.name, "since": since},
+        "critical" if is_whole or last - since >= (last - first) / 2 else "warning",
+        text,
+        {"metric": curve.name, "since": since, "last": final},
         (since, last),
         advice="Set the learning rate of the optimizer above 0; look for a scheduler that sets it to 0."
         if is_whole
-        else "The schedule is shorter than the run: give the scheduler the number of steps that are made.",
+        else "The schedule is shorter than the run: give the scheduler the number of steps that are made; "
+        "if it counts epochs, call scheduler.step() once an epoch.",
         link=facts.command("plot", curve.name),
     )
+
+
+def _lower(curve: Curve, since: int) -> str:
+    """How low the rate is at last, to follow how low it was at that step."""
+    final, step = float(curve.values[-1]), int(curve.steps[-1])
+    is_lower = final < curve.values[np.searchsorted(curve.steps, since)]
+    return f" and {number(final)} at step {step}" if is_lower else ""
+
+
+def _still(facts: Facts, since: int) -> str:
+    """Words for the losses that have not changed since that step, as far as their noise tells."""
+    names = []
+    for name in facts.curves.names:
+        if not re.search(LOSS, name, re.IGNORECASE):
+            continue
+        curve = facts.curves.curve(name)
+        values = curve.values[curve.steps >= since]
+        if len(values) < 3:
+            continue
+        half = len(values) // 2
+        error = curve.noise * (2 / half) ** 0.5 if half > 1 else curve.noise
+        moved = abs(float(np.median(values[half:])) - float(np.median(values[:half])))
+        if moved <= max(3 * error, 1e-3 * abs(float(np.median(values)))):
+            names.append(name)
+    if not names:
+        return ""
+    verb = "has" if len(names) == 1 else "have"
+    return f", and {' and '.join(names[:2])} {verb} not changed since"
 
 
 def _ratio(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:

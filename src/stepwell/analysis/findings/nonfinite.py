@@ -37,13 +37,16 @@ def rule(facts: Facts) -> Iterator[Finding]:
     ends = len(main) == 0 or main.odd[-1] >= main.steps[-1]
     text = f"{main.name} is {kind} {'from' if ends else 'at'} step {_first_odd(main)}"
     text += " on" if ends else f" ({len(main.odd)} value{'s' if len(main.odd) > 1 else ''})"
+    text += _last_finite(main) if ends else ""
     if gradient_step is not None and losses:
         gradient_kind, _ = _kind(facts, gradients, gradient_step)
         so = "so" if gradient_kind == kind else gradient_kind
         if gradient_step < _first_odd(main):
             text += f"; gradients were {so} already at step {gradient_step}"
         else:
-            text += f"; gradients are {so} from step {gradient_step} on"
+            sparse = _last_finite(gradients[0])
+            when = f"at step {gradient_step}{sparse}" if sparse else f"from step {gradient_step} on"
+            text += f"; gradients are {so} {when}"
     if layer:
         text += f", first in layer {layer}"
     if facts.ranks > 1 and ranks:
@@ -67,6 +70,16 @@ def _is(pattern: str, curve: Curve) -> bool:
 
 def _first_odd(curve: Curve) -> int:
     return int(curve.odd[0])
+
+
+def _last_finite(curve: Curve) -> str:
+    """When it was last known to be finite, to follow the first step at which it was not; "" for the step
+    before.
+    """
+    before = curve.steps[curve.steps < _first_odd(curve)]
+    if not len(before) or _first_odd(curve) - int(before[-1]) <= 1:
+        return ""
+    return f" (last finite at step {int(before[-1])})"
 
 
 def _lasts(curve: Curve) -> bool:

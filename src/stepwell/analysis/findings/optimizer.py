@@ -35,10 +35,9 @@ def _finding(trainable: int, optimized: int) -> Finding:
             "was replaced or copied for the last time.",
         )
     missing = trainable - optimized
-    # Training only a part is often meant; then the rest costs time for its gradients.
     return Finding(
         "optimizer-parameters",
-        "note",
+        "warning",
         f"The optimizer updates {optimized} of the model's {trainable} trainable parameter tensors; "
         f"{missing} {'is' if missing == 1 else 'are'} never updated.",
         evidence,

@@ -10,6 +10,7 @@ import polars as pl
 from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.recurring import is_everywhere, recurring
 from stepwell.analysis.findings.wording import duration, listed, ordinal, percent, phase_word
 from stepwell.analysis.ranks.stacks import MAIN
@@ -57,7 +58,7 @@ def _pauses(facts: Facts, rank: int, spent_ns: int) -> Burst | None:
     burst = recurring(rows["step"].to_numpy(), rows[PHASE].to_numpy(), PHASE, rank)
     if burst is None or burst.lost_ns < spent_ns / 2 or burst.slow_ns < LONG_NS:
         return None
-    if burst.period is None and is_everywhere(facts, rank, [PHASE]):
+    if burst.period is None and (is_starved(facts, rank) or is_everywhere(facts, rank, [PHASE])):
         return None
     if (epochs := slow_epochs(facts)) is not None and epochs.follow(burst.steps):
         return None

@@ -21,6 +21,7 @@ from stepwell.analysis.findings import (
     hanging,
     learning_rate,
     loss,
+    machine_load,
     memory,
     nonfinite,
     optimizer,
@@ -74,6 +75,7 @@ RULES: dict[str, Rule] = {
         garbage,
         memory,
         goodput,
+        machine_load,
         first_steps,
         dropped,
     )

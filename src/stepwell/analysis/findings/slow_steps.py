@@ -8,6 +8,7 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.recurring import (
     again_ns,
     frequency,
@@ -45,7 +46,9 @@ def rule(facts: Facts) -> Iterator[Finding]:
         if sum(step in blamed for step in burst.steps) > len(burst.steps) / 2:
             # Other ranks wait for a straggler then: that is one thing, not two.
             continue
-        if burst.period is None and is_everywhere(facts, burst.rank, [burst.phase]):
+        if burst.period is None and (
+            is_starved(facts, burst.rank) or is_everywhere(facts, burst.rank, [burst.phase])
+        ):
             continue
         if is_one_time(burst):
             continue

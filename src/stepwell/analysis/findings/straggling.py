@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import polars as pl
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
+from stepwell.analysis.ranks.stragglers import ALONE
 from stepwell.analysis.time.words import OWN_NAME, code_of
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ CRITICAL = 0.2
 MOST = 5
 MOST_STEPS = 50
 """Steps in which the spans of a rank are looked up."""
+LATE = 0.25
+MORE = 1.1
+"""So many times as many steps must be slow, for all of them to be named."""
 GARBAGE = "garbage collection"
 MEANT = {"validation": "validates", "testing": "tests", "restore": "loads checkpoints"}
 UNCOVERED = ("idle", "training")
@@ -44,7 +49,26 @@ def rule(facts: Facts) -> Iterator[Finding]:
         if one.kind == "one-off" and one.ns < LEAST_ONCE_NS:
             continue
         told += 1
-        yield _finding(facts, one, share)
+        yield _finding(facts, _with_all_steps(facts, one), share)
+
+
+def _with_all_steps(facts: Facts, one: Straggler) -> Straggler:
+    """The same with all steps in which the rank takes longer, not only those that cost the most.
+
+    It takes longer where it is later than the other ranks, in the middle, by a good part of the usual delay.
+    """
+    if one.kind != "chronic" or one.phase not in ALONE:
+        return one
+    others = pl.col(one.phase).filter(pl.col("rank") != one.rank).median()
+    mine = pl.col(one.phase).filter(pl.col("rank") == one.rank).sum()
+    each = facts.steps.group_by("attempt", "step").agg(mine.alias("mine"), others.alias("others"))
+    late = pl.col("mine") - pl.col("others") >= LATE * one.ns / max(1, len(one.steps))
+    slow = each.filter(late)
+    if slow.height <= len(one.steps) * MORE:
+        return one
+    typical = int(np.median(slow["others"].to_numpy()))
+    steps = tuple(slow["step"].unique().sort().to_list())
+    return replace(one, steps=steps, typical_ns=typical, share=slow.height / each.height)
 
 
 def _finding(facts: Facts, one: Straggler, share: float) -> Finding:

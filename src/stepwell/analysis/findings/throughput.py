@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import duration, phase_word
+from stepwell.analysis.findings.machine_load import contention
+from stepwell.analysis.findings.wording import duration, number, phase_word
+from stepwell.analysis.throughput import samples_per_step
+from stepwell.analysis.time import Drift
 
 LEAST = 1.4
 CRITICAL = 2.0
+EXPLAINED = 0.5
+"""Of the logarithm of the ratio: larger batches that account for this much are the reason."""
 LEAST_NS = 100_000
 """Of a step: a few microseconds more are the machine's."""
-FULL = 90.0
-"""Per cent of the machine's processors."""
-LESS = 0.8
-"""Of the processor time at the start: a run that gets less on a full machine shares it with others."""
 
 
 def rule(facts: Facts) -> Iterator[Finding]:
@@ -28,6 +30,10 @@ def rule(facts: Facts) -> Iterator[Finding]:
         if drift.kind == "sudden"
         else f"gradually from step {drift.from_step} to {drift.to_step}"
     )
+    batches = _batches(facts, drift)
+    if batches is not None:
+        yield batches
+        return
     shared = _shared(facts, drift.rank)
     severity = "critical" if drift.ratio >= CRITICAL else "warning"
     yield Finding(
@@ -50,17 +56,43 @@ def rule(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _batches(facts: Facts, drift: Drift) -> Finding | None:
+    """A note where batches that grow explain most of the time that steps take longer."""
+    sizes = samples_per_step(facts.run, drift.rank)
+    if len(sizes) < 2 or sizes[-1] <= sizes[0]:
+        return None
+    growth = sizes[-1] / sizes[0]
+    if math.log(growth) < EXPLAINED * math.log(drift.ratio):
+        return None
+    each = [
+        duration(ns / size) for ns, size in ((drift.from_ns, sizes[0]), (drift.to_ns, sizes[-1]))
+    ]
+    return Finding(
+        "larger-batches",
+        "note",
+        f"Steps take longer because batches grew from {number(sizes[0])} to {number(sizes[-1])} samples: "
+        f"{duration(drift.from_ns)} at the start, {duration(drift.to_ns)} at the end "
+        f"({each[0]} a sample, then {each[1]}).",
+        {
+            "samples": sizes[0],
+            "last_samples": sizes[-1],
+            "from_ns": drift.from_ns,
+            "to_ns": drift.to_ns,
+        },
+        (drift.from_step, drift.to_step),
+        (drift.rank,) if facts.ranks > 1 else (),
+        link=facts.command("show"),
+    )
+
+
 def _shared(facts: Facts, rank: int) -> str:
     """A sentence for a machine that was full while the run got less and less of it, else ""."""
-    machine = facts.machine
-    node = machine.filter(name="system/node_cpu_percent")["value"]
-    own = machine.filter(name="system/cpu_percent", rank=rank)["value"].to_list()
-    busy = node.median()
-    if len(own) < 2 or not isinstance(busy, float) or busy < FULL or own[-1] >= LESS * own[0]:
+    found = contention(facts, rank)
+    if found is None or not found.gets_less:
         return ""
     return (
-        f" The machine's processors were {busy:.0f}% busy, and the run used {own[0]:.0f}% of one at "
-        f"the start, {own[-1]:.0f}% at the end: other processes took the rest."
+        f" The machine's processors were {found.busy:.0f}% busy, and the run used {found.own[0]:.0f}% of "
+        f"one at the start, {found.own[-1]:.0f}% at the end: other processes took the rest."
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.analysis.goodput.evidence import Evidence
 from stepwell.analysis.ranks.grid import Grid
 from stepwell.journal.liveness import status_of, worst_of
 from stepwell.reading import RecordedRun
@@ -24,6 +25,8 @@ class JobAttempt:
     status: str
     grid: Grid | None
     """None when it recorded no span that is part of a step or has a phase."""
+    uncovered_ns: int | None = None
+    """How long code in no span took at most; None where that was not read."""
 
     @property
     def first_step(self) -> int | None:
@@ -39,9 +42,9 @@ class JobAttempt:
         return self.grid.steps[self.grid.complete]
 
 
-def make_attempts(run: RecordedRun, known: list[Grid]) -> list[JobAttempt]:
-    """All of them, in order, from the grids of the run."""
-    grids = {grid.attempt: grid for grid in known}
+def make_attempts(run: RecordedRun, known: Evidence) -> list[JobAttempt]:
+    """All of them, in order, from what was read of the run."""
+    grids = {grid.attempt: grid for grid in known.grids}
     documents = [d for d in run.documents() if d["role"] != "worker"]
     found = []
     for number in sorted({int(d["attempt"]) for d in documents}):
@@ -60,7 +63,9 @@ def make_attempts(run: RecordedRun, known: list[Grid]) -> list[JobAttempt]:
             ends.append(time.time_ns())
         if starts and ends:
             start = min(starts)
-            found.append(JobAttempt(run.id, number, start, max(start, *ends), status, grid))
+            uncovered = known.uncovered_ns.get(number)
+            end = max(start, *ends)
+            found.append(JobAttempt(run.id, number, start, end, status, grid, uncovered))
     return found
 
 

@@ -66,7 +66,7 @@ def goodput(
     attempts = [
         attempt
         for run, evidence in zip(chosen, read, strict=True)
-        for attempt in make_attempts(run, evidence.grids)
+        for attempt in make_attempts(run, evidence)
     ]
     energy = [joules for evidence in read for joules in evidence.joules]
     attempts.sort(key=lambda attempt: attempt.start_ns)

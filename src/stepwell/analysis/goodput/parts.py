@@ -20,7 +20,7 @@ from stepwell.analysis.ranks.stragglers import LONG_NS, LONG_STEPS
 Ints = NDArray[np.int64]
 
 PARTS: dict[str, str] = {
-    "productive": "steps of training that count, data and waiting left out",
+    "productive": "steps of training that count, spans of your own included, data and waiting left out",
     "startup": "from the start of the processes to the first step, in nothing that has a name",
     "initialisation": "setting up processes, data, model and optimizer; warming up in the first steps",
     "data": "waiting for data",
@@ -76,7 +76,16 @@ def split_attempt(attempt: JobAttempt, resumed: int | None, is_last: bool) -> Sp
         begins[whole] = np.clip(_last_end(grid, whole), begins[whole - 1], attempt.end_ns)
     _split_steps(split, attempt, grid, begins[: whole + 1])
     _split_rest(split, attempt, grid, whole, kept, int(begins[whole]), is_last)
+    _give_back_own_spans(split, attempt)
     return split
+
+
+def _give_back_own_spans(split: Split, attempt: JobAttempt) -> None:
+    """The grid tells phases apart alone: what is idle there may be in a span of the user's own."""
+    if attempt.uncovered_ns is not None:
+        covered = max(0, split.parts["idle"] - attempt.uncovered_ns)
+        split.parts["idle"] -= covered
+        split.parts["productive"] += covered
 
 
 def _count_whole(grid: Grid, kept: int) -> int:

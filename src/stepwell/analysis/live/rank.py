@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.phases import KEPT_S, SECOND, PhaseClock
 from stepwell.analysis.live.recent import RecentLog, RecentSpans
 from stepwell.analysis.live.snapshot import RankNow
+from stepwell.analysis.progress import is_overdue
 from stepwell.analysis.throughput import Throughput, rates_of
 from stepwell.journal import clock
 from stepwell.journal.follow_document import ALWAYS
@@ -124,7 +126,7 @@ class LiveRank:
                     break
 
     def pace(self, until: int) -> float | None:
-        """Steps in a second, over the last minute; None while too little is known."""
+        """Steps in a second, over the last minute; None while too little is known, or the next is overdue."""
         while len(self._steps) > 2 and self._steps[0][0] < until - KEPT_S * SECOND:
             self._steps.popleft()
         if len(self._steps) < 2:
@@ -135,6 +137,11 @@ class LiveRank:
         # A step that takes longer than all before slows it down.
         typical = (last_at - first_at) / (last - first)
         waited = until - last_at if self.spans.status == "running" else 0
+        times = [
+            (b[0] - a[0]) / (b[1] - a[1]) / 1e9 for a, b in pairwise(self._steps) if b[1] > a[1]
+        ]
+        if is_overdue(waited / 1e9, times):
+            return None
         return (last - first) * 1e9 / (last_at - first_at + max(0.0, waited - typical))
 
     def now(self, until: int) -> RankNow:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.arrivals import Delays, delays, step_ns
+from stepwell.analysis.ranks.arrivals import Delays, delays, meeting_layers, step_ns
 from stepwell.analysis.ranks.grid import BETWEEN, Grid, read_grids
 from stepwell.analysis.time.rhythm import rhythm
 from stepwell.analysis.time.words import CODES, NAMES
@@ -32,6 +32,10 @@ LEAST_LOSS = 0.01
 """Share of the time of all steps that a pattern must cost."""
 DOMINANCE = 3.0
 """A pattern is a rank's own if the ranks in the middle have less than a third of it."""
+AGREEMENT = 0.5
+"""Of the delays: so much more time in all must the rank spend in the phase."""
+ALONE = ("data", "transfer", "forward", "optimizer")
+"""Phases in which a rank works by itself."""
 MOST_OF_IT = 0.9
 OWN_ACTS = frozenset(CODES[phase] for phase in BETWEEN)
 """Phases that a program enters on purpose, so that a delay in them is no accident."""
@@ -157,7 +161,21 @@ def _is_own(grid: Grid, everything: Delays, again: Delays) -> bool:
     alike = (everything.code == code) & (everything.ns >= again.ns.min())
     counts = np.bincount(everything.place[alike], minlength=len(grid.ranks))
     others = float(np.median(np.delete(counts, place)))
-    return len(again) >= DOMINANCE * others
+    return len(again) >= DOMINANCE * others and _adds_up(grid, again)
+
+
+def _adds_up(grid: Grid, again: Delays) -> bool:
+    """Whether the rank was longer in that phase over all steps, too, not only in those where it was late.
+
+    Of a phase in which ranks wait for each other, or in no span, the time of a rank does not tell.
+    """
+    phase = NAMES[int(again.code[0])]
+    if phase not in ALONE or any(layer.phase == phase for layer in meeting_layers(grid)):
+        return True
+    totals = grid.total(phase)[:, grid.complete].sum(axis=1)
+    place = int(again.place[0])
+    more = int(totals[place]) - float(np.median(np.delete(totals, place)))
+    return more >= AGREEMENT * int(again.ns.sum())
 
 
 def _is_pattern(found: Delays, typical_step: int, steps: int) -> bool:
