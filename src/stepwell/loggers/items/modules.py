@@ -33,7 +33,7 @@ FACTS = "module.json"
 CODE = "code/"
 """The files of ``code_paths``."""
 TAKEN = ("signature", "input_example", "pip_requirements", "extra_pip_requirements", "code_paths")
-"""Arguments of ``mlflow.pytorch.log_model`` that are no plain values."""
+"""Arguments of ``mlflow.pytorch.log_model`` that are not plain values."""
 PROTOCOL = 4
 LARGEST = 256 << 20
 """Bytes that a module may have besides its tensors."""
@@ -48,9 +48,9 @@ class Extras:
 
 
 def take_extras(module: Any, options: dict[str, Any]) -> Extras:
-    """Take the arguments of ``mlflow.pytorch.log_model`` that are no plain values out of the options.
+    """Take the arguments of ``mlflow.pytorch.log_model`` that are not plain values out of the options.
 
-    One that is wrong is a warning: the model is kept without it.
+    A wrong argument is a warning: the model is kept without it.
     """
     given = {name: options.pop(name, None) for name in TAKEN}
     facts: dict[str, Any] = {"requirements": _requirements(module)}
@@ -71,6 +71,12 @@ def take_extras(module: Any, options: dict[str, Any]) -> Extras:
     if "example" in facts and "signature" not in facts:
         facts["output"] = _output(module, given["input_example"])
     return Extras({key: value for key, value in facts.items() if value is not None}, code)
+
+
+def drop_extras(options: dict[str, Any]) -> None:
+    """Take the same arguments out of the options, for a model that MLflow gets as a file of weights."""
+    for name in TAKEN:
+        options.pop(name, None)
 
 
 def save(weights: dict[str, Any], module: Any, extras: Extras, file: IO[bytes]) -> None:
@@ -176,7 +182,7 @@ def _scripted(module: Any) -> bytes:
 
 def _say_weights_alone(module: Any, reason: str) -> None:
     run = active_run()
-    if run is None or not any(one.exporter.name == "mlflow" for one in run.exporters):
+    if run is None or not any(delivery.name == "mlflow" for delivery in run.exporters):
         # For others the weights are all that they get.
         return
     warn_once(
