@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -68,10 +67,3 @@ def count_batches(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def count_samples(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of the first tensor in it."""
-    while isinstance(batch, dict | list | tuple) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch) if isinstance(batch, Sized) else 1

@@ -17,17 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler
 
+from stepwell.diagnostics.batches import size_of
 from stepwell.integrations.torch.trainer.batches import (
     LOSS,
     EpochMeans,
     count_batches,
-    count_samples,
     move,
 )
 from stepwell.integrations.torch.trainer.checkpoints import (
     MODEL,
     STATE,
     is_checkpoint,
+    load_values,
     read_checkpoint,
     write_checkpoint,
 )
@@ -261,7 +262,7 @@ class TorchTrainer:
             )
         with model_init():
             if self._loaded:
-                self.bare_model.load_state_dict(self._loaded["model"])
+                load_values(self.bare_model, self._loaded["model"])
             options = self.get_default_distributed_kwargs()
             self.model, _, _ = self.strategy.distributed(self.model, **options)
         with optimizer_init():
@@ -354,7 +355,7 @@ class TorchTrainer:
                 batch = next(batches, _END)
             if batch is _END:
                 break
-            with training_iteration(samples=world_size * count_samples(batch)):
+            with training_iteration(samples=world_size * (size_of(batch) or 1)):
                 loss = means.add(self.train_step(batch=batch, batch_idx=batch_idx))
                 # The run has the loss of every step; the logger has what its log_freq asks for.
                 log({"loss": loss})
