@@ -675,7 +675,7 @@ def test_the_tutorial_on_two_processes(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     from tests.loggers.reading_back import Left
 
-    env = environment(STEPWELL_STRICT="1", STEPWELL_EXPORT_TIMEOUT="120")
+    env = environment(STEPWELL_STRICT="1", STEPWELL_FINISH_TIMEOUT="120")
     ranks = run_ranks(TUTORIAL, env=env, cwd=tmp_path, check=True, timeout=240)
     assert [rank.stdout for rank in ranks] == ["", ""]
     first, second = ((tmp_path / f"weights-{rank}.json").read_text() for rank in (0, 1))
