@@ -22,7 +22,7 @@ from typing import Any
 
 from stepwell.journal.errors import StepwellError, say, warn_once
 from stepwell.journal.system import process_start
-from stepwell.telemetry.deliveries import STALL, Progress
+from stepwell.telemetry.deliveries import STALL, DeliveryProgress
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.feeding import STARTING, WAITING, name_of
 from stepwell.telemetry.os_process import measure_work
@@ -138,10 +138,10 @@ class Sidecar:
             self._asked += 1
             self._pass_on()
 
-    def look(self) -> Progress:
+    def look(self) -> DeliveryProgress:
         """Return how far it is with what it was last asked for; one that has died is started again."""
         if not self._is_here:
-            return Progress(True, True)
+            return DeliveryProgress(True, True)
         if self._process is not None:
             has_ended = self._process.poll() is not None
             self._take_answers(until_end=has_ended)
@@ -150,12 +150,12 @@ class Sidecar:
         process, told = self._process, self._told
         if process is None or self._is_answered:
             is_delivered = self._delivered if process is None else bool(told.get("delivered"))
-            return Progress(True, is_delivered, self.sent, self._total)
+            return DeliveryProgress(True, is_delivered, self.sent, self._total)
         stage = str(told.get("stage", STARTING))
         work = measure_work(process.pid)
         is_unclear = stage == WAITING or (stage == STARTING and work is None)
         patience = LONG_PATIENCE if is_unclear else STALL
-        return Progress(False, False, self.sent, self._total, work or 0.0, stage, patience)
+        return DeliveryProgress(False, False, self.sent, self._total, work or 0.0, stage, patience)
 
     def count(self) -> None:
         """Have it count what it has left."""
@@ -310,7 +310,7 @@ class Sidecar:
             while rest:
                 rest = rest[self._process.stdin.write(rest) or 0 :]
         except (OSError, ValueError):
-            pass  # It is gone, as whoever waits for its answer finds out.
+            pass  # It is gone; look() notices.
 
     def _take_answers(self, until_end: bool = False) -> None:
         """Take what it has told; with ``until_end`` all of it, since it has ended."""

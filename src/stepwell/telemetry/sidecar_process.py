@@ -1,8 +1,8 @@
 """Exporters in a process of their own: what runs in that process.
 
-It follows the folder of the process that trains, sends what is new, and tells on a pipe how far
-it is while that process waits, which it says on its standard input. When training has ended, well or not, it
-sends the rest and ends; if nobody takes it, it gives up after a while and leaves a note.
+It follows the folder of the process that trains, sends what is new, and tells on a pipe how far it
+is while that process waits, which it says on its standard input. When training has ended, well or not, it
+sends the rest and ends. If the receiver takes nothing, it gives up after a while and leaves a note.
 """
 
 from __future__ import annotations

@@ -147,9 +147,9 @@ class _Pickling:
                 self._find = find
 
             def persistent_id(self, value: Any) -> Any:
-                found = self._find(value)
+                key = self._find(value)
                 # On the CPU, so that it loads where there is no such device.
-                return found and (*found[:3], "cpu", *found[4:])
+                return key and (*key[:3], "cpu", *key[4:])
 
         self.Pickler = Pickler
 
@@ -208,11 +208,11 @@ def _say_left_out(name: str, error: Exception) -> None:
 
 
 def _signature(signature: Any) -> dict[str, Any]:
-    known = signature.to_dict() if hasattr(signature, "to_dict") else signature
-    if not isinstance(known, Mapping):
+    described = signature.to_dict() if hasattr(signature, "to_dict") else signature
+    if not isinstance(described, Mapping):
         name = type(signature).__name__
         raise CannotKeep(f"it is {name}, not what mlflow.models.infer_signature() returns")
-    return dict(json.loads(json.dumps(dict(known))))
+    return dict(json.loads(json.dumps(dict(described))))
 
 
 def _example(example: Any) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _output(module: Any, example: Any) -> dict[str, Any] | None:
 def _requirements(module: Any) -> list[str]:
     """Return what has to be installed where the model is loaded, as a requirements file says it."""
     classes = {base for part in module.modules() for base in type(part).__mro__}
-    roots = {one.__module__.partition(".")[0] for one in classes}
+    roots = {kind.__module__.partition(".")[0] for kind in classes}
     packages = sorted({"torch", "cloudpickle", *roots} - {*sys.stdlib_module_names, "__main__"})
     return [*filter(None, map(_pinned, packages))]
 
