@@ -117,6 +117,41 @@ def test_what_an_exporter_prints_does_not_come_between_its_reports(tmp_path: Pat
     assert ["event", "e"] in [line[:2] for line in done.lines]
 
 
+AT_EXIT = """
+import os, threading
+import stepwell
+from mine import Lines
+
+run = stepwell.init("t", dir="../runs")
+run.add_exporter(Lines({path!r}))
+with stepwell.span("a"):
+    pass
+if {again}:
+    os.kill(run.exporters[0].process_id, 9)
+
+def refuse(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+threading.Thread.start = refuse
+"""
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["running", "killed"])
+def test_the_exit_of_a_python_that_starts_no_threads_any_more_delivers(
+    tmp_path: Path, again: bool
+) -> None:
+    """As 3.12 does not; also if a sidecar has to be started anew."""
+    path = tmp_path / "lines"
+    (tmp_path / "mine.py").write_text(MODULE)
+    script = tmp_path / "train.py"
+    script.write_text(AT_EXIT.format(path=str(path), again=again))
+    done = run_script(script, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"), check=True)
+    assert "problem" not in done.stderr
+    assert "missing" not in done.stderr
+    names = [json.loads(line)[:2] for line in path.read_text().splitlines()]
+    assert ["complete", "a"] in names or ["stop", "a"] in names
+
+
 def test_one_that_cannot_be_made_there_is_said_with_its_reason(tmp_path: Path) -> None:
     """One warning, training goes on, and it is not tried for ever."""
     done = train(tmp_path, "Lines(PATH, 'constructor')")

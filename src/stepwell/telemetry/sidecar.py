@@ -65,7 +65,6 @@ class Sidecar:
         self._about = self._describe(filter)
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._listening = False
         self._has_told_all = False
         self._starts = 0
         self._asked = 0
@@ -235,8 +234,9 @@ class Sidecar:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._cannot(str(error))
             return
-        self._listening = self._has_told_all = False
+        self._has_told_all = False
         self._answers = queue.SimpleQueue()
+        self._listen(self._process.stdout)
         for fact in ("stage", "total"):
             self._told.pop(fact, None)
         self._tell(json.dumps(self._about))
@@ -299,8 +299,6 @@ class Sidecar:
         """Raise its priority from here too: it may not read what it is told before it has started."""
         assert self._process is not None
         restore_priority(self._process.pid)
-        # What it tells while somebody waits must not fill the pipe.
-        self._listen()
 
     def _tell(self, line: str) -> None:
         assert self._process is not None
@@ -314,7 +312,6 @@ class Sidecar:
 
     def _take_answers(self, until_end: bool = False) -> None:
         """Take what it has told; with ``until_end`` all of it, since it has ended."""
-        self._listen()
         deadline = time.monotonic() + 1.0
         while not self._has_told_all:
             try:
@@ -324,16 +321,20 @@ class Sidecar:
             self._has_told_all = told is None
             self._told = {**self._told, **(told or {})}
 
-    def _listen(self) -> None:
-        if not self._listening:
-            self._listening = True
-            assert self._process is not None
-            threading.Thread(
-                target=_read_answers,
-                args=(self._process.stdout, self._answers),
-                name=f"stepwell-sidecar-{self.name}",
-                daemon=True,
-            ).start()
+    def _listen(self, stream: Any) -> None:
+        """Read what it tells in a thread, from the start: Python 3.12 starts no threads while it exits."""
+        thread = threading.Thread(
+            target=_read_answers,
+            args=(stream, self._answers),
+            name=f"stepwell-sidecar-{self.name}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            # How it ends still says whether all is delivered.
+            stream.close()
+            self._answers.put(None)
 
 
 def _read_answers(stream: Any, answers: queue.SimpleQueue[dict[str, Any] | None]) -> None:
