@@ -210,6 +210,23 @@ def test_a_checkpoint_that_several_processes_wrote_is_read(
     assert (trainer.current_epoch, trainer.train_glob_step) == (1, 2 * BATCHES)
 
 
+def test_a_model_whose_part_is_called_module_goes_on_from_its_checkpoint() -> None:
+    """Its names begin as those of itwinai's DDP do, and are its own."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = net()
+
+        def forward(self, pictures: Any) -> Any:
+            return self.module(pictures)
+
+    *_, trained = TorchTrainer(SMALL, 1, Named(), checkpoint_every=1).execute(digits())
+    trainer = TorchTrainer(SMALL, 1, Named(), from_checkpoint="checkpoints/epoch_0")
+    *_, resumed = trainer.execute(digits())
+    assert weights(resumed) == weights(trained)
+
+
 @pytest.mark.parametrize(
     ("name", "expected", "options"),
     [
@@ -330,6 +347,26 @@ def test_steps_of_a_batch_are_overridden() -> None:
     assert by_name["train_index_epoch"] == [1.5, 1.5]
     assert by_name["validation_loss_epoch"] == [1.5, 1.5]
     assert len(by_name["loss"]) == 2 * BATCHES
+
+
+def test_batches_of_any_shape_are_counted() -> None:
+    """By the first tensor that has a length; a batch without one is one sample."""
+
+    class Mine(TorchTrainer):
+        def create_dataloaders(self, *datasets: Any, **named: Any) -> None:
+            scaled = {"scale": torch.tensor(2.0), "pictures": torch.rand(7, PIXELS)}
+            self.train_dataloader = [scaled, torch.tensor(1.0), iter([torch.rand(3, PIXELS)])]
+
+        def train_step(self, batch: Any, batch_idx: int) -> Any:
+            pictures = next(batch) if batch_idx == 2 else torch.rand(1, PIXELS)
+            return self.model(pictures).mean()
+
+    run = stepwell.init("shapes", dir="runs")
+    Mine(SMALL, 1, net()).execute(None)
+    run.finish()
+    events = stepwell.open_run(run.path).events().collect()
+    (update,) = events.filter(events["name"] == "training_metrics_update")["attributes"]
+    assert json.loads(update)["num_train_samples"] == 7 + 1 + 1
 
 
 def test_what_is_created_is_overridden() -> None:
@@ -638,7 +675,7 @@ def test_the_tutorial_on_two_processes(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     from tests.loggers.reading_back import Left
 
-    env = environment(STEPWELL_STRICT="1", STEPWELL_EXPORT_TIMEOUT="120")
+    env = environment(STEPWELL_STRICT="1", STEPWELL_FINISH_TIMEOUT="120")
     ranks = run_ranks(TUTORIAL, env=env, cwd=tmp_path, check=True, timeout=240)
     assert [rank.stdout for rank in ranks] == ["", ""]
     first, second = ((tmp_path / f"weights-{rank}.json").read_text() for rank in (0, 1))

@@ -860,7 +860,7 @@ def test_wandb_exporter(
     from tests.loggers.reading_back import wandb_records
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("STEPWELL_EXPORT_TIMEOUT", "60")
+    monkeypatch.setenv("STEPWELL_FINISH_TIMEOUT", "60")
     config = Config(project="p", save_dir=tmp_path / "wandb", entity="e", host=None, api_key=None)
     provider.with_base_config(_base(telemetry_config=_training(log_every_n_train_iterations=1)))
     provider.with_exporter(WandBExporterAsync(config)).configure_provider()

@@ -121,6 +121,25 @@ def act(run, number):
         os._exit(9)
 """
 
+INTERRUPTED = """
+def act(run, number):
+    def interrupt():
+        places.was_called = True
+        raise KeyboardInterrupt
+
+    with stepwell.span("before"):
+        lane = current_lane()
+    places = Places(number, interrupt, only_calls=True)
+    places.was_called = False
+    try:
+        roll_over(places)
+    except KeyboardInterrupt:
+        sys.settrace(None)
+    assert current_lane() is lane, "it goes on in another lane"
+    if places.was_called:
+        os._exit(9)
+"""
+
 
 def run_everywhere(folder: Path, act: str, first: int, every: int) -> list[Path]:
     """Run the program once for each place; return the folders of its runs."""
@@ -198,3 +217,17 @@ def test_a_handler_records_at_any_place_of_a_roll_over(
             path
         )
         assert {parent for name, parent, *_ in spans if name == "plain"} == {"after"}, path
+
+
+@pytest.mark.parametrize(
+    ("first", "every"),
+    [
+        pytest.param(1, 46, id="few"),
+        pytest.param(0, 1, id="all", marks=pytest.mark.full),
+    ],
+)
+def test_an_interrupt_at_any_place_of_a_roll_over_leaves_the_thread_its_lane(
+    tmp_path: Path, first: int, every: int
+) -> None:
+    """A program that catches Ctrl-C and goes on records inside the spans that were open before."""
+    run_everywhere(tmp_path, INTERRUPTED, first, every)

@@ -42,6 +42,9 @@ class Lines(Exporter):
     def export(self, records):
         if self.fault == "death":
             os._exit(9)
+        if self.fault == "print":
+            print("View the run at http://127.0.0.1", flush=True)
+            os.system("echo from a child process")
         with open(self.path, "a") as file:
             for record in records:
                 entry = [record.type, record.name, self.pid, os.getpid()]
@@ -105,6 +108,48 @@ def test_an_exporter_of_ones_own_may_run_in_a_process_of_its_own(tmp_path: Path)
     assert [line[1] for line in done.lines if line[0] in ("stop", "complete")] == ["a"]
     assert {line[2] for line in done.lines} == {done.pid}
     assert done.pid not in {line[3] for line in done.lines}
+
+
+def test_what_an_exporter_prints_does_not_come_between_its_reports(tmp_path: Path) -> None:
+    """Its standard output, and that of its children, lead nowhere."""
+    done = train(tmp_path, "Lines(PATH, 'print')")
+    assert (done.flushed, done.warnings) == (True, [])
+    assert ["event", "e"] in [line[:2] for line in done.lines]
+
+
+AT_EXIT = """
+import os, threading
+import stepwell
+from mine import Lines
+
+run = stepwell.init("t", dir="../runs")
+run.add_exporter(Lines({path!r}))
+with stepwell.span("a"):
+    pass
+if {again}:
+    os.kill(run.exporters[0].process_id, 9)
+
+def refuse(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+threading.Thread.start = refuse
+"""
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["running", "killed"])
+def test_the_exit_of_a_python_that_starts_no_threads_any_more_delivers(
+    tmp_path: Path, again: bool
+) -> None:
+    """As 3.12 does not; also if a sidecar has to be started anew."""
+    path = tmp_path / "lines"
+    (tmp_path / "mine.py").write_text(MODULE)
+    script = tmp_path / "train.py"
+    script.write_text(AT_EXIT.format(path=str(path), again=again))
+    done = run_script(script, cwd=tmp_path, env=environment(STEPWELL_STRICT="1"), check=True)
+    assert "problem" not in done.stderr
+    assert "missing" not in done.stderr
+    names = [json.loads(line)[:2] for line in path.read_text().splitlines()]
+    assert ["complete", "a"] in names or ["stop", "a"] in names
 
 
 def test_one_that_cannot_be_made_there_is_said_with_its_reason(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import stepwell
 from stepwell import Run, StepwellError
 from stepwell.loggers import EmptyLogger, Logger, LoggersCollection, MLFlowLogger
-from stepwell.telemetry.deliveries import Progress
+from stepwell.telemetry.deliveries import DeliveryProgress
 from tests.exporters.programs import end
 from tests.loggers.lines_backend import LinesBackend
 from tests.loggers.logged import (
@@ -319,8 +319,8 @@ class _Slow:
         assert closing
         self.closing.append(self)
 
-    def look(self) -> Progress:
-        return Progress(len(self.closing) == 3, True)
+    def look(self) -> DeliveryProgress:
+        return DeliveryProgress(len(self.closing) == 3, True)
 
     def leave(self, reason: str) -> None:
         self.reasons.append(reason)

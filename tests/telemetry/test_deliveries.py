@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell.telemetry import deliveries
-from stepwell.telemetry.deliveries import Progress, drain_deliveries, finish_deliveries
+from stepwell.telemetry.deliveries import DeliveryProgress, drain_deliveries, finish_deliveries
 
 
 class Clock:
@@ -33,13 +33,13 @@ class Scripted:
     sent = failures = 0
     last_error = None
 
-    def __init__(self, clock: Clock, progress: Callable[[float], Progress]) -> None:
+    def __init__(self, clock: Clock, progress: Callable[[float], DeliveryProgress]) -> None:
         self.name = "scripted"
         self.clock = clock
         self.progress = progress
         self.reasons: list[str] = []
 
-    def look(self) -> Progress:
+    def look(self) -> DeliveryProgress:
         return self.progress(self.clock.passed)
 
     def leave(self, reason: str) -> None:
@@ -60,18 +60,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def delivering(until: float, **more: Any) -> Callable[[float], Progress]:
+def delivering(until: float, **more: Any) -> Callable[[float], DeliveryProgress]:
     """Ten records a second, until all are delivered."""
 
-    def look(seconds: float) -> Progress:
-        return Progress(seconds >= until, seconds >= until, int(seconds * 10), **more)
+    def look(seconds: float) -> DeliveryProgress:
+        return DeliveryProgress(seconds >= until, seconds >= until, int(seconds * 10), **more)
 
     return look
 
 
-def stuck(at: float, **more: Any) -> Callable[[float], Progress]:
+def stuck(at: float, **more: Any) -> Callable[[float], DeliveryProgress]:
     """Ten records a second, and nothing more from then on."""
-    return lambda seconds: Progress(False, False, int(min(seconds, at) * 10), **more)
+    return lambda seconds: DeliveryProgress(False, False, int(min(seconds, at) * 10), **more)
 
 
 def test_it_waits_as_long_as_records_are_delivered(clock: Clock) -> None:
@@ -100,8 +100,8 @@ def test_it_gives_up_after_ten_seconds_without_progress(clock: Clock) -> None:
 def test_a_process_that_imports_makes_progress(clock: Clock) -> None:
     """A unit of work every five seconds is enough, and one every twenty seconds is not."""
 
-    def starting(every: float) -> Callable[[float], Progress]:
-        return lambda seconds: Progress(
+    def starting(every: float) -> Callable[[float], DeliveryProgress]:
+        return lambda seconds: DeliveryProgress(
             False, False, work=min(seconds, 100) // every, stage="starting"
         )
 
@@ -116,8 +116,10 @@ def test_a_process_that_imports_makes_progress(clock: Clock) -> None:
 def test_to_fail_is_no_progress(clock: Clock) -> None:
     """Whatever the exporter does meanwhile."""
 
-    def failing(seconds: float) -> Progress:
-        return Progress(False, False, work=seconds, stage="starting" if seconds < 5 else "failing")
+    def failing(seconds: float) -> DeliveryProgress:
+        return DeliveryProgress(
+            False, False, work=seconds, stage="starting" if seconds < 5 else "failing"
+        )
 
     finish_deliveries([Scripted(clock, failing)])
     assert clock.passed == pytest.approx(15, abs=1.2)

@@ -117,7 +117,7 @@ def holdout_table(run: RecordedRun) -> pl.DataFrame:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``telemetry.jsonl``; what is no record is passed over."""
+    """The records of a ``telemetry.jsonl``; other lines are passed over."""
     if not path.is_file() or path.is_symlink() or path.stat().st_size > MAX_FILE:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -131,12 +131,12 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    found = record.get("holdout_logits")
-    if not isinstance(found, dict):
+    holdout = record.get("holdout_logits")
+    if not isinstance(holdout, dict):
         return
     place = _place(record)[:3]
-    logits, labels = _list(found.get("logits")), _list(found.get("labels"))
-    predictions = _list(found.get("predictions"))
+    logits, labels = _list(holdout.get("logits")), _list(holdout.get("labels"))
+    predictions = _list(holdout.get("predictions"))
     for example, values in enumerate(logits):
         numbers = _numbers(values)
         label = _whole(labels[example]) if example < len(labels) else None

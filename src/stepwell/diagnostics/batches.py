@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,8 @@ def size_of(batch: Any) -> int | None:
         return int(shape[0]) if shape else None
     batch = _as_dict(batch)
     items = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
+    # An iterator can be gone through only once, by training.
+    if isinstance(items, str | bytes | Iterator) or not hasattr(items, "__iter__"):
         return None
     return next((size for item in items if (size := size_of(item)) is not None), None)
 

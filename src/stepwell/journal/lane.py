@@ -27,7 +27,7 @@ from stepwell.journal.format import (
     SLOT_MASK,
     SPAN_SLOTS,
 )
-from stepwell.journal.state import local, set_aside
+from stepwell.journal.state import hide_lane, is_current, local
 from stepwell.journal.values import cut, encode
 
 if TYPE_CHECKING:
@@ -136,8 +136,10 @@ class Lane:
 
     def roll(self) -> bool:
         """Go on in a fresh segment and take the open spans along."""
-        is_own = set_aside(self)
+        is_own = is_current(self)
         try:
+            if is_own:
+                hide_lane(self)
             with self.lock:
                 return self._roll()
         finally:
@@ -256,7 +258,7 @@ class Lane:
         if not slot:
             return False
         self.metas[slot] = word | self._open_at(start) | offset << ATTRIBUTE_SHIFT
-        # The end before the start, which publishes: nobody sees it open.
+        # The end before the start, which publishes it: readers never see it open.
         self.ends[slot] = end
         self.starts[slot] = start
         return True
@@ -457,8 +459,10 @@ class Lane:
         return self._append(data)
 
     def _open_blob(self, segment: Segment | None) -> bool:
-        is_own = set_aside(self)
+        is_own = is_current(self)
         try:
+            if is_own:
+                hide_lane(self)
             return self._attach_blob(segment)
         finally:
             if is_own:
@@ -499,8 +503,10 @@ class Lane:
 
     def roll_metrics(self) -> bool:
         """Go on in a fresh metric segment."""
-        is_own = set_aside(self)
+        is_own = is_current(self)
         try:
+            if is_own:
+                hide_lane(self)
             return self._roll_metrics()
         finally:
             if is_own:

@@ -18,7 +18,7 @@ from stepwell.journal.errors import quietly, report
 from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
 from stepwell.journal.lane import DROPPED, Lane
 from stepwell.journal.names import SPAN, names
-from stepwell.journal.state import current_lane, local, set_aside, state
+from stepwell.journal.state import current_lane, hide_lane, is_current, local, state
 from stepwell.journal.values import MAX_TEXT, NULL, RARE, encode, encode_quickly
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -297,8 +297,10 @@ def _enter_slowly(self: Span, attributes: bytes = b"") -> None:
     if _running_loop() is not None:
         frames.enter(lane, word, attributes)
         return
-    is_own = set_aside(lane)
+    is_own = is_current(lane)
     try:
+        if is_own:
+            hide_lane(lane)
         lane.make_room()
         offset = lane.put_attributes(attributes) if attributes else 0
         parent = lane.plain_parent_slot()

@@ -79,28 +79,30 @@ def current_lane() -> Lane | None:
 
 
 def _open_lane(journal: Journal) -> Lane:
-    """Return a new lane, or the one for handlers that interrupt this thread while its own is set aside."""
-    aside: Lane | None = getattr(local, "aside", None)
-    if aside is None or aside.journal is not journal:
+    """Return a new lane, or the one for handlers that interrupt this thread while its own is hidden."""
+    hidden: Lane | None = getattr(local, "hidden", None)
+    if hidden is None or hidden.journal is not journal:
         return journal.open_lane()
-    if aside.second is None:
-        aside.second = journal.open_lane()
-    return aside.second
+    if hidden.second is None:
+        hidden.second = journal.open_lane()
+    return hidden.second
 
 
-def set_aside(lane: Lane) -> bool:
-    """Keep a lane from handlers while it is changed in several steps; return whether it was this thread's.
+def is_current(lane: Lane) -> bool:
+    """Return whether this thread records into this lane."""
+    return local.__dict__.get("lane") is lane
 
-    A signal handler or a finalizer may record between any two of these steps. It gets a second lane. The
-    caller stores ``local.lane = lane`` at the end, in a ``finally``: not by a call, which an interrupt could
-    prevent.
+
+def hide_lane(lane: Lane) -> None:
+    """Keep this thread's lane from handlers while it is changed in several steps.
+
+    A signal handler or a finalizer may record between any two of these steps. It gets a second lane. An
+    interrupt may come there too. So the caller asks ``is_current`` before a ``try``, calls this inside it,
+    and stores ``local.lane = lane`` in the ``finally``: not by a call, which an interrupt could prevent.
     """
     space = local.__dict__
-    if space.get("lane") is not lane:
-        return False
-    space["aside"] = lane
-    del space["lane"]
-    return True
+    space["hidden"] = lane
+    space.pop("lane", None)
 
 
 def forget_lane() -> None:

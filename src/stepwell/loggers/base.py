@@ -259,8 +259,8 @@ class Logger:
             step: where it belongs; else the run's current step, else how many values it had before.
             batch_idx: the batch, where this is called in a loop over them. Inside of a training
                 iteration of stepwell it is known.
-            kwargs: kept with whatever is no metric. ``context="validation"`` makes a series of its own of a
-                metric, ``validation/NAME``.
+            kwargs: kept with items other than metrics. A metric with ``context="validation"`` is a series of
+                its own, ``validation/NAME``.
         """
         audience = self._audience
         if (

@@ -30,7 +30,7 @@ LONGEST_PAUSE = 0.1
 
 
 @dataclass(frozen=True)
-class Progress:
+class DeliveryProgress:
     """How far a delivery is with what it was asked for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Progress:
         total: how many records there are; None while that is unknown.
         work: what it has done besides, such as importing, in units of ``measure_work``.
         stage: what it does if it is not delivering, in words: "starting", "failing", …
-        patience: seconds without progress after which nobody waits for it.
+        patience: seconds without progress after which the wait for it ends.
     """
 
     is_over: bool
@@ -78,7 +78,7 @@ class Delivery(Protocol):
         """Have all handed over that was recorded until now, and end with ``closing``; returns at once."""
         ...
 
-    def look(self) -> Progress:
+    def look(self) -> DeliveryProgress:
         """Return how far it is with that."""
         ...
 
@@ -87,7 +87,7 @@ class Delivery(Protocol):
         ...
 
     def hurry(self) -> None:
-        """Give it the priority of this process: somebody waits for something that it does."""
+        """Give it the priority of this process, which waits for something that it does."""
         ...
 
     def rest(self) -> None:
@@ -95,7 +95,7 @@ class Delivery(Protocol):
         ...
 
     def leave(self, reason: str) -> None:
-        """Wait no longer after ``ask`` to close. If something is missing, and there is a reason, say so."""
+        """Wait no longer after ``ask`` to close. If records are missing, and there is a reason, say so."""
         ...
 
 

@@ -17,7 +17,7 @@ from stepwell.journal.careful import plain_mapping
 from stepwell.journal.errors import report, say, warn_once
 from stepwell.telemetry.deliveries import (
     Delivery,
-    Progress,
+    DeliveryProgress,
     drain_deliveries,
     finish_deliveries,
 )
@@ -92,7 +92,7 @@ class ExportThread:
             self._asked += 1
             self._wake.set()
 
-    def look(self) -> Progress:
+    def look(self) -> DeliveryProgress:
         """Return how far it is with what it was last asked for."""
         thread = self._thread
         is_gone = thread is None or thread is threading.current_thread() or not thread.is_alive()
@@ -101,7 +101,7 @@ class ExportThread:
             is_done = self._has_ended or is_answered
             is_delivered = is_done and self._went_well
         stage = "" if self.feed.stage == STARTING else self.feed.stage
-        return Progress(is_done or is_gone, is_delivered, self.sent, stage=stage)
+        return DeliveryProgress(is_done or is_gone, is_delivered, self.sent, stage=stage)
 
     def count(self) -> None:
         """Do nothing: it would take the processor from the thread."""

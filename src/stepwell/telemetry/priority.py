@@ -1,4 +1,4 @@
-"""A sidecar's priority: below that of training, except while somebody waits for it.
+"""A sidecar's priority: below that of training, except while training waits for it.
 
 Being nice is not enough. A sidecar has a session of its own, so that Ctrl-C ends training alone, and Linux
 shares processors evenly between sessions first (autogroups). How nice a process is counts within its session,
@@ -30,12 +30,12 @@ class Priority:
         self._applied: dict[int, bool] = {}
 
     def lower(self) -> None:
-        """Nobody waits: training comes first."""
+        """Lower it: training comes first."""
         self._is_low = True
         self.keep()
 
     def restore(self) -> None:
-        """Somebody waits, and so does not train."""
+        """Raise it again: the process that trains waits."""
         self._is_low = False
         self.keep()
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from stepwell.journal.errors import StepwellError, say, warn_once
 from stepwell.journal.system import process_start
-from stepwell.telemetry.deliveries import STALL, Progress
+from stepwell.telemetry.deliveries import STALL, DeliveryProgress
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.feeding import STARTING, WAITING, name_of
 from stepwell.telemetry.os_process import measure_work
@@ -65,7 +65,6 @@ class Sidecar:
         self._about = self._describe(filter)
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._listening = False
         self._has_told_all = False
         self._starts = 0
         self._asked = 0
@@ -138,10 +137,10 @@ class Sidecar:
             self._asked += 1
             self._pass_on()
 
-    def look(self) -> Progress:
+    def look(self) -> DeliveryProgress:
         """Return how far it is with what it was last asked for; one that has died is started again."""
         if not self._is_here:
-            return Progress(True, True)
+            return DeliveryProgress(True, True)
         if self._process is not None:
             has_ended = self._process.poll() is not None
             self._take_answers(until_end=has_ended)
@@ -150,12 +149,12 @@ class Sidecar:
         process, told = self._process, self._told
         if process is None or self._is_answered:
             is_delivered = self._delivered if process is None else bool(told.get("delivered"))
-            return Progress(True, is_delivered, self.sent, self._total)
+            return DeliveryProgress(True, is_delivered, self.sent, self._total)
         stage = str(told.get("stage", STARTING))
         work = measure_work(process.pid)
         is_unclear = stage == WAITING or (stage == STARTING and work is None)
         patience = LONG_PATIENCE if is_unclear else STALL
-        return Progress(False, False, self.sent, self._total, work or 0.0, stage, patience)
+        return DeliveryProgress(False, False, self.sent, self._total, work or 0.0, stage, patience)
 
     def count(self) -> None:
         """Have it count what it has left."""
@@ -235,8 +234,9 @@ class Sidecar:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._cannot(str(error))
             return
-        self._listening = self._has_told_all = False
+        self._has_told_all = False
         self._answers = queue.SimpleQueue()
+        self._listen(self._process.stdout)
         for fact in ("stage", "total"):
             self._told.pop(fact, None)
         self._tell(json.dumps(self._about))
@@ -299,8 +299,6 @@ class Sidecar:
         """Raise its priority from here too: it may not read what it is told before it has started."""
         assert self._process is not None
         restore_priority(self._process.pid)
-        # What it tells while somebody waits must not fill the pipe.
-        self._listen()
 
     def _tell(self, line: str) -> None:
         assert self._process is not None
@@ -310,11 +308,10 @@ class Sidecar:
             while rest:
                 rest = rest[self._process.stdin.write(rest) or 0 :]
         except (OSError, ValueError):
-            pass  # It is gone, as whoever waits for its answer finds out.
+            pass  # It is gone; look() notices.
 
     def _take_answers(self, until_end: bool = False) -> None:
         """Take what it has told; with ``until_end`` all of it, since it has ended."""
-        self._listen()
         deadline = time.monotonic() + 1.0
         while not self._has_told_all:
             try:
@@ -324,16 +321,20 @@ class Sidecar:
             self._has_told_all = told is None
             self._told = {**self._told, **(told or {})}
 
-    def _listen(self) -> None:
-        if not self._listening:
-            self._listening = True
-            assert self._process is not None
-            threading.Thread(
-                target=_read_answers,
-                args=(self._process.stdout, self._answers),
-                name=f"stepwell-sidecar-{self.name}",
-                daemon=True,
-            ).start()
+    def _listen(self, stream: Any) -> None:
+        """Read what it tells in a thread, from the start: Python 3.12 starts no threads while it exits."""
+        thread = threading.Thread(
+            target=_read_answers,
+            args=(stream, self._answers),
+            name=f"stepwell-sidecar-{self.name}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            # How it ends still says whether all is delivered.
+            stream.close()
+            self._answers.put(None)
 
 
 def _read_answers(stream: Any, answers: queue.SimpleQueue[dict[str, Any] | None]) -> None:

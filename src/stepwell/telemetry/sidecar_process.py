@@ -1,12 +1,13 @@
 """Exporters in a process of their own: what runs in that process.
 
-It follows the folder of the process that trains, sends what is new, and tells on its standard output how far
-it is while that process waits, which it says on its standard input. When training has ended, well or not, it
-sends the rest and ends; if nobody takes it, it gives up after a while and leaves a note.
+It follows the folder of the process that trains, sends what is new, and tells on a pipe how far it
+is while that process waits, which it says on its standard input. When training has ended, well or not, it
+sends the rest and ends. If the receiver takes nothing, it gives up after a while and leaves a note.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -43,7 +44,7 @@ REPORT = 0.2
 
 def main(about: dict[str, Any]) -> NoReturn:
     """Run a sidecar; ``about`` is what ``Sidecar`` tells it."""
-    trainer = TrainerLink()
+    trainer = TrainerLink(os.dup(1))
     trainer.start()
     _be_silent()
     notes = Notes(Path(about["folder"]), about["notes"])
@@ -55,16 +56,17 @@ def main(about: dict[str, Any]) -> NoReturn:
     except BaseException as error:
         problem = f"{type(error).__name__}: {error}"
         notes.write(f"the sidecar failed: {problem}")
-        tell({"problem": problem})
+        trainer.tell({"problem": problem})
     # At once: a thread is still waiting for what the trainer might say.
     os._exit(code)
 
 
 def _be_silent() -> None:
-    """Leave its terminal to training."""
+    """Discard what an SDK prints: standard output is the pipe on which the trainer reads reports."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     # The trainer reads no more than what is said before this point.
-    os.dup2(nowhere, 2)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
     os.close(nowhere)
 
 
@@ -73,13 +75,18 @@ class TrainerLink:
 
     Works from the first moment on, in threads, since imports and receivers may keep the main thread for long.
 
+    Args:
+        output: descriptor of the pipe to the trainer; None where no trainer listens.
+
     Attributes:
         commands: what the main thread is to do.
         priority: low, except while the trainer waits.
         feed: what is reported on; None before there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, output: int | None = None) -> None:
+        self._output = output
+        self._telling = threading.Lock()
         self.commands: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self.priority = Priority()
         self.feed: Feed | None = None
@@ -120,6 +127,15 @@ class TrainerLink:
             "total": self.total,
         }
 
+    def tell(self, facts: dict[str, Any]) -> None:
+        """Write one line to the trainer, which may be gone."""
+        if self._output is None:
+            return
+        rest = json.dumps(facts).encode() + b"\n"
+        with self._telling, contextlib.suppress(OSError):
+            while rest:
+                rest = rest[os.write(self._output, rest) :]
+
     def _listen(self) -> None:
         """A thread: takes what the trainer says, a line at a time."""
         stream = open(0, "rb", buffering=0, closefd=False)
@@ -143,7 +159,7 @@ class TrainerLink:
             state = self.state()
             if state != self._reported:
                 self._reported = state
-                tell(state)
+                self.tell(state)
             time.sleep(REPORT)
 
     def _count(self) -> None:
@@ -164,15 +180,6 @@ def _has_input() -> bool:
         return bool(select.select([0], [], [], 0)[0])
     except (OSError, ValueError):
         return False
-
-
-def tell(facts: dict[str, Any]) -> None:
-    """Write one line to the trainer, which may be gone."""
-    line = json.dumps(facts).encode() + b"\n"
-    try:
-        os.write(1, line)
-    except OSError:
-        pass
 
 
 class Follow:
@@ -324,7 +331,7 @@ class Follow:
         return UNDELIVERED
 
     def _tell(self, **answer: Any) -> None:
-        tell({**self._state(), **answer})
+        self.trainer.tell({**self._state(), **answer})
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -99,7 +99,7 @@ def end_parts(iteration: Span, end: int) -> None:
 def end_setup(loop: Name) -> None:
     """End what this thread was setting up and never ended, before a loop begins.
 
-    Else the loop would be inside of it.
+    Otherwise the loop would be inside it.
     """
     for name in SETUP:
         span = find_open(WORDS[name])

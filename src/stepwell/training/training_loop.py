@@ -358,13 +358,13 @@ class TrainingLoop:
         """Say what is missing where throughput is asked for."""
         if not self._job.ask("is_log_throughput_enabled"):
             return
-        told = "samples per second are reported"
+        samples = "samples per second are reported"
         if not self.progress.samples:
-            told = "samples per second need global_batch_size_or_fn"
+            samples = "samples per second need global_batch_size_or_fn"
         warn_once(
             "throughput without flops",
             "is_log_throughput_enabled is set, but flops_per_sample_or_fn is not: TFLOP/s are not "
-            f"reported; {told}.",
+            f"reported; {samples}.",
         )
 
     def _latest_loss(self) -> float | None:

@@ -81,10 +81,10 @@ def _whole(value: Any, minimum: int) -> int:
 
 
 def _target(value: Any) -> Any:
-    found = _whole(value, -sys.maxsize)
-    if found == 0:
+    target = _whole(value, -sys.maxsize)
+    if target == 0:
         raise ValueError
-    return found if found > 0 else None
+    return target if target > 0 else None
 
 
 def _finite(value: Any, minimum: float) -> float:

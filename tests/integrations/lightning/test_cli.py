@@ -108,7 +108,7 @@ def run(folder: Path, package: str, config: str) -> None:
     program = folder / "program.py"
     program.write_text(PROGRAM.replace("PACKAGE", package))
     (folder / "config.yaml").write_text(config)
-    env = environment(STEPWELL_STRICT="1", STEPWELL_EXPORT_TIMEOUT="60", HOME=str(folder))
+    env = environment(STEPWELL_STRICT="1", STEPWELL_FINISH_TIMEOUT="60", HOME=str(folder))
     arguments = ("fit", "--config", "config.yaml")
     run_script(program, *arguments, cwd=folder, env=env, check=True, timeout=240, modules=TRAINERS)
 

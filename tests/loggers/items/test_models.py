@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from stepwell import Run
+from stepwell.journal import errors
 from tests.loggers.items.reading import logged
 from tests.loggers.items.things import Thing, net
 from tests.loggers.lines_backend import LinesBackend
@@ -105,6 +106,41 @@ def test_a_module_that_cannot_be_pickled_is_its_weights(
         data = content(recorded, one)
         assert torch.load(io.BytesIO(data), weights_only=True).keys() == model.state_dict().keys()
         assert "archive/module.pkl" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
+
+
+def test_an_exporter_without_a_name_does_not_lose_a_module_that_cannot_be_pickled(
+    recorded: Run, logger: Own
+) -> None:
+    """The weights are logged, whatever else is attached to the run."""
+
+    class Nameless:
+        def export(self, records: Any) -> None:
+            """Take nothing."""
+
+    recorded.add_exporter(Nameless())
+    model = net()
+    model.lock = threading.Lock()
+    logger.log(model, "net", kind="model")
+    (one,) = logged(recorded, "model")
+    assert torch.load(io.BytesIO(content(recorded, one)), weights_only=True).keys()
+
+
+def test_a_model_that_is_spread_over_ranks_is_not_called(
+    recorded: Run, logger: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To call it, every rank would have to be here: the one that logs would wait for the others."""
+
+    class Spread(torch.nn.Linear):
+        def forward(self, inputs: Any) -> Any:
+            raise AssertionError("it was called")
+
+    monkeypatch.setattr("stepwell.diagnostics.sharding.is_sharded", lambda model: True)
+    logger.log(Spread(4, 3), "net", kind="model", input_example=torch.ones(2, 4), metadata={"a": 1})
+    (one,) = logged(recorded, "model")
+    assert one.attributes["sharded"] is True
+    assert one.attributes["metadata"] == {"a": 1}
+    assert "input_example" not in one.attributes
+    assert not [e for e in errors.counts if "input example" in e]
 
 
 def test_to_log_a_model_leaves_no_trace_in_it(recorded: Run, logger: Own) -> None:

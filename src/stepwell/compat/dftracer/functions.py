@@ -280,14 +280,14 @@ def _entry_of(fn: dft_fn, span: Span, function: Callable[..., Any]) -> Entry:
     def entry_of_method(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
         try:
             owner = args[0]
-            found = owner.__dict__
+            attributes = owner.__dict__
             # Most objects have none of them.
             if (
                 in_classes[owner.__class__]
-                or "step" in found
-                or "epoch" in found
-                or "image_idx" in found
-                or "image_size" in found
+                or "step" in attributes
+                or "epoch" in attributes
+                or "image_idx" in attributes
+                or "image_size" in attributes
                 or fn._attributes
             ):
                 return use_with(args, kwargs)
@@ -325,7 +325,7 @@ def _names_in_class(kind: type) -> tuple[str, ...]:
 
 
 def _add(values: dict[str, Any], name: str, value: Any) -> None:
-    """Add a value that is a number, a whole one as such; None and others are no arguments."""
-    found = value if value is None or type(value) is int else number(value)
-    if found is not None:
-        values[name] = int(found) if isinstance(found, float) and found.is_integer() else found
+    """Add a value if it is a number, a whole one as an int; others are left out."""
+    plain = value if value is None or type(value) is int else number(value)
+    if plain is not None:
+        values[name] = int(plain) if isinstance(plain, float) and plain.is_integer() else plain

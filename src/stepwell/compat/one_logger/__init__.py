@@ -222,10 +222,10 @@ def install() -> None:
 
     Call it before the program is imported. The original need not be installed.
     """
-    known = sys.modules.get("nv_one_logger")
-    if known is sys.modules[__name__]:
+    imported = sys.modules.get("nv_one_logger")
+    if imported is sys.modules[__name__]:
         return
-    if known is not None:
+    if imported is not None:
         raise OneLoggerError("nv_one_logger is already imported: call install() before that")
     sys.modules["nv_one_logger"] = sys.modules[__name__]
     _register("nv_one_logger")

@@ -50,8 +50,8 @@ class OneLoggerTypedAttributes(OneLoggerAttributes):
 
     def __getattr__(self, name: str) -> Any:
         if name in self.DECLARED.FIELDS or name in self.ONLY_THERE:
-            found = self.get(name)
-            return None if found is None else found.value
+            attribute = self.get(name)
+            return None if attribute is None else attribute.value
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 

@@ -89,19 +89,19 @@ class Assignable:
     """A configuration whose fields can be assigned to; unknown fields are left out with a warning."""
 
     def __init__(self, **given: Any) -> None:
-        known = settings_of(type(self))
-        unknown = [name for name in given if name not in known]
+        declared = settings_of(type(self))
+        unknown = [name for name in given if name not in declared]
         if unknown:
             hints = "; ".join(
-                f"{name} is no field of it, {nearest(name, known)}" for name in unknown
+                f"{name} is no field of it, {nearest(name, declared)}" for name in unknown
             )
             say("%s: %s. Unknown fields are left out.", type(self).__name__, hints)
-        super().__init__(**{name: given[name] for name in given if name in known})
+        super().__init__(**{name: given[name] for name in given if name in declared})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        about = settings_of(type(self)).get(name)
+        setting = settings_of(type(self)).get(name)
         try:
-            value = value if about is None or value is None else about.take(value)
+            value = value if setting is None or value is None else setting.take(value)
         except ValueError as error:
             raise StepwellError(f"{type(self).__name__}: {name} {error}") from None
         object.__setattr__(self, name, value)
@@ -155,8 +155,8 @@ class OneLoggerConfig(Assignable, ApplicationConfig):
     @property
     def logger_config(self) -> LoggerConfig:
         """How warnings are logged."""
-        found: LoggerConfig | None = vars(self).get("_logger_config")
-        return LoggerConfig() if found is None else found
+        given: LoggerConfig | None = vars(self).get("_logger_config")
+        return LoggerConfig() if given is None else given
 
     @logger_config.setter
     def logger_config(self, config: LoggerConfig | Mapping[str, Any] | None) -> None:

@@ -133,7 +133,7 @@ class BaseJsonExporter(BaseExporter):
         """Write one object."""
 
     def export_start(self, span: OneLoggerSpan) -> None:
-        """Keep a span back, until it is known whether something is inside of it."""
+        """Keep a span back, until it is clear whether something is inside it."""
         super().export_start(span)
         self._write_begun()
         self._begun = span
@@ -289,9 +289,9 @@ class AdaptedExporter(Exporter):
 
     def _stop(self, record: SpanRecord) -> None:
         span = self._spans.get(record.id) or self._start(record)
-        known = span.attributes.to_json()
+        before = span.attributes.to_json()
         span.add_attributes(
-            {k: v for k, v in record.attributes.items() if k not in known or known[k] != v}
+            {k: v for k, v in record.attributes.items() if k not in before or before[k] != v}
         )
         span.stop(stop_time=self._time(record.end_ns or record.start_ns))
         self.exporter.export_stop(span)
@@ -325,10 +325,10 @@ class AdaptedExporter(Exporter):
 
     def _span_of(self, record: EventRecord) -> OneLoggerSpan | None:
         """The span of an event; where that has ended or there is none, the one that started last."""
-        found = None if record.span is None else self._spans.get(record.span)
-        if found is None and record.type != "attributes":
+        span = None if record.span is None else self._spans.get(record.span)
+        if span is None and record.type != "attributes":
             return next(reversed(self._spans.values()), None)
-        return found
+        return span
 
 
 def adapted(exporter: Any) -> Any:
@@ -385,7 +385,7 @@ def _load_guarded(find: Callable[[], Any]) -> list[Configured]:
     try:
         config = find()
         return [] if config is None else load_exporters(config, find_adapted)
-    except Exception as error:  # a package of somebody else's may fail in any way
+    except Exception as error:  # another package may fail in any way
         say("%s. Training goes on without this exporter.", text_of(error))
         return []
 

@@ -130,10 +130,10 @@ class OneLoggerSpan:
 
     def duration_msec(self) -> int:
         """Return how long it took, in whole milliseconds."""
-        found: int | None = self._since_start().get(DURATION)
-        if found is None:
+        duration: int | None = self._since_start().get(DURATION)
+        if duration is None:
             raise StepwellError(f"{self.name} is still open: duration_msec() needs its end")
-        return found
+        return duration
 
     def to_json(self) -> dict[str, Any]:
         """Return the span as a plain dict."""
@@ -181,8 +181,8 @@ class LiveSpan(OneLoggerSpan):
 
     def __init__(self, recorded: Span) -> None:
         self.recorded = recorded
-        known = recorded._attributes
-        self._first: dict[str, Any] = {} if known is None else known.to_json()
+        given = recorded._attributes
+        self._first: dict[str, Any] = {} if given is None else given.to_json()
 
     @property
     def id(self) -> uuid.UUID:
@@ -208,15 +208,15 @@ class LiveSpan(OneLoggerSpan):
     def _since_start(self) -> dict[str, Any]:
         first, span = self._first, self.recorded
         values = span.attributes.to_json()
-        found = {k: v for k, v in values.items() if k not in first or first[k] != v}
-        return found if span.active else {**found, DURATION: int(span.duration_msec)}
+        changed = {k: v for k, v in values.items() if k not in first or first[k] != v}
+        return changed if span.active else {**changed, DURATION: int(span.duration_msec)}
 
     @property
     def events(self) -> list[OneLoggerEvent]:
         """Its events, from ``span_start`` to ``span_stop``; the latest ones where there are very many."""
         span = self.recorded
-        found = [span.start_event, *span.events, *filter(None, [span.stop_event])]
-        return [event_of(event) for event in found]
+        events = [span.start_event, *span.events, *filter(None, [span.stop_event])]
+        return [event_of(event) for event in events]
 
     @property
     def active(self) -> bool:
@@ -253,10 +253,10 @@ _views: WeakValueDictionary[int, LiveSpan] = WeakValueDictionary()
 
 def view_of(span: Span) -> LiveSpan:
     """Return a recorded span with the spellings of one-logger: one object for as long as it is in use."""
-    known = _views.get(span.id)
-    if known is None or known.recorded is not span:
-        known = _views[span.id] = LiveSpan(span)
-    return known
+    view = _views.get(span.id)
+    if view is None or view.recorded is not span:
+        view = _views[span.id] = LiveSpan(span)
+    return view
 
 
 def as_recorded(given: Any) -> Any:

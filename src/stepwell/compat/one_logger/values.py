@@ -274,8 +274,8 @@ class ErrorEvent(OneLoggerEvent):
         return self._value("exception_traceback")
 
     def _value(self, name: str) -> str | None:
-        found: str | None = self.attributes.to_json().get(name)
-        return found
+        value: str | None = self.attributes.to_json().get(name)
+        return value
 
 
 class TelemetryDataError(OneLoggerEvent):

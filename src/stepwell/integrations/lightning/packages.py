@@ -18,10 +18,10 @@ CALLBACK, LOGGER = "Callback", "loggers.Logger"
 
 
 def check_trainer_class(cls: type) -> None:
-    """Raise StepwellError for a class that is no Trainer of either package."""
+    """Raise StepwellError for a class that is not a Trainer of either package."""
     if not any(base.__module__.partition(".")[0] in MODULES for base in cls.__mro__):
         raise StepwellError(
-            f"{cls.__name__} is no Trainer of lightning or pytorch_lightning, nor derived from one"
+            f"{cls.__name__} is not a Trainer of lightning or pytorch_lightning, nor derived from one"
         )
 
 

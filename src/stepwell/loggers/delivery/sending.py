@@ -50,7 +50,7 @@ class LogFeed(Feed):
 
     @property
     def stage(self) -> str:
-        """What it does, unless it delivers; to wait for another rank is no failure."""
+        """What it does, unless it delivers; waiting for another rank is not a failure."""
         return WAITING if self._is_early else super().stage
 
     def count_left(self) -> int | None:

@@ -53,17 +53,15 @@ def model(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]
         from stepwell.diagnostics.no_trace import bare
 
         weights, about = _weights(item)
-        inner = bare(item)
-        extras = modules.take_extras(inner, options)
-        # Of a model that is spread over ranks, no rank has the whole.
-        write = (
-            partial(_save, weights)
-            if about.get("sharded")
-            else partial(modules.save, weights, inner, extras)
-        )
-        yield Item(
-            identifier, content=write, file=file_name(identifier, ".pt", SUFFIXES), meta=about
-        )
+        if about.get("sharded"):
+            # No rank has the whole, and to call the model all ranks would have to be here.
+            modules.drop_extras(options)
+            write = partial(_save, weights)
+        else:
+            inner = bare(item)
+            write = partial(modules.save, weights, inner, modules.take_extras(inner, options))
+        file = file_name(identifier, ".pt", SUFFIXES)
+        yield Item(identifier, content=write, file=file, meta=about)
     elif torch is not None and isinstance(item, Mapping):
         about = {"format": "state_dict", "parameters": _count(item.values())}
         file = file_name(identifier, ".pt", SUFFIXES)

@@ -33,7 +33,7 @@ FACTS = "module.json"
 CODE = "code/"
 """The files of ``code_paths``."""
 TAKEN = ("signature", "input_example", "pip_requirements", "extra_pip_requirements", "code_paths")
-"""Arguments of ``mlflow.pytorch.log_model`` that are no plain values."""
+"""Arguments of ``mlflow.pytorch.log_model`` that are not plain values."""
 PROTOCOL = 4
 LARGEST = 256 << 20
 """Bytes that a module may have besides its tensors."""
@@ -48,9 +48,9 @@ class Extras:
 
 
 def take_extras(module: Any, options: dict[str, Any]) -> Extras:
-    """Take the arguments of ``mlflow.pytorch.log_model`` that are no plain values out of the options.
+    """Take the arguments of ``mlflow.pytorch.log_model`` that are not plain values out of the options.
 
-    One that is wrong is a warning: the model is kept without it.
+    A wrong argument is a warning: the model is kept without it.
     """
     given = {name: options.pop(name, None) for name in TAKEN}
     facts: dict[str, Any] = {"requirements": _requirements(module)}
@@ -71,6 +71,12 @@ def take_extras(module: Any, options: dict[str, Any]) -> Extras:
     if "example" in facts and "signature" not in facts:
         facts["output"] = _output(module, given["input_example"])
     return Extras({key: value for key, value in facts.items() if value is not None}, code)
+
+
+def drop_extras(options: dict[str, Any]) -> None:
+    """Take the same arguments out of the options, for a model that MLflow gets as a file of weights."""
+    for name in TAKEN:
+        options.pop(name, None)
 
 
 def save(weights: dict[str, Any], module: Any, extras: Extras, file: IO[bytes]) -> None:
@@ -141,9 +147,9 @@ class _Pickling:
                 self._find = find
 
             def persistent_id(self, value: Any) -> Any:
-                found = self._find(value)
+                key = self._find(value)
                 # On the CPU, so that it loads where there is no such device.
-                return found and (*found[:3], "cpu", *found[4:])
+                return key and (*key[:3], "cpu", *key[4:])
 
         self.Pickler = Pickler
 
@@ -176,7 +182,7 @@ def _scripted(module: Any) -> bytes:
 
 def _say_weights_alone(module: Any, reason: str) -> None:
     run = active_run()
-    if run is None or not any(one.exporter.name == "mlflow" for one in run.exporters):
+    if run is None or not any(delivery.name == "mlflow" for delivery in run.exporters):
         # For others the weights are all that they get.
         return
     warn_once(
@@ -202,11 +208,11 @@ def _say_left_out(name: str, error: Exception) -> None:
 
 
 def _signature(signature: Any) -> dict[str, Any]:
-    known = signature.to_dict() if hasattr(signature, "to_dict") else signature
-    if not isinstance(known, Mapping):
+    described = signature.to_dict() if hasattr(signature, "to_dict") else signature
+    if not isinstance(described, Mapping):
         name = type(signature).__name__
         raise CannotKeep(f"it is {name}, not what mlflow.models.infer_signature() returns")
-    return dict(json.loads(json.dumps(dict(known))))
+    return dict(json.loads(json.dumps(dict(described))))
 
 
 def _example(example: Any) -> dict[str, Any]:
@@ -266,7 +272,7 @@ def _output(module: Any, example: Any) -> dict[str, Any] | None:
 def _requirements(module: Any) -> list[str]:
     """Return what has to be installed where the model is loaded, as a requirements file says it."""
     classes = {base for part in module.modules() for base in type(part).__mro__}
-    roots = {one.__module__.partition(".")[0] for one in classes}
+    roots = {kind.__module__.partition(".")[0] for kind in classes}
     packages = sorted({"torch", "cloudpickle", *roots} - {*sys.stdlib_module_names, "__main__"})
     return [*filter(None, map(_pinned, packages))]
 

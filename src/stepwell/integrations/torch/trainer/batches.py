@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ class EpochMeans:
         everyone = strategy.allgather_obj(own)
         means: dict[str, float] = {}
         for name in dict.fromkeys(itertools.chain(*everyone)):
-            pairs = [one[name] for one in everyone if name in one]
+            pairs = [sums[name] for sums in everyone if name in sums]
             means[name] = sum(total for total, _ in pairs) / sum(count for _, count in pairs)
         return means
 
@@ -56,9 +55,9 @@ def move(value: Any, device: str) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
-        return {name: move(one, device) for name, one in value.items()}
+        return {name: move(item, device) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [move(one, device) for one in value]
+        return [move(item, device) for item in value]
     return value.to(device) if hasattr(value, "to") else value
 
 
@@ -68,10 +67,3 @@ def count_batches(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def count_samples(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of the first tensor in it."""
-    while isinstance(batch, dict | list | tuple) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch) if isinstance(batch, Sized) else 1

@@ -34,16 +34,26 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def read_checkpoint(folder: Path, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the state and the model's values, without the prefix that several processes give their names."""
+    """Return the state and the model's values."""
     state = torch.load(folder / STATE, map_location=device, weights_only=True)
     model = torch.load(folder / MODEL, map_location=device, weights_only=True)
-    return state, {name.removeprefix(DDP_PREFIX): value for name, value in model.items()}
+    return state, model
+
+
+def load_values(model: torch.nn.Module, values: dict[str, Any]) -> None:
+    """Give a model its values; names that are not its own lose the prefix that itwinai's DDP gives them."""
+    if values.keys() != model.state_dict().keys():
+        values = {name.removeprefix(DDP_PREFIX): value for name, value in values.items()}
+    model.load_state_dict(values)
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> Path:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    write(beside)
-    os.replace(beside, path)
+    try:
+        write(beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
     return path
 
 

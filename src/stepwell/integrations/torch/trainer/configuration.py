@@ -31,7 +31,7 @@ TRUTHS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0"
 EXAMPLES = {bool: "True or False", int: "a whole number", float: "a number"}
 
 PROFILER = "the run records where time goes; for more, use torch.profiler with our trace_handler"
-RAY = "there is no Ray here; start the processes with torchrun"
+RAY = "Ray is not supported; start the processes with torchrun"
 WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(
         (

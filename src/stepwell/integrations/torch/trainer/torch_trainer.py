@@ -17,17 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler
 
+from stepwell.diagnostics.batches import size_of
 from stepwell.integrations.torch.trainer.batches import (
     LOSS,
     EpochMeans,
     count_batches,
-    count_samples,
     move,
 )
 from stepwell.integrations.torch.trainer.checkpoints import (
     MODEL,
     STATE,
     is_checkpoint,
+    load_values,
     read_checkpoint,
     write_checkpoint,
 )
@@ -222,7 +223,7 @@ class TorchTrainer:
         with self._recording(), application(), self._initialized(), self._logging():
             self._begin()
             self.logger.save_hyperparameters(self._hyperparameters())
-            self.metrics = {name: move(one, self.device) for name, one in self.metrics.items()}
+            self.metrics = {name: move(m, self.device) for name, m in self.metrics.items()}
             with dataloader_init():
                 self.create_dataloaders(
                     train_dataset=train_dataset,
@@ -261,7 +262,7 @@ class TorchTrainer:
             )
         with model_init():
             if self._loaded:
-                self.bare_model.load_state_dict(self._loaded["model"])
+                load_values(self.bare_model, self._loaded["model"])
             options = self.get_default_distributed_kwargs()
             self.model, _, _ = self.strategy.distributed(self.model, **options)
         with optimizer_init():
@@ -354,7 +355,7 @@ class TorchTrainer:
                 batch = next(batches, _END)
             if batch is _END:
                 break
-            with training_iteration(samples=world_size * count_samples(batch)):
+            with training_iteration(samples=world_size * (size_of(batch) or 1)):
                 loss = means.add(self.train_step(batch=batch, batch_idx=batch_idx))
                 # The run has the loss of every step; the logger has what its log_freq asks for.
                 log({"loss": loss})
@@ -488,7 +489,7 @@ class TorchTrainer:
         return {name: value for name, value in names.items() if name not in hidden}
 
     def ray_report(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is no Ray here."""
+        """Do nothing: Ray is not supported."""
 
     # Behind it
 
@@ -516,14 +517,14 @@ class TorchTrainer:
         if self.logger.is_initialized:
             yield
             return
-        takes_name = any("run_name" in one.context_options for one in self._members())
+        takes_name = any("run_name" in member.context_options for member in self._members())
         options = {"run_name": self.run_name} if self.run_name and takes_name else {}
         with self.logger.start_logging(rank=self.rank, **options):
             yield
 
     def _members(self) -> list[Logger]:
-        one = self.logger
-        return one.loggers if isinstance(one, LoggersCollection) else [one]
+        logger = self.logger
+        return logger.loggers if isinstance(logger, LoggersCollection) else [logger]
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[None]:
@@ -545,7 +546,7 @@ class TorchTrainer:
         self.train_glob_step = self.validation_glob_step = self.test_glob_step = 0
         self._best_files = []
         # Our loggers take tensors without waiting for them; others were promised numbers.
-        self._logs_floats = any(type(one).log is not Logger.log for one in self._members())
+        self._logs_floats = any(type(member).log is not Logger.log for member in self._members())
         if self.from_checkpoint is not None:
             self.load_checkpoint()
         if self.random_seed is not None:

@@ -143,13 +143,13 @@ class Models:
 
     def _logged_model(self, module: LoggedModule, again: bool) -> LoggedModel:
         client = self.client
-        known = self.sent.get(module.key)
-        if known is not None:
-            return client.get_logged_model(known)
+        model_id = self.sent.get(module.key)
+        if model_id is not None:
+            return client.get_logged_model(model_id)
         experiment = client.get_run(self.run_id).info.experiment_id
-        found = self._left_behind(module, experiment) if again else None
+        earlier = self._left_behind(module, experiment) if again else None
         attributes = module.item.attributes
-        logged = found or client.create_logged_model(
+        logged = earlier or client.create_logged_model(
             experiment,
             name=module.name,
             source_run_id=self.run_id,
@@ -180,7 +180,7 @@ class Models:
 
         run = self.client.get_run(self.run_id)
         linked = run.outputs.model_outputs if run.outputs else []
-        if all(one.model_id != model_id for one in linked):
+        if all(output.model_id != model_id for output in linked):
             output = LoggedModelOutput(model_id, step=module.item.step or 0)
             self.client.log_outputs(self.run_id, [output])
 
