@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ telemetry:
   holdout_size: 50
 """
     assert TelemetryConfig.from_dict(yaml.safe_load(text)["telemetry"]) == TelemetryConfig()
+
+
+def test_to_yaml_and_back() -> None:
+    """With fields of both kinds: documented ones and ours."""
+    config = TelemetryConfig(collect_every_n=7, track_gradients=False, groups={"stem": "conv1"})
+    text = yaml.safe_dump({"telemetry": asdict(config)})
+    assert TelemetryConfig.from_dict(yaml.safe_load(text)["telemetry"]) == config
 
 
 def test_from_dict_takes_a_part() -> None:
