@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ telemetry:
   holdout_size: 50
 """
     assert TelemetryConfig.from_dict(yaml.safe_load(text)["telemetry"]) == TelemetryConfig()
+
+
+def test_to_yaml_and_back() -> None:
+    """With fields of both kinds: documented ones and ours."""
+    config = TelemetryConfig(collect_every_n=7, track_gradients=False, groups={"stem": "conv1"})
+    text = yaml.safe_dump({"telemetry": asdict(config)})
+    assert TelemetryConfig.from_dict(yaml.safe_load(text)["telemetry"]) == config
 
 
 def test_from_dict_takes_a_part() -> None:
@@ -143,6 +151,21 @@ def test_several_wrong_values_are_named_at_once() -> None:
     """Each with what to write instead."""
     with pytest.raises(StepwellError, match=r"collect_every_n.*task"):
         TelemetryConfig(collect_every_n=0, task="x")
+
+
+def test_a_subclass_adds_fields() -> None:
+    """Of any type, also from a dict; ours are checked as before."""
+
+    @dataclass
+    class MyConfig(TelemetryConfig):
+        my_threshold: float = 0.5
+        my_layers: tuple[str, ...] = ()
+
+    assert MyConfig(collect_every_n=7, my_threshold=0.7).my_threshold == 0.7
+    made = MyConfig.from_dict({"my_layers": ("head",), "holdout_size": 3})
+    assert made == MyConfig(my_layers=("head",), holdout_size=3)
+    with pytest.raises(StepwellError, match="holdout_size is 0"):
+        MyConfig(holdout_size=0)
 
 
 @pytest.mark.parametrize(

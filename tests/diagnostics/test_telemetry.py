@@ -58,6 +58,28 @@ def test_it_collects_at_multiples(first: int, expected: list[int]) -> None:
     assert found == [(epoch, idx) for epoch in range(2) for idx in expected]
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_it_is_paused_by_its_configuration(tmp_path: Path, every: int) -> None:
+    """And resumed; the gradients afterwards are those of the latest step."""
+    model = Siamese()
+    optimizer = two_rates(model)
+    config = TelemetryConfig(collect_every_n=every, output_dir=tmp_path)
+    norms = []
+    with TrainingTelemetry(config) as telemetry:
+        for epoch in range(3):
+            config.enabled = epoch != 1
+            for batch_idx, batch in enumerate(pairs(4, 4, epoch), 1):
+                train(model, optimizer, [batch], telemetry, epoch, batch_idx)
+                if config.enabled and batch_idx % every == 0:
+                    gradients = [parameter.grad.flatten() for parameter in model.parameters()]
+                    norms.append((epoch, batch_idx, torch.cat(gradients).norm().item()))
+    found = records(tmp_path / "telemetry.jsonl")
+    assert [(it["epoch"], it["batch_idx"]) for it in found] == [it[:2] for it in norms]
+    assert [it["gradient_norm"]["overall"] for it in found] == pytest.approx(
+        [it[2] for it in norms]
+    )
+
+
 def test_a_batch_that_passes_costs_a_comparison() -> None:
     """No call is made, nothing is stored and nothing stays allocated."""
     code = list(dis.get_instructions(TrainingTelemetry.on_batch_end))

@@ -85,7 +85,7 @@ class Collector:
         watch = self._watch(model, optimizer)
         if self.config.track_gradients:
             watch.batch_ends(optimizer, batch_idx)
-        if batch_idx % self.config.collect_every_n == 0:
+        if self.config.enabled and batch_idx % self.config.collect_every_n == 0:
             self.collections += 1
             with span(SPAN), same_random_numbers():
                 step = self._epochs.step(batch_idx, epoch)

@@ -141,7 +141,8 @@ def _unknown(key: Any, known: list[str]) -> str:
 def _problems(config: TelemetryConfig) -> list[str]:
     """All that is wrong with the values, each with what to write instead."""
     found = []
-    for field in fields(config):
+    # A subclass checks its own fields.
+    for field in fields(TelemetryConfig):
         name, value = field.name, getattr(config, field.name)
         if value is None and (name in _OPTIONAL or field.default is None):
             continue

@@ -32,7 +32,8 @@ class TrainingTelemetry:
     active. Nothing here changes training or stops it: what fails is missing, and said once.
 
     Attributes:
-        config: as given. Change it before the first batch only.
+        config: as given. Setting ``enabled`` to False pauses collection, True resumes it. Change other
+            fields before the first batch only.
         output_dir: folder of the files; None when there is none.
         metrics_file: the records, one JSON object a line.
         checkpoint_file: the weights of the last collection, to compare the next one with.
@@ -148,6 +149,7 @@ class TrainingTelemetry:
         self, model: Any, optimizer: Any, batch_idx: int, epoch: int, device: Any, batch: Any
     ) -> None:
         self._tally.is_called = True
+        self._tally.is_enabled = self.config.enabled
         if self.config.output_dir is None and self.run is not active_run():
             # Another run has begun: the numbers belong to that one.
             self._open()

@@ -156,5 +156,6 @@ class Audience:
 
     def _heard(self, mask: int = -1) -> set[str]:
         """Return the metrics that any of these loggers has heard of."""
-        words = [found for heard_by, found in self._by_mask.items() if heard_by & mask]
+        # A copy: other threads may log.
+        words = [names for heard_by, names in list(self._by_mask.items()) if heard_by & mask]
         return self._heard_before.union(*words)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +102,7 @@ class WandBExporter(Exporter):
 
         config = self.config
         settings = {
-            "id": secrets.token_hex(4),
+            "id": _run_id(source, config.project),
             "project": config.project,
             "entity": config.entity,
             "name": config.run_name or f"{source.application}-{source.run}-{source.rank}",
@@ -145,3 +145,9 @@ class WandBExporterAsync(WandBExporter):
 
 
 Config = WandBConfig
+
+
+def _run_id(source: Source, project: str) -> str:
+    """Return the id of a process's run, the same one for a sidecar that is started again."""
+    text = f"{source.run} {source.attempt} {source.process} {project}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -39,6 +39,7 @@ DATA = "data"
 WEIGHTS = "data.pkl"
 NO_LOGGED_MODELS = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
 """What servers before MLflow 3 answer."""
+GONE = "RESOURCE_DOES_NOT_EXIST"
 EXISTS = ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS")
 LATER = (
     "INTERNAL_ERROR",
@@ -145,7 +146,12 @@ class Models:
         client = self.client
         model_id = self.sent.get(module.key)
         if model_id is not None:
-            return client.get_logged_model(model_id)
+            try:
+                return client.get_logged_model(model_id)
+            except MlflowException as error:
+                if error.error_code != GONE:
+                    raise
+                # Somebody deleted it: it is made anew.
         experiment = client.get_run(self.run_id).info.experiment_id
         earlier = self._left_behind(module, experiment) if again else None
         attributes = module.item.attributes
