@@ -82,6 +82,8 @@ PHASES: dict[str, str] = {
 
 CATEGORY = "training"
 """The category in traces of standard spans that the `ai` tree has no word for."""
+RUNTIME = "runtime"
+"""The category of pauses of the interpreter."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ def word_of(name: str, category: str = "") -> Word | None:
 
 def is_category(category: str) -> bool:
     """Whether standard spans, `ai` nodes or the interpreter's pauses are recorded with this category."""
-    return category in _AI_CATEGORIES or category in (CATEGORY, "runtime")
+    return category in _AI_CATEGORIES or category in (CATEGORY, RUNTIME)
 
 
 def phase_of(name: str, category: str = "") -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import re
@@ -155,6 +156,26 @@ def _names_of_the_original() -> list[tuple[str, list[str]]]:
 def _is_own(value: Any, module: str) -> bool:
     name = getattr(value, "__name__", "_")
     return getattr(value, "__module__", None) == module and not name.startswith("_")
+
+
+def test_signatures_and_properties_of_the_original() -> None:
+    """Functions take its arguments in its order; attribute classes have its properties."""
+    checked = 0
+    for path, names in _names_of_the_original():
+        theirs = importlib.import_module(f"nv_one_logger.{path}")
+        for name in names:
+            original, ours = getattr(theirs, name), getattr(ol, name)
+            if path.endswith(("api.callbacks", "api.context")):
+                wanted = list(inspect.signature(original).parameters)
+                assert list(inspect.signature(ours).parameters)[: len(wanted)] == wanted, name
+                checked += 1
+            elif path.endswith("api.attributes"):
+                properties = [
+                    key for key, value in vars(original).items() if isinstance(value, property)
+                ]
+                assert [key for key in properties if not hasattr(ours(), key)] == [], name
+                checked += len(properties)
+    assert checked > 100
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "nv-one-logger.md"
@@ -765,6 +786,19 @@ def test_another_application(
         pass
     assert [span.name for span in kept.ended] == ["application", "application"]
     assert "Kept was closed at the end of the application" in caplog.text
+
+
+def test_pauses_are_not_exported(caplog: pytest.LogCaptureFixture) -> None:
+    """Garbage collections belong to no application: no exporter gets them, and none is late."""
+    kept = Kept()
+    adapted = AdaptedExporter(kept)
+    adapted.open(Source("run", 0, 0, 1, "rank-0", "host", 1, "app", started_ns=T0))
+    pause = SpanRecord("stop", 7, None, "gc", "runtime", "main", T0, T0 + 2_500_000, "ok", {})
+    adapted.export([pause])
+    adapted.close()
+    adapted.export([pause])
+    assert kept.spans == kept.ended == []
+    assert "was closed at the end" not in caplog.text
 
 
 class Broken(Kept):

@@ -14,6 +14,7 @@ from stepwell.analysis.source_lines import shown_lines
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
 from stepwell.journal import clock
 from stepwell.reading import RecordedRun
+from stepwell.vocabulary import RUNTIME
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def wall_seconds(mains: pl.DataFrame, last_ns: int | None = None) -> float | Non
 def _spans(run: RecordedRun) -> list[SpanLine]:
     worker = pl.col("process").str.contains(r"\.(?:worker-\d+|child)\.pid-").alias("worker")
     seconds = pl.col("duration_ns") / 1e9
-    is_pause = pl.col("category") == "runtime"
+    is_pause = pl.col("category") == RUNTIME
     spans = run.spans()
     above = spans.select("process", pl.col("id").alias("parent"), pl.col("name").alias("inside"))
     table = (

@@ -108,7 +108,7 @@ def _as_ai_path(name: str) -> tuple[str, str]:
 
 def code_of(name: str, category: str = "") -> int:
     """The code of a span by its name and category, with flags."""
-    if (name, category) == ("gc", "runtime"):
+    if (name, category) == ("gc", vocabulary.RUNTIME):
         return GARBAGE
     phase = phase_of_span(name, category)
     if phase is not None:

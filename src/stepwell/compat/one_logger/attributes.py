@@ -86,7 +86,9 @@ OneLoggerInitializationAttributes = _typed(
     VERSION,
 )
 TrainingTelemetryAttributes = _typed(
-    training.TrainingTelemetryAttributes, "perf_tag global_batch_size log_every_n_train_iterations"
+    training.TrainingTelemetryAttributes,
+    "perf_tag global_batch_size log_every_n_train_iterations",
+    "app_type",
 )
 TrainingMetricsUpdateAttributes = _typed(
     training.TrainingMetricsUpdateAttributes,

@@ -24,6 +24,7 @@ from stepwell.journal.errors import say, warn_once
 from stepwell.journal.values import text_of
 from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source, SpanRecord
 from stepwell.telemetry.exporter_loading import Configured, find_class, load_exporters
+from stepwell.vocabulary import RUNTIME
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -254,6 +255,9 @@ class AdaptedExporter(Exporter):
         self._done = 0
 
     def _take(self, record: Record) -> None:
+        if isinstance(record, SpanRecord) and record.category == RUNTIME:
+            # A pause of the interpreter is no part of the application, and the original has none.
+            return
         is_application = record.name == StandardSpanName.APPLICATION
         if not self._is_ready:
             if not (is_application and record.type == "start"):

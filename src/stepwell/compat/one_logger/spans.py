@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -294,10 +295,10 @@ def returning_views(
     For what happens a million times ``view`` is ``LiveSpan`` itself, which is quicker.
     """
 
+    @wraps(function)
     def start(*args: P.args, **kwargs: P.kwargs) -> LiveSpan:
         return view(function(*args, **kwargs))
 
-    start.__name__, start.__doc__ = function.__name__, function.__doc__
     return start
 
 
@@ -331,8 +332,8 @@ def entering_views(
 ) -> Callable[P, Viewed]:
     """Return the function with its context manager giving a ``LiveSpan``; see ``returning_views``."""
 
+    @wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Viewed:
         return Viewed(function(*args, **kwargs), view)
 
-    make.__name__, make.__doc__ = function.__name__, function.__doc__
     return make

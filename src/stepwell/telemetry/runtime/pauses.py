@@ -16,9 +16,9 @@ from typing import Any
 from stepwell.journal import clock
 from stepwell.journal.track import Track
 from stepwell.journal.values import encode
+from stepwell.vocabulary import RUNTIME
 
 NAME = "gc"
-CATEGORY = "runtime"
 MAX_WAITING = 10_000
 Pause = tuple[int, int, dict[str, Any], str]
 
@@ -62,7 +62,7 @@ class Pauses:
                 "collected": info["collected"],
                 "thread": thread,
             }
-            self._track.write(NAME, CATEGORY, start, end, encode(about))
+            self._track.write(NAME, RUNTIME, start, end, encode(about))
 
 
 def _thread_name() -> str:

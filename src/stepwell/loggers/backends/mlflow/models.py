@@ -143,6 +143,8 @@ class Models:
         self._register(module, uri, logged.model_id, again)
 
     def _logged_model(self, module: LoggedModule, again: bool) -> LoggedModel:
+        from mlflow.exceptions import MlflowException
+
         client = self.client
         model_id = self.sent.get(module.key)
         if model_id is not None:
