@@ -39,6 +39,21 @@ def test_a_run_is_started_and_finished_with_the_context(root: Path) -> None:
     assert len(list(root.glob("*/run.json"))) == 2
 
 
+def test_a_run_lasts_until_its_last_logger_ends(root: Path) -> None:
+    """Also when the logger that the run was started for ends first."""
+    first, second = Own(log_freq="batch"), Another(log_freq="batch")
+    first.create_logger_context()
+    run = stepwell.active_run()
+    assert run is not None
+    second.create_logger_context()
+    first.destroy_logger_context()
+    assert run.status == "running"
+    second.log(2.0, "loss")
+    second.destroy_logger_context()
+    assert run.status == "finished"
+    assert [m.value for m in metrics(run)] == [2.0]
+
+
 def test_a_run_that_is_active_is_left_so(recorded: Run) -> None:
     """Only what a logger started it finishes."""
     logger = Own()

@@ -70,6 +70,8 @@ def test_a_flag_is_on_or_off() -> None:
     assert read_flag({"X": "1"}, "X")
     assert not read_flag({"X": "0"}, "X")
     assert not read_flag({}, "X")
+    assert read_flag({}, "X", default=True)
+    assert not read_flag({"X": "off"}, "X", default=True)
 
 
 def test_every_variable_in_the_code_is_known() -> None:

@@ -45,11 +45,14 @@ def warn_setting(name: str, value: str, instead: str) -> None:
     warn_once(f"setting {name}", "%s is %.100r: write %s. It is ignored.", name, value, instead)
 
 
-def read_flag(environ: Mapping[str, str], name: str) -> bool:
-    """Return whether a setting is on; a value that is neither on nor off is off, with a warning."""
-    text = environ.get(name, "").strip().lower()
+def read_flag(environ: Mapping[str, str], name: str, default: bool = False) -> bool:
+    """Return whether a setting is on; unset, or neither on nor off (with a warning), the default holds."""
+    if name not in environ:
+        return default
+    text = environ[name].strip().lower()
     if text not in (*ON, *OFF):
-        warn_setting(name, text, "1, or leave it unset")
+        warn_setting(name, text, f"{int(not default)}, or leave it unset")
+        return default
     return text in ON
 
 

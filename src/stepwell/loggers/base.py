@@ -480,7 +480,10 @@ class Logger:
 
     def _finish_run(self, context: Context, status: str) -> None:
         run = context.run
-        if context.owns_run and run is not None and context.is_here and run.status == "running":
+        if not context.owns_run or run is None or not context.is_here or run.status != "running":
+            return
+        # Other loggers may have joined the run that was started for this one.
+        if not context.pass_run_on():
             run.finish(status)
 
     def _created(self, call: str) -> Context:

@@ -46,6 +46,8 @@ class _Register:
         return number, to if same == 1 else f"{to}-{same}"
 
 
+_open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+"""Those that log and have not ended."""
 _registers: weakref.WeakKeyDictionary[Journal, _Register] = weakref.WeakKeyDictionary()
 
 
@@ -105,6 +107,8 @@ class Context:
             self._readings = _readings(run)
         if run is not None and self.journal is None:
             self.logs = False
+        if self.logs:
+            _open_contexts.add(self)
 
     @property
     def readings(self) -> Readings:
@@ -163,6 +167,15 @@ class Context:
 
     # Its end
 
+    def pass_run_on(self) -> bool:
+        """Let another logger of the run end the run, when it ends itself; return whether there is one."""
+        _open_contexts.discard(self)
+        for other in list(_open_contexts):
+            if other.run is self.run and other.is_here:
+                other.owns_run = True
+                return True
+        return False
+
     def _run_ends(self, status: str) -> None:
         self.end(status)
 
@@ -172,6 +185,7 @@ class Context:
         if self._is_over or self.journal is None or not self.is_here:
             return
         self._is_over = True
+        _open_contexts.discard(self)
         self.complete()
         if state.journal is self.journal:
             self._settle()

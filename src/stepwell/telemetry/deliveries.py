@@ -6,6 +6,7 @@ long as they make progress. Starting up is progress too. Ctrl-C ends the wait, n
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -103,10 +104,13 @@ def finish_timeout() -> float:
     """Return how many seconds the end of a run waits for its exporters at most."""
     text = os.environ.get(VARIABLE, "").strip()
     try:
-        return max(0.0, float(text)) if text else FINISH_TIMEOUT
+        seconds = float(text) if text else FINISH_TIMEOUT
     except ValueError:
-        warn_setting(VARIABLE, text, "a number of seconds, such as 300, or 0 to not wait")
-        return FINISH_TIMEOUT
+        seconds = math.nan
+    if math.isfinite(seconds) and seconds >= 0:
+        return seconds
+    warn_setting(VARIABLE, text, "a number of seconds, such as 300, or 0 to not wait")
+    return FINISH_TIMEOUT
 
 
 def finish_deliveries(

@@ -24,7 +24,7 @@ DIALECT = "old"
 """The one with brackets, ``p_idx`` and ``level``."""
 TRACES = "traces"
 """Folder of a run with a small file for each trace that several ranks may have asked for."""
-DFTRACER_ENABLE = "DFTRACER_ENABLE" not in os.environ or read_flag(os.environ, "DFTRACER_ENABLE")
+DFTRACER_ENABLE = read_flag(os.environ, "DFTRACER_ENABLE", default=True)
 """Whether these names record: yes, unless the variable says no."""
 
 
