@@ -188,18 +188,37 @@ def test_draining_tries_until_its_time_is_up() -> None:
     assert len(stubborn.tried) == 4
 
 
-def test_draining_does_not_wait_for_one_in_quarantine() -> None:
-    """It is tried once more, at once, and left."""
-    exporter = Fails(export=1000)
+def quarantined(exporter: Fails) -> Feed:
+    """A feed whose exporter has failed five times in a row."""
     feed = Feed(exporter, Script(events(1)), SOURCE)
     while not feed.quarantined:
         feed.step()
         time.sleep(feed.pause())
+    return feed
+
+
+def test_the_end_does_not_wait_for_one_in_quarantine() -> None:
+    """It is tried once more, at once, and left."""
+    exporter = Fails(export=1000)
+    feed = quarantined(exporter)
     tried = len(exporter.tried)
     began = time.monotonic()
-    assert not feed.drain(began + 10)
+    assert not feed.drain(began + 10, closing=True)
     assert time.monotonic() == began
     assert len(exporter.tried) == tried + 1
+
+
+def test_draining_gives_one_in_quarantine_five_more_tries() -> None:
+    """It may be back, and slow at first; one that is still down is not waited for until the deadline."""
+    exporter = Fails(export=5 + 4)
+    assert quarantined(exporter).drain(time.monotonic() + 1000)
+    assert exporter.batches == [[1]]
+    stubborn = Fails(export=1000)
+    feed = quarantined(stubborn)
+    began = time.monotonic()
+    assert not feed.drain(began + 1000)
+    assert time.monotonic() - began == pytest.approx(0.1 + 0.2 + 0.4 + 0.8)
+    assert len(stubborn.tried) == 5 + 5
 
 
 def test_draining_hands_over_what_waited_and_what_is_new() -> None:

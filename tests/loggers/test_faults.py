@@ -116,7 +116,7 @@ def test_a_server_that_fails_for_a_while(tmp_path: Path, server: Server, mode: M
     try:
         with training(tmp_path, mlflow(proxy.url, experiment), TENSORBOARD) as trainer:
             trainer.log(0, 100)
-            wait_until(lambda: trainer.flush("mlflow"), 100)
+            assert trainer.flush("mlflow")
             proxy.mode = mode
             # Neither the program nor the neighbour notices.
             trainer.log(100, 3000)
@@ -125,7 +125,7 @@ def test_a_server_that_fails_for_a_while(tmp_path: Path, server: Server, mode: M
             wait_until(lambda: proxy.failed >= 2)
             proxy.mode = "well"
             trainer.log(3000, 3100)
-            wait_until(lambda: trainer.flush("mlflow"), 100)
+            assert trainer.flush("mlflow")
             trainer.destroy(60)
         run, curve = found_on(server, experiment)
         assert curve == expected(3100)
@@ -142,7 +142,7 @@ def test_a_server_that_is_killed_and_restarted(tmp_path: Path, empty_database: P
     try:
         with training(tmp_path, mlflow(server.wait().url, "restarted"), TENSORBOARD) as trainer:
             trainer.log(0, 100)
-            wait_until(lambda: trainer.flush("mlflow"), 100)
+            assert trainer.flush("mlflow")
             trainer.log(100, 6000)
             wait_until(lambda: len(found_on(server, "restarted")[1]) > 100)
             server.stop()
@@ -151,7 +151,7 @@ def test_a_server_that_is_killed_and_restarted(tmp_path: Path, empty_database: P
             server.start()
             server.wait()
             trainer.log(7000, 7100)
-            wait_until(lambda: trainer.flush("mlflow"), 100)
+            assert trainer.flush("mlflow")
             trainer.destroy(60)
         run, curve = found_on(server, "restarted")
         assert curve == expected(7100)
@@ -168,7 +168,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path, server: Se
     try:
         with training(tmp_path, mlflow(proxy.url, "hangs at the end"), TENSORBOARD) as trainer:
             trainer.log(0, 100)
-            wait_until(lambda: trainer.flush("mlflow"), 100)
+            assert trainer.flush("mlflow")
             proxy.mode = "hang afterwards"
             trainer.log(100, 500)
             # This returns although the server hangs until the end of training.

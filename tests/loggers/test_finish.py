@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -259,23 +260,48 @@ def test_a_forked_child_does_not_wait(tmp_path: Path, hang: Path) -> None:
         assert status == 7
 
 
+@contextmanager
+def in_background(trainer: Training, linger: float) -> Iterator[None]:
+    """The run finishes without waiting; its sidecar gives up ``linger`` seconds after the last progress.
+
+    Leaving waits for the end of the sidecar.
+    """
+    trainer.do(
+        "sidecar = run.exporters[0]\n"
+        "sidecar._process.kill()\nsidecar._process.wait()\n"
+        "sidecar._about['linger'] = linger\nsidecar.hurry()\n"
+        "os.environ['STEPWELL_FINISH_TIMEOUT'] = '0'\n"
+        "run.finish()\nanswer = None",
+        linger=linger,
+    )
+    pid = trainer.do("answer = sidecar.process_id")
+    try:
+        yield
+        wait_until(lambda: has_ended(pid))
+    finally:
+        end(pid)
+
+
 def test_in_the_background_it_goes_on_as_long_as_the_backend_takes_records(tmp_path: Path) -> None:
     """Longer than the time that it tries when nothing is taken."""
     with training(tmp_path, delay=0.2) as trainer:
         trainer.log(0, 1000)
-        trainer.do("run.exporters[0]._about['linger'] = 0.3\nrun.exporters[0]._process.kill()")
-        trainer.do(
-            "run.exporters[0]._process.wait()\n"
-            "run.exporters[0].hurry()\n"
-            "os.environ['STEPWELL_FINISH_TIMEOUT'] = '0'\n"
-            "run.finish()\nanswer = None"
-        )
-        pid = trainer.do("answer = run.exporters[0].process_id")
-        try:
-            wait_until(lambda: has_ended(pid))
-        finally:
-            end(pid)
+        with in_background(trainer, 0.3):
+            pass
     assert steps(trainer.out) == list(range(1000))
+
+
+def test_in_the_background_another_process_gets_more_time(tmp_path: Path) -> None:
+    """Such as one that makes the database: it has ten times the time of failures."""
+    with training(tmp_path, wait_for="run") as trainer:
+        trainer.log(0, 10)
+        with in_background(trainer, 1.0):
+            wait_until(lambda: Path(f"{trainer.out}.calls").exists())
+            time.sleep(1.2)
+            trainer.do(
+                "backend.run_folder = run.path\nbackend.publish('run', {})\nanswer = None"
+            )
+    assert steps(trainer.out) == list(range(10))
 
 
 def test_waiting_for_another_rank_is_no_hang(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class ExportThread:
                 return
 
     def _answer(self, asked: int) -> None:
-        went_well = self.feed.drain(self._deadline)
+        went_well = self.feed.drain(self._deadline, self._closing)
         with self._lock:
             self._done = asked
             self._went_well = went_well

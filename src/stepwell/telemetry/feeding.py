@@ -89,6 +89,11 @@ class Feed:
         return self._in_a_row >= QUARANTINE_AFTER
 
     @property
+    def is_open(self) -> bool:
+        """Whether the exporter is ready for records."""
+        return self._is_open
+
+    @property
     def stage(self) -> str:
         """What it does, unless it delivers: importing and connecting, or trying again."""
         if self._in_a_row:
@@ -119,11 +124,14 @@ class Feed:
             return False
         return self._try(self._hand_over) or False
 
-    def drain(self, deadline: float) -> bool:
+    def drain(self, deadline: float, closing: bool = False) -> bool:
         """Hand over all that was recorded until now; whether it was, by ``time.monotonic()``.
 
-        Failures are tried again until then. One that failed for long is tried once.
+        Failures are tried again until then, up to five in a row: a receiver that was down may be back, and
+        slow at first. With ``closing``, one that has failed so often before is tried once.
         """
+        if not closing:
+            self._in_a_row = 0
         since = time.monotonic() + SETTLED
         until_ns = clock.to_wall(clock.now()) + int(SETTLED * 1e9)
         self._not_before = 0.0

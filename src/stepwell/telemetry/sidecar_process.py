@@ -36,6 +36,8 @@ RETRY = 2.0
 """How often it tries again when training has ended and time is short."""
 RUN_DOCUMENT_WAIT = 10.0
 """Another rank writes the name of the run, a moment later perhaps."""
+WAITING_LINGERS = 10
+"""So many times longer it waits for another process, such as one that makes a database, than for a failing one."""
 TERM_LINGER = 5.0
 """A scheduler that says SIGTERM kills half a minute later, or sooner."""
 REPORT = 0.2
@@ -122,7 +124,7 @@ class TrainerLink:
             "sent": feed.sent,
             "waiting": feed.waiting,
             "failures": feed.failures,
-            "problem": feed.last_error if stage == FAILING else None,
+            "problem": feed.last_error if stage in (FAILING, WAITING) else None,
             "stage": stage,
             "total": self.total,
         }
@@ -299,27 +301,36 @@ class Follow:
     # The end
 
     def _finish(self) -> int:
-        """Send the rest, until nothing was taken for ``linger`` seconds."""
+        """Send the rest, until there was no progress for as long as ``_patience`` says."""
         self.trainer.priority.restore()
-        sent, deadline = self.feed.sent, time.monotonic() + self.linger
-        while not self._is_done(deadline):
+        feed, since = self.feed, time.monotonic()
+        progress = (feed.is_open, feed.sent)
+        while not self._is_done(since + self._patience):
             self._look_at_failures()
             if self.failing:
                 self._tell(failing=True)
-            if self.feed.sent > sent and not self.stopped:
-                sent, deadline = self.feed.sent, time.monotonic() + self.linger
-            elif time.monotonic() >= deadline or not self.folder.is_dir():
+            left = since + self._patience - time.monotonic()
+            if (feed.is_open, feed.sent) != progress and not self.stopped:
+                progress, since = (feed.is_open, feed.sent), time.monotonic()
+            elif left <= 0 or not self.folder.is_dir():
                 return self._give_up()
-            time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())) if self.failing else 0.05)
+            else:
+                time.sleep(min(RETRY, left) if self.failing else 0.05)
         self.feed.close()
         self._look_at_failures()
         remove_note(self.folder, self.about["notes"])
         self._tell(ended=True, delivered=True)
         return STOPPED if self.stopped and not self.feed.over else DELIVERED
 
+    @property
+    def _patience(self) -> float:
+        """Seconds without progress after which it gives up: other processes get more time than failures."""
+        is_waiting = self.feed.stage == WAITING and not self.stopped
+        return WAITING_LINGERS * self.linger if is_waiting else self.linger
+
     def _is_done(self, deadline: float) -> bool:
         # A process that was killed is over when its open spans were given out as unfinished.
-        drained = self.feed.drain(deadline)
+        drained = self.feed.drain(deadline, closing=True)
         return drained and (self.closing or self.feed.over)
 
     def _give_up(self) -> int:
@@ -334,9 +345,10 @@ class Follow:
         self.trainer.tell({**self._state(), **answer})
 
     def _state(self) -> dict[str, Any]:
+        is_late = self.failing or self.feed.stage == WAITING
         return {
             **self.trainer.state(),
-            "problem": self.feed.last_error if self.failing else None,
+            "problem": self.feed.last_error if is_late else None,
         }
 
 

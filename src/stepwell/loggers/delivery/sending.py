@@ -162,6 +162,7 @@ class LogFeed(Feed):
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, NotYet):
+            self._is_early = False
             super()._failed(_without_secrets(error))
             return
         # It waits for somebody, which is no failure of the backend.
