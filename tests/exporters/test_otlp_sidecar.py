@@ -157,9 +157,7 @@ def test_what_nobody_took_is_noted_and_said_once(tmp_path: Path) -> None:
     assert note["exporter"] == "otlp"
     assert note["waiting"] > 0
     assert "Connection refused" in note["problem"]
-    assert note["command"] == (
-        f"stepwell forward {path} --to otlp --option=endpoint={receiver.url}/v1/traces"
-    )
+    assert note["command"] == (f"stepwell forward {path} --to otlp={receiver.url}/v1/traces")
     for text in (warning, str(note), log.read_text()):
         assert "s3cret" not in text
     with receiver.up():

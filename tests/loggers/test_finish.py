@@ -298,9 +298,7 @@ def test_in_the_background_another_process_gets_more_time(tmp_path: Path) -> Non
         with in_background(trainer, 1.0):
             wait_until(lambda: Path(f"{trainer.out}.calls").exists())
             time.sleep(1.2)
-            trainer.do(
-                "backend.run_folder = run.path\nbackend.publish('run', {})\nanswer = None"
-            )
+            trainer.do("backend.run_folder = run.path\nbackend.publish('run', {})\nanswer = None")
     assert steps(trainer.out) == list(range(10))
 
 

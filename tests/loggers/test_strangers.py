@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from stepwell import Run, StepwellError
+from stepwell.cli.forwarding import parse_receiver
+from stepwell.loggers.backends.mlflow import runs
 from stepwell.loggers.delivery import places
 from stepwell.loggers.delivery.forwarding import forward_log, is_backend
-from stepwell.telemetry import artifacts
+from stepwell.telemetry import artifacts, forwarding
+from stepwell.telemetry.forwarding import NotTaken
 from tests.journal.logging_rows import folder_of, log_for, write_line
 
 FOLDERS = {
@@ -99,6 +102,63 @@ def test_where_it_goes_is_said_first(
     write = {"savedir": str(given)}
     forward_log(recorded.path, CLASSES["console"], write)
     assert not [r for r in caplog.records if "goes to" in r.getMessage()]
+
+
+ADDRESS = "http://stranger.example:5000"
+
+
+@pytest.mark.parametrize("is_delivered", [False, True])
+def test_an_address_that_only_the_run_folder_says_is_confirmed(
+    recorded: Run, monkeypatch: pytest.MonkeyPatch, is_delivered: bool
+) -> None:
+    """Else credentials would be sent to a stranger: of a logger or of an earlier delivery alike."""
+    stored(1, "mlflow", **({} if is_delivered else {"tracking_uri": ADDRESS}))
+    log_for("1", "loss", 1.0, 0)
+    recorded.finish()
+    if is_delivered:
+        own = {"uri": ADDRESS, "place": ADDRESS}
+        state = {"cursor": None, "intent": None, "state": own, "status_delivered": None}
+        path = folder_of(recorded.path) / "delivery-mlflow-1.json"
+        path.write_text(json.dumps(state))
+    called: list[str] = []
+
+    def refuse(uri: str) -> None:
+        called.append(uri)
+        raise ConnectionError("it does not answer")
+
+    monkeypatch.setattr(runs, "connect", refuse)
+    monkeypatch.setattr(forwarding, "TRIES", 1)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(StepwellError, match=rf"credentials .* --to mlflow={ADDRESS}$"):
+        forward_log(recorded.path, "mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://own.example:5000")
+    with pytest.raises((StepwellError, NotTaken), match=ADDRESS):
+        forward_log(recorded.path, "mlflow")
+    assert called == []
+    # The user's own settings say the same, or the command does.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
+    with pytest.raises(NotTaken):
+        forward_log(recorded.path, "mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(NotTaken):
+        forward_log(recorded.path, "mlflow", {"tracking_uri": ADDRESS})
+    assert called == [ADDRESS, ADDRESS]
+
+
+def test_an_address_on_the_command_line() -> None:
+    """``--to NAME=ADDRESS`` is the receiver's own option for it."""
+    assert parse_receiver("mlflow", {"a": 1}) == ("mlflow", {"a": 1})
+    address = {"a": 1, "tracking_uri": "http://x/?b=c"}
+    assert parse_receiver("mlflow=http://x/?b=c", {"a": 1}) == ("mlflow", address)
+    assert parse_receiver("otlp=http://x", {}) == ("otlp", {"endpoint": "http://x"})
+    for words, said in [
+        ("tensorboard=http://x", "tensorboard has no address"),
+        ("mlflow=", "such as --to mlflow=http"),
+        ("mlflow=http://y", "write one of them"),
+        ("mlfow=http://x", "did you mean 'mlflow'"),
+    ]:
+        with pytest.raises(StepwellError, match=said):
+            parse_receiver(words, {"tracking_uri": "http://x"})
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import polars as pl
 from stepwell.cli.output import print_json
 from stepwell.cli.waiting import Bar, waiting
 from stepwell.journal.errors import StepwellError
-from stepwell.loggers.delivery.forwarding import ForwardedLog, forward_log, is_backend
+from stepwell.loggers.delivery.forwarding import BACKENDS, ForwardedLog, forward_log, is_backend
 from stepwell.reading import RecordedRun
 from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
+from stepwell.telemetry.exporter_loading import find_class
 from stepwell.telemetry.forwarding import Forwarded, forward
 
 
@@ -79,6 +80,23 @@ def _count(run: RecordedRun, filter: ExportFilter) -> int | None:
     except (pl.exceptions.PolarsError, OSError):
         return None
     return sum(int(number) for name, number in counts.iter_rows() if filter.keeps(name))
+
+
+def parse_receiver(to: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name in ``--to NAME`` or ``--to NAME=ADDRESS``, and the options with the address among them."""
+    name, equals, address = to.partition("=")
+    if not equals:
+        return to, options
+    key = getattr(find_class(BACKENDS.get(name, name), "forward", BACKENDS), "address_option", None)
+    if key is None:
+        raise StepwellError(f"{name} has no address: write --to {name}")
+    if not address or options.get(key, address) != address:
+        raise StepwellError(
+            f"--to {name}= needs one address, such as --to {name}=http://localhost:5000"
+            if not address
+            else f"--to {name}=… and --option {key}=… name two addresses: write one of them"
+        )
+    return name, {**options, key: address}
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ app = typer.Typer(
 )
 
 FORWARD_TO = (
-    "otlp, file; of what was logged mlflow, wandb, tensorboard, prov, console; or module.Class"
+    "otlp, file; of what was logged mlflow, wandb, tensorboard, prov, console; or module.Class. With an "
+    "address: mlflow=http://host:5000"
 )
 
 
@@ -182,10 +183,11 @@ def forward(
     json: JsonOption = False,
 ) -> None:
     """Send a recorded run to an exporter, or to a logger's backend what that has not got yet."""
-    from stepwell.cli.forwarding import forward_run, parse_filter, parse_options
+    from stepwell.cli.forwarding import forward_run, parse_filter, parse_options, parse_receiver
 
     chosen = parse_filter(all_spans, only, skip)
-    forward_run(choose_run(run, dir), to, parse_options(option), chosen, json)
+    name, options = parse_receiver(to, parse_options(option))
+    forward_run(choose_run(run, dir), name, options, chosen, json)
 
 
 @app.command("import", rich_help_panel=CARRY)

@@ -42,6 +42,7 @@ class OTLPExporter(Exporter):
     """
 
     name = "otlp"
+    address_option: ClassVar[str | None] = "endpoint"
     out_of_process: ClassVar[bool] = True
 
     def __init__(

@@ -25,6 +25,7 @@ from stepwell.journal.names import names
 from stepwell.journal.seal import seal
 from stepwell.journal.segment import Segment
 from stepwell.journal.spool import SpoolCopy
+from stepwell.journal.threads import start_thread
 from stepwell.journal.workers import fold_workers, remove_if_empty
 
 TICK = 0.2
@@ -118,12 +119,7 @@ class Pump:
 
     def start(self) -> None:
         """Begin; without a thread (none can be had) everything is done at flush and finish."""
-        self._thread = threading.Thread(target=self._run, name="stepwell-pump", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._thread = None
-            report("Pump.start", error)
+        self._thread = start_thread("stepwell-pump", self._run)
 
     def _run(self) -> None:
         while not self._stop:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.journal.errors import report
 from stepwell.journal.metrics import step_word_of, word_of, write_row
+from stepwell.journal.threads import start_thread
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
@@ -149,8 +150,7 @@ class DeviceScalars:
     def resolve_in_background(self) -> None:
         """For a process without a pump: a thread that fetches, from the first such scalar on."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="stepwell-scalars", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("stepwell-scalars", self._run)
 
     def _run(self) -> None:
         while not self.journal.closed:

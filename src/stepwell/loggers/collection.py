@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from stepwell.journal.errors import StepwellError, warn_once
+from stepwell.journal.threads import start_thread
 from stepwell.journal.values import shown, text_of
 from stepwell.loggers.audience import Audience, Hearer
 from stepwell.loggers.base import (
@@ -281,12 +281,11 @@ def _together(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     def run(name: str) -> None:
         found[name] = _guarded(name, "delivery", calls[name])
 
-    threads = [
-        threading.Thread(target=run, args=(name,), name=f"stepwell-logger-{name}", daemon=True)
-        for name in calls
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads = {name: start_thread(f"stepwell-logger-{name}", run, name) for name in calls}
+    for name, thread in threads.items():
+        if thread is None:
+            run(name)
+    for thread in threads.values():
+        if thread is not None:
+            thread.join()
     return {name: found.get(name) for name in calls}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.journal.errors import StepwellError, misuse, quietly, report, warn_once
 from stepwell.journal.journal import LOGGER
 from stepwell.journal.state import current_journal, state
+from stepwell.journal.threads import start_thread
 from stepwell.loggers.items.readings import Readings
 from stepwell.telemetry.place import find_place
 from stepwell.telemetry.run import Run, active_run
@@ -103,6 +104,7 @@ class Context:
         self._readings: Readings | None = None
         self._is_over = False
         self._working: list[threading.Thread] = []
+        self._undone: list[Callable[[], None]] = []
         if self.logs:
             self._readings = _readings(run)
         if run is not None and self.journal is None:
@@ -160,10 +162,15 @@ class Context:
             report(f"delivery of {self.key}", error)
 
     def work(self, task: Callable[[], None]) -> None:
-        """Have something done in the background, before the end."""
-        thread = threading.Thread(target=task, name=f"stepwell-logger-{self.key}", daemon=True)
-        thread.start()
-        self._working.append(thread)
+        """Have something done in the background; without a thread (none can be had), at the end."""
+        thread = start_thread(f"stepwell-logger-{self.key}", task)
+        self._undone.append(task) if thread is None else self._working.append(thread)
+
+    def _do(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:
+            report(f"work of {self.key}", error)
 
     # Its end
 
@@ -200,6 +207,8 @@ class Context:
         deadline = time.monotonic() + WORK
         for thread in self._working:
             thread.join(max(0.0, deadline - time.monotonic()))
+        while self._undone:
+            self._do(self._undone.pop(0))
         audience, self.audience = self.audience, None
         if audience is not None:
             audience.warn_left_out()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stepwell.journal.errors import report
 from stepwell.journal.settings import warn_setting
 from stepwell.telemetry.feeding import FAILING
 from stepwell.telemetry.notices import ProgressLine
@@ -146,10 +147,14 @@ def finish_deliveries(
 
 def drain_deliveries(deliveries: Sequence[Delivery], timeout: float) -> bool:
     """Have all delivered that was recorded until now; whether it was in time."""
-    for delivery in deliveries:
-        delivery.ask(timeout)
-    _wait(deliveries, timeout)
-    return all(delivery.look().is_delivered for delivery in deliveries)
+    try:
+        for delivery in deliveries:
+            delivery.ask(timeout)
+        _wait(deliveries, timeout)
+        return all(delivery.look().is_delivered for delivery in deliveries)
+    except Exception as error:
+        report("drain_deliveries", error)
+        return False
 
 
 class _Watch:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.journal.careful import plain_mapping
-from stepwell.journal.errors import report, say, warn_once
+from stepwell.journal.errors import say, warn_once
+from stepwell.journal.threads import start_thread
 from stepwell.telemetry.deliveries import (
     Delivery,
     DeliveryProgress,
@@ -73,15 +74,8 @@ class ExportThread:
 
     def start(self) -> None:
         """Start the thread; when none can be had, the next call that needs it tries again."""
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._run, name=f"{THREAD}-{self.name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            report("ExportThread.start", error)
-        else:
-            self._thread = thread
+        if self._thread is None:
+            self._thread = start_thread(f"{THREAD}-{self.name}", self._run)
 
     def ask(self, timeout: float, closing: bool = False) -> None:
         """Have all handed over that was recorded until now, and end with ``closing``."""
@@ -91,6 +85,11 @@ class ExportThread:
             self._deadline = time.monotonic() + timeout
             self._asked += 1
             self._wake.set()
+        if self._thread is None:
+            # There can be none: whoever waits does the work.
+            self._answer(self._asked)
+            if self._closing:
+                self._end()
 
     def look(self) -> DeliveryProgress:
         """Return how far it is with what it was last asked for."""
@@ -137,8 +136,7 @@ class ExportThread:
                 while self.feed.step() and self._asked == asked:
                     pass
             if closing:
-                self.feed.close()
-                self._has_ended = True
+                self._end()
                 return
 
     def _answer(self, asked: int) -> None:
@@ -146,6 +144,10 @@ class ExportThread:
         with self._lock:
             self._done = asked
             self._went_well = went_well
+
+    def _end(self) -> None:
+        self.feed.close()
+        self._has_ended = True
 
 
 class Exports:

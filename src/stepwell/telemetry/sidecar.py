@@ -14,7 +14,6 @@ import queue
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from stepwell.journal.errors import StepwellError, say, warn_once
 from stepwell.journal.system import process_start
+from stepwell.journal.threads import start_thread
 from stepwell.telemetry.deliveries import STALL, DeliveryProgress
 from stepwell.telemetry.export_filter import ExportFilter
 from stepwell.telemetry.feeding import STARTING, WAITING, name_of
@@ -231,7 +231,7 @@ class Sidecar:
                 env=_environment(),
                 start_new_session=True,
             )
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, MemoryError, subprocess.SubprocessError) as error:
             self._cannot(str(error))
             return
         self._has_told_all = False
@@ -323,15 +323,7 @@ class Sidecar:
 
     def _listen(self, stream: Any) -> None:
         """Read what it tells in a thread, from the start: Python 3.12 starts no threads while it exits."""
-        thread = threading.Thread(
-            target=_read_answers,
-            args=(stream, self._answers),
-            name=f"stepwell-sidecar-{self.name}",
-            daemon=True,
-        )
-        try:
-            thread.start()
-        except RuntimeError:
+        if not start_thread(f"stepwell-sidecar-{self.name}", _read_answers, stream, self._answers):
             # How it ends still says whether all is delivered.
             stream.close()
             self._answers.put(None)

@@ -61,9 +61,11 @@ class Notes(logging.Handler):
 
 def forward_command(folder: Path, name: str, exporter: Any) -> str:
     """What to type to send the run of a process folder again. Secrets stay out of it."""
-    shown: dict[str, str] = getattr(exporter, "shown_options", {})
+    shown = dict(getattr(exporter, "shown_options", {}))
+    address = shown.pop(getattr(exporter, "address_option", None), None)
+    to = name if address is None else f"{name}={address}"
     options = [f"--option={key}={value}" for key, value in shown.items()]
-    return shlex.join(["stepwell", "forward", str(folder.parent), "--to", name, *options])
+    return shlex.join(["stepwell", "forward", str(folder.parent), "--to", to, *options])
 
 
 def write_note(folder: Path, about: dict[str, Any], exporter: Any, state: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ RETRY = 2.0
 RUN_DOCUMENT_WAIT = 10.0
 """Another rank writes the name of the run, a moment later perhaps."""
 WAITING_LINGERS = 10
-"""So many times longer it waits for another process, such as one that makes a database, than for a failing one."""
+"""So many times longer it waits for another process, which makes a database, say, than for one that fails."""
 TERM_LINGER = 5.0
 """A scheduler that says SIGTERM kills half a minute later, or sooner."""
 REPORT = 0.2

@@ -56,6 +56,9 @@ class Backend:
     name: ClassVar[str] = ""
     """What it is called: ``stepwell forward RUN --to NAME``."""
 
+    address_option: ClassVar[str | None] = None
+    """The option that ``--to NAME=ADDRESS`` sets; None: it has no address."""
+
     reads: ClassVar[str] = "log"
 
     out_of_process: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from stepwell.journal.journal import EVENTS, LOGGER
 from stepwell.journal.records import StatusRecord
 from stepwell.journal.tail import Tail, parse_object
 from stepwell.journal.values import shown
-from stepwell.loggers.delivery.places import show_places
+from stepwell.loggers.delivery.places import check_places
 from stepwell.telemetry.exporter import reads_log
 from stepwell.telemetry.exporter_loading import BUILT_IN as EXPORTERS
 from stepwell.telemetry.exporter_loading import find_class, make_exporter
@@ -100,7 +100,7 @@ def _deliver(logger: Registered, made_by: str, options: Mapping[str, Any]) -> Fo
     backend = make_exporter(made_by, own)
     if not reads_log(backend):
         raise StepwellError(f"{made_by} is no backend of loggers")
-    show_places(logger.folder, backend, options)
+    check_places(logger.folder, backend, options)
     feed = backend.feed(logger.folder)
 
     def sent() -> str:

@@ -18,6 +18,7 @@ from stepwell.loggers.backends.mlflow.runs import (
     keeps_metrics_once,
     let_no_call_hang,
     remembered,
+    shown,
     tracking_uri,
 )
 from stepwell.loggers.backends.mlflow.sending import Sending, in_milliseconds
@@ -39,6 +40,7 @@ class MLFlowBackend(Backend):
     """
 
     name: ClassVar[str] = "mlflow"
+    address_option: ClassVar[str | None] = "tracking_uri"
 
     def open(self, source: Source, state: dict[str, Any]) -> None:
         """Find or make the run."""
@@ -89,12 +91,19 @@ class MLFlowBackend(Backend):
 
     def places(self, state: dict[str, Any]) -> dict[str, str]:
         """The server or database; none where the environment says which."""
-        stored = self.options.get("tracking_uri")
-        if stored or os.environ.get(VARIABLE):
-            return {"tracking_uri": str(stored)} if stored else {}
+        stored, own = str(self.options.get("tracking_uri") or ""), os.environ.get(VARIABLE, "")
+        if stored or own:
+            is_own = stored.rstrip("/") == own.rstrip("/")
+            return {"tracking_uri": stored} if stored and not is_own else {}
         kept = {"tracking_uri": state.get("uri"), "savedir": self.options.get("savedir")}
         found = {name: str(place) for name, place in kept.items() if place}
         return dict(list(found.items())[:1])
+
+    @property
+    def shown_options(self) -> dict[str, str]:
+        """The options that may be written down: an address without secrets."""
+        uri = str(self.options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
+        return {"tracking_uri": uri} if uri and shown(uri) == uri else {}
 
     def _ready(self) -> tuple[MlflowClient, str]:
         return self._connected(), str(self.state["run_id"])
