@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import textwrap
 from pathlib import Path
 
 import polars as pl
@@ -17,6 +20,7 @@ from tests.durability.helpers import (
     only_run,
     remount,
     remove,
+    run_script,
     values,
 )
 from tests.harness import wait_until
@@ -109,6 +113,79 @@ def test_no_permission(tmp_path: Path) -> None:
         assert list(place.iterdir()) == []
     finally:
         shutil.rmtree(place)
+
+
+IMMUTABLE = """
+import subprocess
+def immutable(sign):
+    os.sync()  # else the pages may still be written to
+    subprocess.run(["chattr", "-R", sign + "i", str(run.path.parent)], check=True)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("before", ["", "import faulthandler; faulthandler.enable()"])
+def test_pages_that_may_not_be_written(tmp_path: Path, before: str) -> None:
+    """A store that the file system refuses would be a SIGBUS: the segment goes on in memory, and is written
+    when the file system takes it again.
+    """
+    with mounted("ext4", 64, tmp_path) as disk, Child(tmp_path) as child:
+        child.do(f"{before}\n{TRAIN}{IMMUTABLE}run = init('x', dir={str(disk)!r})\ntrain(0, 1000)")
+        child.do("immutable('+')")
+        try:
+            child.do("train(1000, 2000)")
+            _expect_one_warning(child)
+        finally:
+            child.do("immutable('-')")
+        child.do("train(3000, 1000)")
+        child.do("run.finish()")
+        assert child.end() == 0
+        run = only_run(disk)
+        assert numbers(run, "item") == list(range(4000))
+        assert values(run, "loss") == [float(i) for i in range(4000)]
+        assert run.status == "finished"
+
+
+@pytest.mark.root
+def test_pages_that_are_never_written_again(tmp_path: Path) -> None:
+    """Killed or finished while the file system refuses: what came before is there, and training went on."""
+    with mounted("ext4", 64, tmp_path) as disk:
+        for ending in ("run.finish(timeout=2)", "os.kill(os.getpid(), signal.SIGKILL)"):
+            with Child(tmp_path) as child:
+                child.do(f"{TRAIN}{IMMUTABLE}run = init('x', dir={str(disk / ending[:6])!r})")
+                child.do("train(0, 1000); immutable('+'); train(1000, 30_000)")
+                try:
+                    if "finish" in ending:
+                        child.do(ending)
+                        assert child.end() == 0
+                    else:
+                        child.kill()
+                finally:
+                    subprocess.run(["chattr", "-R", "-i", str(disk)], check=True)
+            run = only_run(disk / ending[:6])
+            assert numbers(run, "item")[:1000] == list(range(1000))
+
+
+@pytest.mark.parametrize("by", ["another process", "a mapping of its own"])
+def test_other_bus_errors_end_the_process_as_ever(tmp_path: Path, by: str) -> None:
+    """Only stores to segments are survived."""
+    code = {
+        "another process": "import subprocess; subprocess.run(['kill', '-BUS', str(os.getpid())])",
+        "a mapping of its own": """
+            import mmap
+            with open("file", "w+b") as file:
+                file.truncate(8192)
+                memory = mmap.mmap(file.fileno(), 8192)
+                file.truncate(0)
+            memory[5000] = 1
+        """,
+    }[by]
+    done = run_script(
+        f"run = init('x', dir='runs')\nlog({{'loss': 1.0}})\n{textwrap.dedent(code)}\ntime.sleep(9)",
+        tmp_path,
+    )
+    assert done.returncode == -signal.SIGBUS
+    assert values(only_run(tmp_path / "runs"), "loss") == [1.0]
 
 
 def test_deleted_while_live(tmp_path: Path) -> None:

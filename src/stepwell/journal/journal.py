@@ -205,7 +205,8 @@ class Journal:
             if blob is not None:
                 self._mark_full(blob)
         else:
-            if len(self.retired) >= MAX_MAPPED and not self.is_copied:
+            is_in_file = not segment.is_in_memory and not (blob and blob.is_in_memory)
+            if len(self.retired) >= MAX_MAPPED and not self.is_copied and is_in_file:
                 # The pump is behind: it reads the file, and memory stays flat.
                 segment.unmap()
                 if blob is not None:

@@ -4,8 +4,7 @@ Mapped pages survive the death of the process, so a stored word is kept whatever
 Space is allocated before mapping: a full disk is an ``OSError`` here, never a SIGBUS in training.
 For the same reason a segment is never truncated or opened with "w"; it is cleaned up by unlinking.
 
-A mapping holds no file descriptor: a job may have hundreds of threads that record, and the descriptors of
-a process are few and belong to the user's own files.
+A file system that refuses a store all the same does not end training either: see ``bus_errors``.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import contextlib
 import errno
 import mmap
 import os
-import sys
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stepwell.journal.bus_errors import bus_errors
+from stepwell.journal.errors import report
 from stepwell.journal.format import HEADER_BYTES, SIZES, SPAN_SLOTS, pack_header
+from stepwell.journal.mapping import map_file
 
 PAUSES = (0.001, 0.002, 0.004, 0.008)
-MAP_FIXED = 0x10
-"""Of Linux: replace what is mapped at that address. The module ``mmap`` does not have it."""
 
 
 def file_name(kind: str, seq: int, state: str = "live") -> str:
@@ -35,13 +33,14 @@ def file_name(kind: str, seq: int, state: str = "live") -> str:
 class Segment:
     """One mapped file. ``words`` is its body as 64-bit words; of spans also as three columns."""
 
-    __slots__ = ("ends", "kind", "map", "metas", "path", "seq", "starts", "words")
+    __slots__ = ("address", "ends", "kind", "map", "metas", "path", "seq", "starts", "words")
 
     def __init__(self, folder: Path, kind: str, seq: int) -> None:
         self.kind = kind
         self.seq = seq
         self.path = folder / file_name(kind, seq)
         self.map = _allocate(self.path, SIZES[kind])
+        self.address = bus_errors.guard(self.map)
         self.words = memoryview(self.map)[HEADER_BYTES:].cast("Q")
         # Empty for other kinds: views cost nothing.
         self.metas = self.words[:SPAN_SLOTS]
@@ -53,13 +52,28 @@ class Segment:
         header = pack_header({"kind": self.kind, "seq": self.seq, **fields})
         self.map[: len(header)] = header
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether its file system has refused a store: what came after it is not in the file."""
+        return self.address in bus_errors.kept
+
     def unmap(self) -> None:
         """Give the mapping back; the file stays."""
+        if self.is_in_memory and not self.map.closed:
+            self._write_back()
+        bus_errors.release(self.address)
         # A thread may still hold a view for one more store: then its release unmaps.
         with contextlib.suppress(BufferError):
             for view in (self.metas, self.starts, self.ends, self.words):
                 view.release()
             self.map.close()
+
+    def _write_back(self) -> None:
+        try:
+            with self.path.open("r+b") as file:
+                file.write(self.map)
+        except OSError as error:
+            report("Segment.unmap", error)
 
     def discard(self) -> None:
         """Remove a segment that nothing was recorded in."""
@@ -78,7 +92,7 @@ def _allocate(path: Path, size: int) -> mmap.mmap:
     try:
         try:
             _reserve(fd, size)
-            return _map(fd, size)
+            return map_file(fd, size)
         except BaseException:
             # ext4 keeps what a failed allocation had grabbed until the file is gone.
             with contextlib.suppress(OSError):
@@ -98,44 +112,6 @@ def _open(path: Path, flags: int) -> int:
                 raise
         time.sleep(pause)
     return os.open(path, flags, 0o644)
-
-
-def _map(fd: int, size: int) -> mmap.mmap:
-    """Map a file, without the copy of its descriptor that ``mmap.mmap(fd)`` keeps where possible."""
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, size, trackfd=False)
-    place_file = _libc_mmap()
-    if place_file is None:
-        return mmap.mmap(fd, size)
-    # The object owns anonymous memory; the file takes the place of that memory.
-    import ctypes
-
-    mapping = mmap.mmap(-1, size)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    if place_file(address, size, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != address:
-        mapping.close()
-        return mmap.mmap(fd, size)
-    return mapping
-
-
-@cache
-def _libc_mmap() -> Any:
-    """Return the C function ``mmap``; None where it cannot be called."""
-    if sys.platform != "linux":
-        return None
-    try:
-        import ctypes
-
-        function = ctypes.CDLL(None).mmap
-    except (ImportError, OSError, AttributeError):
-        return None
-    function.restype = ctypes.c_void_p
-    function.argtypes = (
-        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-        ctypes.c_long,
-    )
-    return function
 
 
 def _reserve(fd: int, size: int) -> None:
