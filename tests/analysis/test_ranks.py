@@ -333,6 +333,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 @pytest.mark.torch
 @pytest.mark.parametrize("case", ["forward", "data", "none"])
 def test_a_real_slow_rank(tmp_path: Path, case: str) -> None:

@@ -110,7 +110,7 @@ def _as_it_was() -> Iterator[None]:
 CASES = [
     # A thread brings files of its own, so most of these are slow.
     pytest.param(
-        switch, place, marks=[pytest.mark.full] if place == "threaded" and number >= 2 else []
+        switch, place, marks=[pytest.mark.full] if place == "threaded" and number >= 1 else []
     )
     for place in PLACES
     for number, switch in enumerate(SWITCHES)

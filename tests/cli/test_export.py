@@ -185,6 +185,7 @@ def stepwell_on_path(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_bash_completes_commands_options_and_runs(
     run: Path, tmp_path: Path, stepwell_on_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(path: Path, words: list[str], message
     assert message in line
 
 
+@pytest.mark.full
 def test_the_same_from_python(path: Path) -> None:
     """``forward`` is a function too, with a count of what was sent."""
     seen: list[int] = []

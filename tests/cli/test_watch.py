@@ -167,6 +167,7 @@ def test_a_killed_job_is_told_with_what_it_was_inside_of(tmp_path: Path) -> None
     assert [finding["rule"] for finding in seen["findings"]][:1] == ["died"]
 
 
+@pytest.mark.full
 def test_a_long_run_is_not_read_from_its_beginning(tmp_path: Path) -> None:
     """Of more spans than can be gone through only the last are, with those around them."""
     with stepwell.init("long", dir=tmp_path, run_id="long") as run, run.span("training_loop"):

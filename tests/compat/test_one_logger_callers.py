@@ -236,6 +236,7 @@ def _record(tmp_path: Path, program: str) -> tuple[Any, Counter[tuple[str, str |
     return opened, Counter((name, names.get(parent)) for name, parent in pairs)
 
 
+@pytest.mark.full
 def test_a_callback_over_the_raw_recorder(tmp_path: Path) -> None:
     """Own spans nest as they were started and ended, with their attributes and events."""
     run, edges = _record(tmp_path, RAW_RECORDER)

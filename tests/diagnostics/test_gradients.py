@@ -423,6 +423,7 @@ def test_an_optimizer_inside_another_is_found() -> None:
 # Nothing is changed
 
 
+@pytest.mark.full
 def test_compiled_models_and_steps() -> None:
     model = made(mlp)
     compiled = torch.compile(model, backend="eager")

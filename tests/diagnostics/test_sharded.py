@@ -14,6 +14,7 @@ pytestmark = pytest.mark.torch
 PROGRAM = Path(__file__).with_name("sharded_program.py")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_every_rank_has_the_numbers_of_the_whole(size: int, tmp_path: Path) -> None:
     """Data parallel, FSDP2, tensor parallel and on a mesh of both; also when one rank is in trouble."""

@@ -127,6 +127,7 @@ def test_hooks_are_in_place_only_when_needed() -> None:
     assert not optimizer._optimizer_step_pre_hooks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_a_collection_that_does_not_come_costs_little(
     is_guarded: bool, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.durability.helpers import Child, files_below, main_process, numbers, only_run
 from tests.harness import wait_until
@@ -18,6 +19,7 @@ def train(who, count):
 """
 
 
+@pytest.mark.full
 def test_fork_after_sealing(tmp_path: Path) -> None:
     """After 45,000 spans and a fork, parent and child both record on, and all of it is read."""
     with Child(tmp_path) as child:

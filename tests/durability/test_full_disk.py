@@ -135,6 +135,7 @@ def _names(disk: Path) -> set[str]:
     return set(only_run(disk).spans().select("name").unique().collect()["name"])
 
 
+@pytest.mark.full
 def test_full_disk_at_start(disk: Path, tmp_path: Path) -> None:
     """A run that starts on a full disk begins to record when there is space."""
     filler = fill(disk)
@@ -170,6 +171,7 @@ def test_finish_on_full_disk(disk: Path, tmp_path: Path) -> None:
     assert values(only_run(disk), "loss") == [float(i) for i in range(2000)]
 
 
+@pytest.mark.full
 def test_full_to_the_end(disk: Path, tmp_path: Path) -> None:
     """A disk that stays full does not keep the run from saying how it ended and what it lost."""
     with Child(tmp_path) as child:

@@ -92,6 +92,7 @@ def test_copies(child: Child, tmp_path: Path) -> None:
     assert not run.spans().filter(pl.col("name") == "new name").collect().is_empty()
 
 
+@pytest.mark.full
 def test_copies_appear_by_themselves(child: Child, tmp_path: Path) -> None:
     """Without a flush the copies are made in the background, and a span's end follows its start."""
     child.do("outer = span('outer'); outer.__enter__(); train(0, 100)")

@@ -146,6 +146,7 @@ def test_pages_that_may_not_be_written(tmp_path: Path, before: str) -> None:
         assert run.status == "finished"
 
 
+@pytest.mark.full
 @pytest.mark.root
 def test_pages_that_are_never_written_again(tmp_path: Path) -> None:
     """Killed or finished while the file system refuses: what came before is there, and training went on."""
@@ -200,6 +201,7 @@ def test_deleted_while_live(tmp_path: Path) -> None:
         assert child.end() == 0
 
 
+@pytest.mark.full
 def test_deleted_then_another_run(tmp_path: Path) -> None:
     """After a run folder was deleted, the same process can record the next run in full."""
     with Child(tmp_path) as child:

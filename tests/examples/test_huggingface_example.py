@@ -13,6 +13,7 @@ from tests.nesting.tree import check_tree, edges
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.full
 def test_trainer_and_accelerate_in_one_run(tmp_path: Path) -> None:
     """8 steps of 16 samples in each of 3 epochs, by the Trainer and by a loop of one's own."""
     run = run_of(run_example("huggingface.py", tmp_path, modules=TRAINERS), tmp_path)

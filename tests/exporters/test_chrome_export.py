@@ -238,6 +238,7 @@ def assert_nothing_overlaps(events: list[dict[str, Any]]) -> None:
             around.append(end)
 
 
+@pytest.mark.full
 def test_many_threads_and_segments(recorded: stepwell.Run, tmp_path: Path) -> None:
     """Three threads with more spans than fit into a segment: as many, as long as the tables say."""
 

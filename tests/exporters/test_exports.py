@@ -212,6 +212,7 @@ def test_a_failing_exporter(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert len([message for message in caplog.messages if "Fails" in message]) == 1
 
 
+@pytest.mark.full
 def test_an_exporter_that_fails_to_the_end(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +375,7 @@ def test_too_late(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert "it takes no exporter here" in caplog.text
 
 
+@pytest.mark.full
 def test_a_recovery_is_told_quietly(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever reads the details learns that it works again."""
     failing = Fails()
@@ -460,6 +462,7 @@ print(found, [delivery.sent for delivery in run.exporters])
 """
 
 
+@pytest.mark.full
 def test_nothing_is_imported_in_an_export_thread(tmp_path: Path) -> None:
     """A process forked meanwhile would find the module half made and its lock held for ever."""
     done = run_interpreter(IMPORTS, tmp_path)

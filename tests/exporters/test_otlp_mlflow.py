@@ -133,6 +133,7 @@ def test_the_whole_tree_is_in_mlflow(traces: Traces, tmp_path: Path) -> None:
     assert about["tags"]["stepwell.rank"] == "0"
 
 
+@pytest.mark.full
 def test_mlflow_shows_a_training_that_still_runs(traces: Traces, tmp_path: Path) -> None:
     """In progress while it is open, done when it is; sent twice it is there once."""
     known = set(traces.all())

@@ -103,6 +103,7 @@ def test_training_does_not_wait_for_a_slow_receiver(receiver: Receiver, tmp_path
         assert len(receiver.named("step")) == 1000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["overloaded", "refusing", "page", "noise", "no http"])
 def test_a_receiver_that_answers_nonsense_gets_it_again(
     receiver: Receiver, tmp_path: Path, mode: str
@@ -173,6 +174,7 @@ def forward(path: Path, receiver: Receiver, *more: str) -> subprocess.CompletedP
     return run_stepwell("forward", str(path), *options, *more, cwd=path.parent, COLUMNS="200")
 
 
+@pytest.mark.full
 def test_forward_says_when_nobody_takes_it(receiver: Receiver, tmp_path: Path) -> None:
     """Exit code 1 and one clear line; sending again later gives each span once."""
     script = f"run = init('t', dir={str(tmp_path)!r})\n{TREE}\nprint(run.path)\nrun.finish()"
@@ -237,6 +239,7 @@ def test_a_sidecar_takes_nothing_from_training(receiver: Receiver, tmp_path: Pat
         assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.full
 def test_a_pipeline_ends_with_its_training(receiver: Receiver, tmp_path: Path) -> None:
     """`train.py | tee log` is over when training is, though the sidecar still tries."""
     receiver.mode = "overloaded"

@@ -59,6 +59,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
         assert done.stderr.startswith("stepwell: ")
 
 
+@pytest.mark.full
 def test_several_files_and_progress(tmp_path: Path) -> None:
     """One run of all of them; progress goes up to the whole."""
     files = [some(tmp_path / f"{n}.json", 50_000) for n in range(2)]

@@ -215,7 +215,7 @@ def bomb(path: Path, unit: bytes, total: int) -> Path:
 @pytest.mark.parametrize(
     "unit",
     [
-        b" ",
+        pytest.param(b" ", marks=pytest.mark.full),
         pytest.param(b"[", marks=pytest.mark.full),
         pytest.param(b'{"a":', marks=pytest.mark.full),
         pytest.param(b'"' + b"x" * 999, marks=pytest.mark.full),

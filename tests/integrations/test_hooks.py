@@ -54,6 +54,7 @@ def train(model: Any, optimizer: Any, loader: Any, telemetry: Any = None, epochs
     return count
 
 
+@pytest.mark.full
 def test_watch_diagnostics_and_watched_models_at_once(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_trainer_on_two_ranks(tmp_path: Path) -> None:
     assert set(spans["status"]) == {"ok"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("who", ["all", "main"])
 def test_a_loop_of_accelerate_on_two_ranks(tmp_path: Path, who: str) -> None:
     """7 batches are 4 for each rank, one of them twice: 2 steps in each of 2 epochs."""

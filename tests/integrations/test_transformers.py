@@ -122,6 +122,7 @@ def test_diagnostics_are_those_of_the_trainer(recorded: Run, tmp_path: Path) -> 
     assert rate == (0, 0.01)
 
 
+@pytest.mark.full
 def test_diagnostics_can_be_switched_off(recorded: Run, tmp_path: Path) -> None:
     make_trainer(tmp_path, [StepwellCallback(diagnostics=False)], max_steps=1).train()
     run, spans = finished(recorded.path)
@@ -158,6 +159,7 @@ def test_the_arguments_and_the_model_are_in_run_json(recorded: Run, tmp_path: Pa
     assert "hf_secret" not in (recorded.path / "run.json").read_text()
 
 
+@pytest.mark.full
 def test_a_run_is_started_when_none_is_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_run_is_started_when_none_is_active(
     assert counts(second.spans().collect())["training_single_iteration", "training_loop"] == 2
 
 
+@pytest.mark.full
 def test_a_run_that_was_active_is_left_active(recorded: Run, tmp_path: Path) -> None:
     """Several trainings of several trainers are in it one after the other."""
     callback = StepwellCallback()
@@ -225,6 +228,7 @@ def test_weights_are_the_same_with_and_without(recorded: Run, tmp_path: Path) ->
         assert torch.equal(without, weights[1][name])
 
 
+@pytest.mark.full
 def test_early_stop(recorded: Run, tmp_path: Path) -> None:
     """It ends where the Trainer ends, and the best model is loaded."""
     trainer = make_trainer(
@@ -297,6 +301,7 @@ class _Noting(Trainer):  # type: ignore[misc]
         return loss
 
 
+@pytest.mark.full
 def test_passes_that_an_epoch_leaves_belong_to_the_next_step(recorded: Run, tmp_path: Path) -> None:
     """Batches of 4, 4 and 2, two for a step: the Trainer keeps the gradients of the third one."""
     trainer = make_trainer(
@@ -318,6 +323,7 @@ def test_passes_that_an_epoch_leaves_belong_to_the_next_step(recorded: Run, tmp_
     assert curve(run, "loss") == [(i, pytest.approx(value)) for i, value in enumerate(sums)]
 
 
+@pytest.mark.full
 def test_samples_are_as_the_trainer_counts_them(recorded: Run, tmp_path: Path) -> None:
     """What it reports for each second, times the seconds: also with a last batch that is smaller."""
     trainer = make_trainer(tmp_path, [StepwellCallback()], gradient_accumulation_steps=3)
@@ -330,6 +336,7 @@ def test_samples_are_as_the_trainer_counts_them(recorded: Run, tmp_path: Path) -
     assert update["num_iterations"] == round(metrics["train_steps_per_second"] * seconds)
 
 
+@pytest.mark.full
 def test_a_data_set_without_a_length(recorded: Run, tmp_path: Path) -> None:
     """10 samples are batches of 4, 4 and 2, gone through again and again."""
     trainer = make_trainer(tmp_path, [StepwellCallback()], train_dataset=_Endless(), max_steps=5)
@@ -341,6 +348,7 @@ def test_a_data_set_without_a_length(recorded: Run, tmp_path: Path) -> None:
     assert counts(spans)["data_loading", "training_loop"] == 5
 
 
+@pytest.mark.full
 def test_a_model_that_the_trainer_makes(recorded: Run, tmp_path: Path) -> None:
     """Making it is recorded, each time."""
     trainer = make_trainer(tmp_path, [StepwellCallback()], model_init=make_model, max_steps=1)
@@ -349,6 +357,7 @@ def test_a_model_that_the_trainer_makes(recorded: Run, tmp_path: Path) -> None:
     assert counts(spans)["model_initialization", "application"] == 1
 
 
+@pytest.mark.full
 def test_a_callback_that_is_added_later_and_taken_away(recorded: Run, tmp_path: Path) -> None:
     """It sees the trainings in between, and leaves the trainer as it was."""
     trainer = make_trainer(tmp_path, [], max_steps=2)
@@ -362,6 +371,7 @@ def test_a_callback_that_is_added_later_and_taken_away(recorded: Run, tmp_path: 
     assert counts(spans)["model_forward", "training_single_iteration"] == 2
 
 
+@pytest.mark.full
 def test_a_trainer_is_not_kept_in_memory(recorded: Run, tmp_path: Path) -> None:
     """Not by its callback, also when that is given to another one."""
     callback = StepwellCallback()
@@ -373,6 +383,7 @@ def test_a_trainer_is_not_kept_in_memory(recorded: Run, tmp_path: Path) -> None:
     assert gone() is None
 
 
+@pytest.mark.full
 def test_a_copy_of_a_trainer_trains_its_own_model(recorded: Run, tmp_path: Path) -> None:
     """And not that of the original."""
     trainer = make_trainer(tmp_path, [StepwellCallback()], max_steps=2)
@@ -385,6 +396,7 @@ def test_a_copy_of_a_trainer_trains_its_own_model(recorded: Run, tmp_path: Path)
     assert counts(spans)["training_single_iteration", "training_loop"] == 2
 
 
+@pytest.mark.full
 def test_what_a_user_logs_through_the_trainer(recorded: Run, tmp_path: Path) -> None:
     """Also when it is not at work."""
     trainer = make_trainer(tmp_path, [StepwellCallback()], max_steps=2)

@@ -49,6 +49,7 @@ def test_checkpoints_have_their_path_and_size(recorded: Run, tmp_path: Path) -> 
     assert paths == [*map(str, folders), str(tmp_path / "final")]
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_cannot_be_saved_is_a_failure(recorded: Run, tmp_path: Path) -> None:
     """There is a file where its folder should be; the Trainer raises that, and all is closed."""
     trainer = make_trainer(
@@ -67,6 +68,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_a_failure(recorded: Run, tmp_path:
     assert update["num_iterations"] == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_same_process", [True, False])
 def test_resuming_goes_on_counting(recorded: Run, tmp_path: Path, is_same_process: bool) -> None:
     """7 steps make up an epoch of 26 samples: after 9 steps, 26 + 2 · 4 have been seen."""
@@ -173,6 +175,7 @@ class _BadEvaluation(Trainer):  # type: ignore[misc]
         raise ValueError("no prediction")
 
 
+@pytest.mark.full
 def test_an_exception_in_an_evaluation(recorded: Run, tmp_path: Path) -> None:
     """In training it ends that too; outside of it only the evaluation."""
     trainer = make_trainer(
@@ -201,6 +204,7 @@ class _TooLarge(Trainer):  # type: ignore[misc]
         return super().training_step(model, inputs, *args, **kwargs)
 
 
+@pytest.mark.full
 def test_a_training_that_begins_anew_with_smaller_batches(recorded: Run, tmp_path: Path) -> None:
     """The one that failed has its loop, the one that did not has its own."""
     trainer = make_trainer(

@@ -104,6 +104,7 @@ def test_late_first_look(recorded: Run) -> None:
     late.check()
 
 
+@pytest.mark.full
 def test_backlog_comes_in_parts(recorded: Run) -> None:
     """Very much at once is given out bit by bit, in order, over all threads."""
     threads = [threading.Thread(target=small_spans, args=(recorded, 5000)) for _ in range(3)]
@@ -269,6 +270,7 @@ def in_thread(run: Run, i: int) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", ["all", "few"])
 def test_tasks(recorded: Run, kept: str) -> None:
     """Parents that are of other tasks and threads, or over, are found across segments."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import environment, run_ranks, run_script
+from tests.harness.marks import others_in_full
 from tests.loggers.document_programs import ALL, SHOWN, fewer_epochs, program
 from tests.loggers.needs import needs
 from tests.loggers.prov_checking import check
@@ -67,14 +67,8 @@ def check_series(about: dict[str, Any], losses: list[float]) -> None:
     assert told == pytest.approx([losses[-1], min(losses), max(losses)], rel=1e-6)
 
 
-def others_in_full(cases: Iterable[Any], by_default: Sequence[Any]) -> list[Any]:
-    """Mark all cases but these for ``make test-full``."""
-    return [
-        case if case in by_default else pytest.param(case, marks=pytest.mark.full) for case in cases
-    ]
-
-
-@pytest.mark.parametrize("name", others_in_full(SHOWN, ["basic"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", SHOWN)
 def test_alone_with_the_logger_that_was_shown(
     name: str, tmp_path: Path, empty_database: Path
 ) -> None:
@@ -103,7 +97,7 @@ def test_alone_with_the_logger_that_was_shown(
 @pytest.fixture(
     scope="module",
     params=others_in_full(
-        [f"{name}-{processes}" for name in SHOWN for processes in (1, 2)], ["basic-1", "trainer-2"]
+        [f"{name}-{processes}" for name in SHOWN for processes in (1, 2)], ["basic-1"]
     ),
 )
 def folder(
@@ -140,6 +134,7 @@ def test_there_is_one_run_and_it_is_finished(folder: Path) -> None:
     assert left.mlflow_run().info.status == "FINISHED"
 
 
+@pytest.mark.full
 def test_two_workers_that_both_log_have_a_curve_each(tmp_path: Path, empty_database: Path) -> None:
     """Without a word about it from the user."""
     both = ALL.replace("log_freq=100", "log_freq=100, log_on_workers=-1")

@@ -241,6 +241,7 @@ def forward(folder: Path, to: str) -> None:
     run_script(CLI, "forward", run, "--to", to, cwd=folder, env=env, modules=SDKS, check=True)
 
 
+@pytest.mark.full
 def test_killed_before_anything_is_delivered(tmp_path: Path, empty_database: Path) -> None:
     """Program and sidecars with -9; forwarded afterwards to all backends, twice."""
     (tmp_path / "mllogs" / "mlflow").mkdir(parents=True)

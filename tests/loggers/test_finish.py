@@ -182,6 +182,7 @@ def hold(trainer: Training, hang: Path) -> None:
     trainer.log(100, 350)
 
 
+@pytest.mark.full
 def test_without_progress_it_gives_up(tmp_path: Path, hang: Path) -> None:
     """However much time there is; one sentence has the number, the reason and the command."""
     with training(tmp_path) as trainer:
@@ -202,6 +203,7 @@ def test_without_progress_it_gives_up(tmp_path: Path, hang: Path) -> None:
     assert calls(trainer.out, "finish") == [["finished"]]
 
 
+@pytest.mark.full
 def test_a_backend_that_is_down_is_not_waited_for(tmp_path: Path) -> None:
     """Five failures in a row are enough; the reason is that of the backend."""
     with training(tmp_path) as trainer:
@@ -217,6 +219,7 @@ def test_a_backend_that_is_down_is_not_waited_for(tmp_path: Path) -> None:
     assert warning.startswith("lines is missing 10 of 10 records (ConnectionError: it is down);")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("limit", "warnings"), [("0", 0), ("0.2", 1)])
 def test_the_setting_bounds_the_wait(tmp_path: Path, hang: Path, limit: str, warnings: int) -> None:
     """With 0 nobody expects everything to be there, so nothing is said."""

@@ -70,6 +70,7 @@ def test_a_run_without_such_a_logger_goes_as_a_whole(recorded: Run, tmp_path: Pa
     assert (folder_of(recorded.path) / "delivery-lines-forward.json").exists()
 
 
+@pytest.mark.full
 def test_each_logger_of_the_kind_gets_its_own(recorded: Run, tmp_path: Path) -> None:
     """With the options that it had, unless others are given; loggers of another kind get nothing."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -130,6 +131,7 @@ def test_the_command_says_what_it_did(recorded: Run, tmp_path: Path) -> None:
     assert len(arrived(out)) == 1
 
 
+@pytest.mark.full
 def test_one_that_is_down_is_said_and_keeps_its_place(recorded: Run, tmp_path: Path) -> None:
     """The command fails in one line; later the same records come, once."""
     out = tmp_path / "out"

@@ -128,6 +128,7 @@ def test_a_run_that_ends_badly_has_a_last_document_too(
     assert "prov:endTime" in document["activity"]["run:attempt-0"]
 
 
+@pytest.mark.full
 def test_a_run_whose_sidecar_died_too_is_forwarded_later(tmp_path: Path) -> None:
     with program(tmp_path, "now") as process:
         assert process.stdout is not None

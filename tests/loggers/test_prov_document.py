@@ -425,6 +425,7 @@ def test_the_ai_tree_names_the_same_phases(tmp_path: Path) -> None:
     assert found == {"run:attempt-0/training_loop", "run:attempt-0/validation_loop"}
 
 
+@pytest.mark.full
 def test_ten_thousand_metrics_are_ten_thousand_entities(tmp_path: Path) -> None:
     """However many there are; recorded elsewhere, as the names of a process are in all its runs."""
     code = (

@@ -65,6 +65,7 @@ def test_all_is_there_when_the_context_is_destroyed(tmp_path: Path) -> None:
     assert hparams(folder) == ({"lr": 0.1}, "STATUS_SUCCESS")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_what_a_killed_sidecar_left_is_forwarded_once(tmp_path: Path, moment: str) -> None:
     """Trainer and sidecar are killed with nothing, something or all delivered."""

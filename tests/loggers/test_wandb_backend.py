@@ -125,6 +125,7 @@ def test_a_step_may_go_back_and_a_value_may_come_twice(tmp_path: Path, log: Log)
     assert found.curve("loss") == [(5, 1), (5, 2), (2, 3)]
 
 
+@pytest.mark.full
 def test_what_is_no_number_is_kept_as_w_and_b_writes_it(tmp_path: Path, log: Log) -> None:
     import wandb
 
@@ -230,6 +231,7 @@ def test_every_kind_is_found(tmp_path: Path, log: Log) -> None:
     assert "cannot be shown" in values["broken"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("status", "code"),
     [("finished", 0), ("failed", 1), ("interrupted", 130), ("killed", 137)],
@@ -351,6 +353,7 @@ os._exit(0 if found.stdout.split() else 3)
 """
 
 
+@pytest.mark.full
 def test_when_w_and_bs_own_process_dies_the_rest_goes_on(tmp_path: Path) -> None:
     """It may be noticed at once, or only at the end; whatever fails is called again."""
     done = run_script(
@@ -360,6 +363,7 @@ def test_when_w_and_bs_own_process_dies_the_rest_goes_on(tmp_path: Path) -> None
     assert Counter(found.curve("loss")) == Counter((i, i) for i in range(20))
 
 
+@pytest.mark.full
 def test_a_later_attempt_goes_on_with_the_same_run(tmp_path: Path, log: Log) -> None:
     """What is forwarded of the earlier one afterwards comes behind, and nothing is lost."""
     first = backend(tmp_path)
@@ -438,6 +442,7 @@ def test_the_environment_says_whether_to_upload(
     )
 
 
+@pytest.mark.full
 def test_a_server_that_is_gone_fails_within_bounds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
@@ -453,6 +458,7 @@ def test_a_server_that_is_gone_fails_within_bounds(
     assert found.curve("loss") == [(0, 1)]
 
 
+@pytest.mark.full
 def test_fragments_that_were_not_uploaded_are_before_another_one_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
@@ -491,6 +497,7 @@ def test_switched_off_nothing_is_written(
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.full
 def test_the_users_own_active_run_is_left_alone(tmp_path: Path, log: Log) -> None:
     import wandb
 

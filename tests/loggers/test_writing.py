@@ -200,6 +200,7 @@ with stepwell.init("many", dir=sys.argv[1]):
 """
 
 
+@pytest.mark.full
 def test_ten_thousand_metrics_and_a_hundred_thousand_values(tmp_path: Path) -> None:
     """All of them arrive, over several segments."""
     # In a process of its own, as names stay with a process: every later run would have all of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import polars as pl
+import pytest
 
 import stepwell
 from stepwell import Run
@@ -142,6 +143,7 @@ def test_each_roll_over_happens_at_any_depth(recorded: Run) -> None:
     assert [found["i"] for found in attributes(spans, "c")] == list(range(4000))
 
 
+@pytest.mark.full
 def test_more_open_spans_than_a_segment_can_carry(recorded: Run) -> None:
     """With 5,000 spans open at a roll-over the outermost are given up, the rest stay right."""
     spans_open = [stepwell.span("deep", i=i) for i in range(5000)]

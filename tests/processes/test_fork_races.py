@@ -14,6 +14,7 @@ from tests.nesting.tree import check_tree, edges
 from tests.processes.programs import WAIT, execute, only_run, runs_in, write_program
 
 
+@pytest.mark.full
 def test_threads_of_a_child_record_at_once(tmp_path: Path) -> None:
     """Where several threads of a child are the first to record there, none loses anything."""
     program = """

@@ -78,6 +78,7 @@ VALUES: list[Any] = [
 USED = [*REQUIRED, *OPTIONAL, "anchors", "drops", "error", "interval"]
 
 
+@pytest.mark.full
 def test_any_field_of_a_process_may_be_anything(folder: Path, read: Read) -> None:
     """Each field of process.json in turn is of a wrong type, too large, or missing."""
     path = process(folder) / "process.json"
@@ -107,6 +108,7 @@ def test_any_field_of_an_event_or_a_name_may_be_anything(
         assert found["artifacts"] >= 1
 
 
+@pytest.mark.full
 def test_any_field_of_run_json_may_be_anything(folder: Path, read: Read) -> None:
     """Id, name, config and the rest may be of any type."""
     path = folder / "run.json"

@@ -45,7 +45,7 @@ OPERATION = st.one_of(
 PROGRAM = st.lists(st.tuples(st.integers(0, THREADS - 1), OPERATION), max_size=40)
 
 quietly = settings(
-    max_examples=60,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -183,6 +183,7 @@ async def play_in_tasks(run: Run, model: Model, program: list[Any], finish: bool
     await asyncio.gather(*tasks)
 
 
+@pytest.mark.full
 @settings(quietly, max_examples=8)
 @given(
     program=st.lists(st.tuples(st.integers(0, 1), OPERATION), min_size=5, max_size=20),

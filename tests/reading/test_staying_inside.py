@@ -52,6 +52,7 @@ def test_linked_folders_are_not_followed(folder: Path, tmp_path: Path) -> None:
     assert read_everything(folder)["processes"] == 1
 
 
+@pytest.mark.full
 def test_a_spool_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
     """A document of this very machine cannot point a reader at another folder."""
     name = process(folder).name

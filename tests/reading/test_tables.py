@@ -15,6 +15,7 @@ import pytest
 import stepwell
 from stepwell import Run, StepwellError, open_run
 from stepwell.reading import RecordedRun
+from tests.harness.marks import others_in_full
 
 EVERYWHERE = {
     "run": pl.String,
@@ -183,7 +184,7 @@ PREDICATES = [
 ]
 
 
-@pytest.mark.parametrize("table", COLUMNS)
+@pytest.mark.parametrize("table", others_in_full(COLUMNS, ["spans"]))
 def test_pushing_columns_and_filters_down_changes_nothing(read: RecordedRun, table: str) -> None:
     """What a lazy query gives is what the whole table gives when it is cut down afterwards."""
     lazy: pl.LazyFrame = getattr(read, table)()

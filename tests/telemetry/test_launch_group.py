@@ -46,6 +46,7 @@ def test_a_step_of_an_array_job_has_the_index_in_its_id(start_agent: Callable[[]
     assert seats[0].run.startswith("slurm-4700_3.0-")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "trainings",
     [
@@ -131,6 +132,7 @@ def test_srun_of_one_torchrun_for_each_node_is_one_run(start_agent: Callable[[],
 # Many nodes, and nothing certain in common.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rendezvous", ["none", "my-job"])
 @pytest.mark.parametrize("in_slurm", [False, True])
 def test_nodes_agree_though_each_counts_its_own_restarts(
@@ -169,6 +171,7 @@ def test_nodes_agree_though_each_counts_its_own_restarts(
     assert [attempts_of(seats) for seats in (first, failed, failed_again)] == [{0}, {1}, {2}]
 
 
+@pytest.mark.full
 def test_the_same_launch_on_many_nodes_again_is_another_run(
     start_agent: Callable[[], Agent],
 ) -> None:

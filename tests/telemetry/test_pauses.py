@@ -76,6 +76,7 @@ def test_a_collection_is_a_span_with_its_exact_time(run: stepwell.Run) -> None:
     assert end <= around["start_ns"] + around["duration_ns"]
 
 
+@pytest.mark.full
 def test_the_thread_that_collected_is_named(run: stepwell.Run) -> None:
     gc.collect()
     before = len(gc.get_objects())
@@ -105,6 +106,7 @@ def test_after_the_run_python_calls_nobody(run: stepwell.Run) -> None:
     again.finish()
 
 
+@pytest.mark.full
 def test_a_forked_child_does_not_note_them(run: stepwell.Run) -> None:
     """It has no pump; and what its parent noted is its parent's."""
     before = len(gc.callbacks)

@@ -50,7 +50,6 @@ class Case:
         loss: name of the metric that must have the losses, bit for bit; None: not compared.
         env: variables of the environment.
         clock: "real" for what no other clock can show.
-        marks: names of pytest marks.
         wrong: why the product is not right yet. The test is expected to fail.
     """
 
@@ -67,7 +66,6 @@ class Case:
     phases: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     clock: str = "virtual"
-    marks: tuple[str, ...] = ()
     wrong: str = ""
 
     @property

@@ -279,7 +279,6 @@ def slow_loaders_of_all_ranks() -> None:
     at=60,
     clock="real",
     phases=False,
-    marks=("full",),
     status="killed",
     code=-9,
     findings=(Says("hang", ("rank 1", "forward"), (1,)), Says("died", ("killed",))),

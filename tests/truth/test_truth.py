@@ -16,11 +16,12 @@ from tests.truth.outcome import run_case  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def each(family: str) -> pytest.MarkDecorator:
-    """Parametrize a test with the cases of a family."""
+def each(family: str, *by_default: str) -> pytest.MarkDecorator:
+    """Parametrize a test with the cases of a family; all but these are for ``make test-full``."""
     parameters = []
     for case in cases_of(family):
-        marks = [getattr(pytest.mark, mark) for mark in case.marks]
+        is_default = case.script.__name__ in by_default
+        marks = [] if is_default else [pytest.mark.full]
         if case.wrong:
             marks.append(pytest.mark.xfail(strict=True, reason=case.wrong))
         parameters.append(pytest.param(case, id=case.script.__name__, marks=marks))
@@ -32,43 +33,64 @@ def check(case: Case, folder: Path) -> None:
     assert not mistakes, "\n".join(mistakes)
 
 
-@each("loops")
+@each(
+    "loops",
+    *("with_a_loader", "without_a_loader", "validation_after_each_epoch", "accumulated_gradients"),
+    *("gan", "notebook_cells", "small_noisy_batches", "loss_logged_by_hand"),
+)
 def test_loops(case: Case, tmp_path: Path) -> None:
     """Healthy loops of plain PyTorch."""
     check(case, tmp_path)
 
 
-@each("spans")
+@each("spans", "spans_of_the_readme", "own_spans")
 def test_spans(case: Case, tmp_path: Path) -> None:
     """Healthy loops with explicit spans."""
     check(case, tmp_path)
 
 
-@each("learning")
+@each(
+    "learning",
+    *("forgotten_zero_grad", "parameters_of_another_model", "learning_rate_zero", "flat_at_chance"),
+    *("nan_at_step_77", "overfitting"),
+)
 def test_learning(case: Case, tmp_path: Path) -> None:
     """Models that do not learn as they should."""
     check(case, tmp_path)
 
 
-@each("times")
+@each(
+    "times",
+    *(
+        "slow_loader",
+        "every_20th_batch_is_slow",
+        "one_stall",
+        "checkpoints_in_a_span",
+        "code_in_no_span",
+    ),
+)
 def test_times(case: Case, tmp_path: Path) -> None:
     """Trainings that lose time."""
     check(case, tmp_path)
 
 
-@each("ends")
+@each("ends", "killed_at_step_46", "control_c", "exception_in_the_loop", "hang_in_the_model")
 def test_ends(case: Case, tmp_path: Path) -> None:
     """Trainings that do not come to their end."""
     check(case, tmp_path)
 
 
-@each("ranks")
+@each("ranks", "two_healthy_ranks", "rank_0_saves", "slow_rank", "rank_1_is_killed")
 def test_ranks(case: Case, tmp_path: Path) -> None:
     """Trainings in two ranks."""
     check(case, tmp_path)
 
 
-@each("frameworks")
+@each(
+    "frameworks",
+    *("lightning_fit", "lightning_nan", "trainer_with_evaluation", "trainer_slow_loader"),
+    "accelerate_loop",
+)
 def test_frameworks(case: Case, tmp_path: Path) -> None:
     """Trainings with Lightning, the Trainer of Hugging Face and Accelerate."""
     check(case, tmp_path)

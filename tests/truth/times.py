@@ -258,7 +258,6 @@ def long_validation() -> None:
     steps=120,
     epochs=6,
     clock="real",
-    marks=("full",),
     findings=(Says("data-bound", ("persistent_workers=True",)),),
 )
 def workers_start_anew() -> None:
@@ -279,7 +278,6 @@ def workers_start_anew() -> None:
     WATCH,
     steps=120,
     clock="real",
-    marks=("full",),
     env={"STEPWELL_RUNTIME": "0.2"},
     findings=(Says("memory-growth"),),
 )

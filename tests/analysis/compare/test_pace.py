@@ -59,6 +59,7 @@ def test_equal_pace_is_no_difference(tmp_path: Path) -> None:
     assert not [s for s in found.summary if "times as long" in s]
 
 
+@pytest.mark.full
 def test_repeats_tell_how_much_pace_varies(tmp_path: Path) -> None:
     """Runs that vary by more than variants are apart are as fast; those that do not vary are not."""
 

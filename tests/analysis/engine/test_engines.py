@@ -123,6 +123,7 @@ def test_dask_by_address(run: RecordedRun, two_workers: Cluster) -> None:
     assert told(run, engine="dask", scheduler=two_workers.address) == told(run)
 
 
+@pytest.mark.full
 def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster, tmp_path: Path) -> None:
     command = ["report", str(run.folder)]
     local = run_stepwell(*command, cwd=tmp_path, check=True)
@@ -133,6 +134,7 @@ def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster, tmp_
     assert "Rank 3" in local.stdout
 
 
+@pytest.mark.full
 def test_killed_worker_changes_nothing(
     run: RecordedRun, two_workers: Cluster, tmp_path: Path
 ) -> None:

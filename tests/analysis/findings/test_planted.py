@@ -68,6 +68,7 @@ def test_a_slow_rank_in_forward(tmp_path: Path) -> None:
     assert len(found.steps) > 100
 
 
+@pytest.mark.full
 def test_a_slow_rank_in_the_loader(tmp_path: Path) -> None:
     """And the phase."""
     found = only(planted(tmp_path, "slow-rank-loader", ranks=2), "straggler")
@@ -89,6 +90,7 @@ def test_an_overfit(tmp_path: Path) -> None:
     assert found.evidence["best"] == pytest.approx(1.17, abs=0.05)
 
 
+@pytest.mark.full
 def test_every_tenth_step_is_slow(tmp_path: Path) -> None:
     """Four times as slow: which ones, and in which phase."""
     found = only(planted(tmp_path, "tenth"), "slow-steps")

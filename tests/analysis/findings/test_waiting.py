@@ -34,6 +34,7 @@ def test_rank_0_saves(tmp_path: Path, case: str, ranks: int) -> None:
     assert found.evidence["share"] == pytest.approx(1.5 / (120 * 0.0095 + 1.5), rel=0.05)
 
 
+@pytest.mark.full
 def test_all_ranks_save(tmp_path: Path) -> None:
     """Nobody waits for anybody."""
     found = only(planted(tmp_path, "everybody-saves", 2), "checkpoint-stall")
@@ -41,6 +42,7 @@ def test_all_ranks_save(tmp_path: Path) -> None:
     assert found.sentence.startswith("Training stands still for 500 ms every 40 steps (3 times)")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_rank_0_validates_alone(tmp_path: Path, ranks: int) -> None:
     """Validation has a name of its own, and its own advice."""
@@ -63,6 +65,7 @@ def test_a_rank_that_sleeps_once(tmp_path: Path, ranks: int) -> None:
     assert found.evidence["share"] == pytest.approx(20 / 21.15, rel=0.01)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("case", "phase", "words"),
     [

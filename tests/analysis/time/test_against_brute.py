@@ -53,7 +53,7 @@ def tangled(draw: Any) -> list[Written]:
 pauses = st.lists(st.tuples(st.integers(0, END), st.integers(0, 15)), max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.one_of(nested(), tangled()), pauses)
 def test_every_instant_has_the_phase_and_step_that_a_slow_look_finds(
     spans: list[Written], collections: list[tuple[int, int]]
@@ -63,7 +63,7 @@ def test_every_instant_has_the_phase_and_step_that_a_slow_look_finds(
     _compare(Process([Thread(spans), Thread(gc, "gc")], END))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.one_of(nested(), tangled()), st.sets(st.integers(0, END - 1), max_size=8))
 def test_steps_that_were_set_are_told_apart_as_a_slow_look_does(
     spans: list[Written], times: set[int]

@@ -136,6 +136,7 @@ def check(folder: Path, metric: str) -> None:
     Recorded(recorded).check_fit(BATCHES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "package",
     [pytest.param("lightning.pytorch", marks=pytest.mark.full), "pytorch_lightning"],

@@ -278,6 +278,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", ["7", "dist.get_rank()"])
 def test_weights_that_differ_between_ranks(tmp_path: Path, seed: str) -> None:
     """Gradients are shared, but with a seed of its own each rank starts from other weights."""

@@ -29,6 +29,7 @@ def test_the_users_own_loss_is_theirs() -> None:
     assert curve(read(watch.run)[0]) == [(i, 100.0) for i in range(BATCHES)]
 
 
+@pytest.mark.full
 def test_many_losses() -> None:
     """None is lost or taken for somebody else's, over several segments and updates."""
     model, optimizer, _ = parts()
