@@ -33,6 +33,7 @@ class NameTable:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._keys: dict[int, Key] = {}
+        self._lines: dict[int, bytes] = {}
         self._waiting: list[int] = []
         self._torn = False
         self._behind = False
@@ -124,6 +125,13 @@ class NameTable:
             self._waiting = [number for number in self._waiting if number not in batch]
 
     def _line(self, number: int) -> bytes:
+        """How a name stands in a file; made once, since each run of a process writes all of them."""
+        line = self._lines.get(number)
+        if line is None:
+            line = self._lines[number] = self._encode(number)
+        return line
+
+    def _encode(self, number: int) -> bytes:
         import json
 
         # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
