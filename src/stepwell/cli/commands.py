@@ -1,4 +1,4 @@
-"""The commands ``query``, ``watch`` and ``gc``, and their options."""
+"""The commands ``query``, ``watch``, ``gc`` and ``doctor``, and their options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from stepwell.cli.choosing import complete_run
 from stepwell.cli.options import KEEP, LOOK, DirOption, JsonOption, RunArgument, RunsArgument
 
 
@@ -15,6 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command("query", rich_help_panel=LOOK)(query_command)
     app.command("watch", rich_help_panel=LOOK)(watch_command)
     app.command("gc", rich_help_panel=KEEP)(gc_command)
+    app.command("doctor", rich_help_panel=KEEP)(doctor_command)
 
 
 def query_command(
@@ -49,6 +51,30 @@ def query_command(
 
     check_output(output, json, csv)
     show_query(sql, choose_runs(runs or (), dir, last, everything), rows, json, csv, output)
+
+
+def doctor_command(
+    run: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="[RUN]",
+            help="Check this run folder, run id or name; the installation if left out.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    dir: DirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check an installation or a run, and say what to mend. Ends with 1 where there is a problem."""
+    import os
+
+    from stepwell.cli.choosing import choose_run
+    from stepwell.cli.doctor import examine, show_checks
+    from stepwell.reading.run import runs_dir
+
+    found = None if run is None else choose_run(run, dir)
+    if not show_checks(examine(runs_dir(dir), found, os.environ), json):
+        raise typer.Exit(1)
 
 
 def watch_command(

@@ -58,11 +58,18 @@ def read_flag(environ: Mapping[str, str], name: str, default: bool = False) -> b
 
 def warn_unknown_settings(environ: Mapping[str, str]) -> None:
     """Warn once about each unknown variable that begins with STEPWELL_, and suggest the most similar one."""
-    unknown = [name for name in environ if name.startswith(PREFIX)]
-    for name in sorted(set(unknown).difference(SETTINGS, OWN)):
-        from difflib import get_close_matches
+    for name in sorted(environ):
+        hint = unknown_setting(name)
+        if hint is not None:
+            warn_once(f"setting {name}", "%s is not a setting of stepwell%s", name, hint)
 
-        words = {setting.removeprefix(PREFIX): setting for setting in SETTINGS}
-        near = get_close_matches(name.removeprefix(PREFIX), words, 1)
-        hint = f": did you mean {words[near[0]]}?" if near else "."
-        warn_once(f"setting {name}", "%s is not a setting of stepwell%s", name, hint)
+
+def unknown_setting(name: str) -> str | None:
+    """Return the end of a sentence about a variable that looks like a setting and is none; else None."""
+    if not name.startswith(PREFIX) or name in SETTINGS or name in OWN:
+        return None
+    from difflib import get_close_matches
+
+    words = {setting.removeprefix(PREFIX): setting for setting in SETTINGS}
+    near = get_close_matches(name.removeprefix(PREFIX), words, 1)
+    return f": did you mean {words[near[0]]}?" if near else "."
