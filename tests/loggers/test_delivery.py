@@ -195,6 +195,36 @@ def test_sidecars_that_are_killed_again_and_again(tmp_path: Path) -> None:
     assert steps(trainer.out) == list(range(begin))
 
 
+def test_a_sidecar_that_is_killed_more_often_than_it_may_fail(tmp_path: Path) -> None:
+    """Being killed is no failure of its own: the end waits for one that was started again."""
+    with training(tmp_path) as trainer:
+        for number in range(6):
+            trainer.log(10 * number, 10 * number + 10)
+            end(trainer.do("answer = run.exporters[0].process_id"))
+            trainer.do("run.exporters[0].hurry()")
+        trainer.do("run.finish()\nanswer = None")
+        assert trainer.do("answer = warnings") == []
+    assert steps(trainer.out) == list(range(60))
+    assert calls(trainer.out, "finish") == [["finished"]]
+
+
+def test_a_sidecar_that_was_killed_comes_back_while_training_goes_on(tmp_path: Path) -> None:
+    """Nobody has to flush for that."""
+    with training(tmp_path) as trainer:
+        trainer.log(0, 10)
+        assert trainer.drain()
+        end(trainer.sidecar)
+        trainer.log(10, 20)
+        wait_until(lambda: steps(trainer.out) == list(range(20)))
+        # It has ended with its logger: then it does not come back.
+        trainer.do("write_line('logger', 'lines', number=1, status='finished')\nanswer = None")
+        pid = trainer.do("answer = run.exporters[0].process_id")
+        wait_until(lambda: has_ended(pid))
+        trainer.do("run._exports.keep_running()\nanswer = None")
+        assert trainer.do("answer = run.exporters[0]._starts") == 2
+        trainer.do("run.finish()\nanswer = None")
+
+
 def test_a_sidecar_that_is_told_to_end_is_started_again(tmp_path: Path) -> None:
     """A scheduler says SIGTERM to all, and training may go on for a while."""
     with training(tmp_path) as trainer:

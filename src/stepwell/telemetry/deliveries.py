@@ -96,6 +96,10 @@ class Delivery(Protocol):
         """Lower its priority again."""
         ...
 
+    def keep_running(self) -> None:
+        """Start it again if it has died."""
+        ...
+
     def leave(self, reason: str) -> None:
         """Wait no longer after ``ask`` to close. If records are missing, and there is a reason, say so."""
         ...

@@ -108,7 +108,7 @@ class ExportThread:
     def hurry(self) -> None:
         """Do nothing: a thread has the priority of its process."""
 
-    rest = hurry
+    rest = keep_running = hurry
 
     def leave(self, reason: str) -> None:
         """Wait no longer; what it did not take is said once."""
@@ -200,6 +200,11 @@ class Exports:
 
             return Sidecar(exporter, self.folder, filter)
         return ExportThread(feed_of(exporter, self.folder, filter, self.source))
+
+    def keep_running(self) -> None:
+        """Start sidecars again that have died."""
+        for delivery in self.deliveries:
+            delivery.keep_running()
 
     def drain(self, timeout: float) -> bool:
         """Have all handed over that was recorded until now; whether it was in time."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from stepwell.telemetry.run_document import RunDocument
 
 FINISH_TIMEOUT = 30.0
+KEEP_RUNNING_EVERY = 3.0
+"""Seconds after which exporters whose process was killed are started again."""
 
 _spans: dict[str, Span] = {}
 MAX_CACHED_SPANS = 10_000
@@ -291,6 +293,7 @@ class Run:
             return
         if self._exports is None:
             self._exports = Exports.of(recorder.folder, recorder.about, self.name, self.labels)
+            recorder.pump.every(KEEP_RUNNING_EVERY, self._exports.keep_running)
         self._exports.add(exporter, filter)
 
     @property

@@ -14,6 +14,7 @@ import queue
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -32,6 +33,7 @@ from stepwell.telemetry.sidecar_notes import forward_command
 # It must find what this process finds, and nothing that merely lies in the working folder.
 BOOT = """
 import sys
+import threading
 sys.path[:] = [place for place in sys.path if place]
 import json
 about = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
@@ -42,7 +44,9 @@ main(about)
 NO_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 NOT_FOR_IT = ("STEPWELL_EXPORTERS", "STEPWELL_STRICT", "PYTHONWARNINGS")
 LINGER = 60.0
-MOST_STARTS = 4
+MOST_FAILURES = 4
+MOST_KILLS = 32
+"""After so many deaths it is not started again: of its own, or by a signal."""
 DELIVERED, BROKEN, UNDELIVERED, UNABLE, STOPPED = 0, 1, 3, 4, 5
 """How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin; somebody ended it
 while there may be more to come."""
@@ -66,7 +70,11 @@ class Sidecar:
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._has_told_all = False
+        # The pump starts it again while training; others may wait for it.
+        self._lock = threading.RLock()
         self._starts = 0
+        self._failures = 0
+        self._kills = 0
         self._asked = 0
         self._deadline = 0.0
         self._told: dict[str, Any] = {}
@@ -131,7 +139,9 @@ class Sidecar:
 
     def ask(self, timeout: float, closing: bool = False) -> None:
         """Have all sent that was recorded until now, and end with ``closing``."""
-        if self._is_here:
+        if not self._is_here:
+            return
+        with self._lock:
             self._closing = closing
             self._deadline = time.monotonic() + timeout
             self._asked += 1
@@ -141,6 +151,10 @@ class Sidecar:
         """Return how far it is with what it was last asked for; one that has died is started again."""
         if not self._is_here:
             return DeliveryProgress(True, True)
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> DeliveryProgress:
         if self._process is not None:
             has_ended = self._process.poll() is not None
             self._take_answers(until_end=has_ended)
@@ -163,9 +177,21 @@ class Sidecar:
 
     def hurry(self) -> None:
         """Give it the priority of this process, also while it is still starting."""
-        if self._is_here and self._revive():
-            self._tell("hurry")
-            self._raise()
+        if not self._is_here:
+            return
+        with self._lock:
+            if self._revive():
+                self._tell("hurry")
+                self._raise()
+
+    def keep_running(self) -> None:
+        """Start it again if it has died; not one that somebody told to end, and training with it."""
+        if not self._is_here or self._closing:
+            return
+        with self._lock:
+            process = self._process
+            if process is not None and process.poll() not in (None, DELIVERED, STOPPED):
+                self._revive()
 
     def rest(self) -> None:
         """Lower its priority again."""
@@ -218,6 +244,7 @@ class Sidecar:
         self._starts += 1
         _reap()
         if not sys.executable or getattr(sys, "frozen", False):
+            self._failures += 1
             self._cannot("there is no Python interpreter to start it with")
             return
         try:
@@ -232,6 +259,7 @@ class Sidecar:
                 start_new_session=True,
             )
         except (OSError, ValueError, MemoryError, subprocess.SubprocessError) as error:
+            self._failures += 1
             self._cannot(str(error))
             return
         self._has_told_all = False
@@ -263,13 +291,22 @@ class Sidecar:
             reason = f"it ended with code {process.returncode} {_last_words(process)}".strip()
             _release(process)
             self._process = None
-            if process.returncode == UNABLE or self._starts >= MOST_STARTS:
-                self._starts = MOST_STARTS
+            if not self._may_start_after(process.returncode):
                 self._cannot(self.last_error or reason)
-        if self._starts < MOST_STARTS and not self._delivered:
+        if self._failures < MOST_FAILURES and self._kills < MOST_KILLS and not self._delivered:
             # It begins anew; its receiver gets the same ids again.
             self._spawn()
         return self._process is not None
+
+    def _may_start_after(self, code: int) -> bool:
+        """Count how it ended; whether it may be started again."""
+        if code == UNABLE:
+            self._failures = MOST_FAILURES
+        elif code < 0:
+            self._kills += 1
+        elif code not in (DELIVERED, STOPPED):
+            self._failures += 1
+        return self._failures < MOST_FAILURES and self._kills < MOST_KILLS
 
     # Talking with it
 
