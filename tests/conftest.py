@@ -11,7 +11,7 @@ import pytest
 import stepwell
 from stepwell import Run
 from tests.harness.environment import RESERVED_VARIABLES
-from tests.harness.programs import use_warm_sidecars
+from tests.harness.programs import run_tests_here, use_warm_sidecars
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture(autouse=True, scope="session")
 def _warm_sidecars() -> None:
     """Sidecars of runs that tests record themselves are forked too."""
-    os.environ.setdefault("TESTS_PID", str(os.getpid()))
+    run_tests_here()
     use_warm_sidecars()
 
 

@@ -37,6 +37,7 @@ def run_path(tmp_path: Path) -> Path:
     return run.path
 
 
+@pytest.mark.full
 def test_waiting_for_data_counts(run_path: Path) -> None:
     """1,920 samples in 40 s, of which 30 s were waited for data."""
     run = stepwell.open_run(run_path)

@@ -109,9 +109,7 @@ def _as_it_was() -> Iterator[None]:
 
 CASES = [
     # A thread brings files of its own, so most of these are slow.
-    pytest.param(
-        switch, place, marks=[pytest.mark.full] if place == "threaded" and number >= 1 else []
-    )
+    pytest.param(switch, place, marks=[pytest.mark.full] if place == "threaded" and number else [])
     for place in PLACES
     for number, switch in enumerate(SWITCHES)
 ]

@@ -41,6 +41,7 @@ def _keeps_the_rest(run: Any) -> None:
     assert run.events().filter(pl.col("name") == "tick").collect().height == SPANS // 1000
 
 
+@pytest.mark.full
 def test_no_cap(tmp_path: Path) -> None:
     """Without a cap this run is far larger than the caps below allow, and nothing is dropped."""
     run, warnings = _record(tmp_path)
@@ -69,6 +70,7 @@ def test_cap(tmp_path: Path, drop: str) -> None:
     _keeps_the_rest(run)
 
 
+@pytest.mark.full
 def test_cap_and_open_span(tmp_path: Path) -> None:
     """A span that was entered before the oldest were dropped is still told, with its children."""
     with Child(tmp_path, STEPWELL_MAX_BYTES=str(CAP)) as child:

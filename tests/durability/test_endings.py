@@ -25,6 +25,7 @@ from tests.durability.helpers import (
     values,
 )
 from tests.harness import environment
+from tests.harness.marks import others_in_full
 
 TRAIN = """
 def train(count=20_000):
@@ -103,7 +104,12 @@ def test_exception_through_with(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "code", "status"),
-    [("", 0, "finished"), ("0", 0, "finished"), ("3", 3, "failed"), ("'no data'", 1, "failed")],
+    [
+        pytest.param("", 0, "finished", marks=pytest.mark.full),
+        ("0", 0, "finished"),
+        ("3", 3, "failed"),
+        pytest.param("'no data'", 1, "failed", marks=pytest.mark.full),
+    ],
 )
 def test_sys_exit_inside_with(tmp_path: Path, argument: str, code: int, status: str) -> None:
     """sys.exit() inside ``with run`` is an end like any other; with an error code it has failed."""
@@ -248,7 +254,13 @@ def test_os_exit(tmp_path: Path) -> None:
     assert run.status == "killed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+@pytest.mark.parametrize(
+    "number",
+    others_in_full(
+        [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT],
+        [signal.SIGTERM, signal.SIGKILL],
+    ),
+)
 def test_fatal_signal(tmp_path: Path, number: signal.Signals) -> None:
     """A process that dies of a signal is told as killed, inside of what it was, and all is there."""
     code = f"run = init()\nwith span('outer'): train(); os.kill(os.getpid(), {int(number)})"

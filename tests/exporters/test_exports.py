@@ -37,6 +37,7 @@ from tests.exporters.reading_back import (
     train,
 )
 from tests.harness import environment, wait_until
+from tests.harness.marks import others_in_full
 
 
 @pytest.fixture
@@ -414,7 +415,10 @@ def run_interpreter(code: str, folder: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("ending", ["", "raise ValueError('no')", "sys.exit(3)", "1 / 0"])
+@pytest.mark.parametrize(
+    "ending",
+    others_in_full(["", "raise ValueError('no')", "sys.exit(3)", "1 / 0"], ["sys.exit(3)"]),
+)
 def test_the_end_of_a_program(tmp_path: Path, ending: str) -> None:
     """A program that never finishes its run exports all of it all the same."""
     code = (

@@ -97,6 +97,7 @@ def attributes_of(thing: dict[str, Any]) -> dict[str, Any]:
     return {key: next(iter(value.values()), None) for key, value in pairs.items()}
 
 
+@pytest.mark.full
 def test_the_whole_tree_is_in_mlflow(traces: Traces, tmp_path: Path) -> None:
     """Names, parents, times, attributes, errors and events, as they are in the journal."""
     known = set(traces.all())

@@ -106,44 +106,65 @@ SUPPORTED = {
 """Options of ``subprocess.Popen`` that a forked program can have."""
 
 
-class ForkServer:
-    """A process that has imported ``modules`` and forks a child for every request."""
-
-    def __init__(self, address: str, modules: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, server.__file__, address, *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-            cwd="/",
-        )
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            assert output.read(5) == b"ready", f"the fork server {address} did not start"
-        atexit.register(self.close, os.getpid())
-
-    def close(self, owner: int) -> None:
-        """End the server; its children go on."""
-        if owner == os.getpid():
-            self._process.communicate()
-
-
-_servers: dict[str, ForkServer] = {}
+_servers: dict[str, subprocess.Popen[bytes] | None] = {}
+"""The servers that this process knows to be there, by address; None: another one has started it."""
+_tests: list[int] = []
+"""The id of this process, if it runs tests: then it may start servers."""
 
 
 def fork_server(modules: Sequence[str]) -> str:
-    """Return the address of the server that has imported these modules.
+    """Return the address of the server that has imported these modules, shared by all processes of tests.
 
-    The test process starts the server if needed, and the one for sidecars with it; forked programs only
+    A process of tests starts the server if needed, and the one for sidecars with it; forked programs only
     connect. It does not wait for the imports.
     """
-    tests = os.environ.setdefault("TESTS_PID", str(os.getpid()))
-    if tests == str(os.getpid()):
+    tests = os.environ["TESTS_PID"]
+    if os.getpid() in _tests:
         for each in (modules, SDKS):
             address = _address(tests, each)
             if address not in _servers:
-                _servers[address] = ForkServer(address, each)
+                _servers[address] = _ensure_server(tests, address, each)
     return _address(tests, modules)
+
+
+def _ensure_server(
+    tests: str, address: str, modules: Sequence[str]
+) -> subprocess.Popen[bytes] | None:
+    """Start a server, unless another process of tests has done so."""
+    if _answers(address):
+        return None
+    process = subprocess.Popen(
+        [sys.executable, server.__file__, tests, address, *modules],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        cwd="/",
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert output.read(5) == b"ready", f"the fork server {address} did not start"
+    return process
+
+
+def _answers(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        return connection.connect_ex("\0" + address) == 0
+
+
+def run_tests_here() -> None:
+    """Say that this process runs tests; servers end with the process that started all of these."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    os.environ["TESTS_PID"] = str(os.getppid() if is_worker else os.getpid())
+    _tests[:] = [os.getpid()]
+    atexit.register(_leave_servers, os.getpid())
+
+
+def _leave_servers(owner: int) -> None:
+    """They end by themselves, which deserves no warning."""
+    if owner == os.getpid():
+        for process in _servers.values():
+            if process is not None:
+                process.returncode = 0
 
 
 def _address(tests: str, modules: Sequence[str]) -> str:

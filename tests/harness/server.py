@@ -1,9 +1,9 @@
 """The fork server: imports what programs need once, then forks a child for every request.
 
-Run as a program, with the name of a Unix socket and the modules to import. A connection is one child:
-the request is a JSON message with three descriptors (standard input, output and error), the answers
+Run as a program, with a process id, the name of a Unix socket and modules to import. A connection is one
+child: the request is a JSON message with three descriptors (standard input, output and error), the answers
 are the process id and, later, the exit code. The child runs the request as ``python`` would:
-``-c CODE``, ``-m MODULE`` or a file, with arguments. The server ends when its standard input does.
+``-c CODE``, ``-m MODULE`` or a file, with arguments. The server ends with the process of that id.
 
 What a child does not have: finalization of the interpreter (it ends with ``os._exit`` after threads and
 ``atexit``), a ``/proc/PID/environ`` of its own, the limits and the umask of the test process, and modules
@@ -34,10 +34,15 @@ STREAMS = 3
 
 
 def main() -> None:
-    """Import modules, then serve until the test process is gone."""
-    address, *modules = sys.argv[1:]
+    """Import modules, then serve until the process that runs the tests is gone."""
+    owner, address, *modules = sys.argv[1:]
+    ended = os.pidfd_open(int(owner))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind("\0" + address)
+        try:
+            listener.bind("\0" + address)
+        except OSError:  # Another process of tests was faster.
+            os.write(1, b"ready")
+            return
         listener.listen(64)
         os.write(1, b"ready")
         # stdout is not read any more, so output of imports goes to stderr.
@@ -50,11 +55,11 @@ def main() -> None:
         # Children share these objects; a collection would write to each of them.
         gc.collect()
         gc.freeze()
-        serve(listener)
+        serve(listener, ended)
 
 
-def serve(listener: socket.socket) -> None:
-    """Fork a child for each connection and report how each one ended."""
+def serve(listener: socket.socket, owner: int) -> None:
+    """Fork a child for each connection and report how each one ended; until ``owner`` can be read."""
     wakeup, notify = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(notify, False)
@@ -63,7 +68,7 @@ def serve(listener: socket.socket) -> None:
     signal.set_wakeup_fd(notify)
     children: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([0, listener.fileno(), wakeup], [], [])
+        ready, _, _ = select.select([owner, listener.fileno(), wakeup], [], [])
         if wakeup in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup, 1024)
@@ -79,15 +84,15 @@ def serve(listener: socket.socket) -> None:
                 signal.set_wakeup_fd(-1)
                 for owned in (listener, connection, *children.values()):
                     owned.close()
-                os.close(wakeup)
-                os.close(notify)
+                for descriptor in (wakeup, notify, owner):
+                    os.close(descriptor)
                 run_child(json.loads(message), streams)
             for stream in streams:
                 os.close(stream)
             children[pid] = connection
             with contextlib.suppress(OSError):  # The client may be gone.
                 connection.send(str(pid).encode())
-        if 0 in ready:
+        if owner in ready:
             return
 
 

@@ -23,6 +23,7 @@ def some(path: Path, count: int) -> Path:
     return write_lines(path, *lines)
 
 
+@pytest.mark.full
 def test_import_then_everything_else(tmp_path: Path) -> None:
     """The figures are told, and list, show, export and forward take the run like any other."""
     write_lines(tmp_path / "a.json", some(tmp_path / "a", 20).read_text(), "{torn")

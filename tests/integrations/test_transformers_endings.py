@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback
 import stepwell
 from stepwell import Run
 from stepwell.integrations.transformers import StepwellCallback
+from tests.harness.marks import others_in_full
 from tests.integrations.trainers import (
     attributes_of,
     counts,
@@ -119,7 +120,7 @@ class _Failing(Trainer):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of luck"), KeyboardInterrupt()])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_late", others_in_full([False, True], [True]))
 def test_an_exception_in_training(
     recorded: Run, tmp_path: Path, error: BaseException, is_late: bool
 ) -> None:

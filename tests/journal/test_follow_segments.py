@@ -201,6 +201,7 @@ def test_tight_loop(recorded: Run, restless: None, slots: int) -> None:
     everything.check()
 
 
+@pytest.mark.full
 def test_threads(recorded: Run, restless: None) -> None:
     """Threads that come and go, with spans and attributes and errors of their own."""
     everything = Following(recorded.path)

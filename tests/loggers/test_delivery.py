@@ -179,6 +179,7 @@ def test_a_sidecar_that_is_killed_in_the_midst_of_a_batch(tmp_path: Path) -> Non
     assert kept(trainer.path)["intent"] is None
 
 
+@pytest.mark.full
 def test_sidecars_that_are_killed_again_and_again(tmp_path: Path) -> None:
     """At any moment; each new one goes on."""
     with training(tmp_path) as trainer:

@@ -99,6 +99,7 @@ def mlflow(url: str, experiment: str) -> str:
     return f"MLFlowLogger(tracking_uri={url!r}, experiment_name={experiment!r}, log_freq='batch')"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mode",
     [

@@ -28,6 +28,7 @@ from tests.harness import (
     start_script,
     wait_until,
 )
+from tests.harness.marks import others_in_full
 from tests.harness.programs import free_port
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
@@ -388,7 +389,7 @@ run.finish()
 """
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", others_in_full([False, True], [False]))
 def test_a_terminal_shows_what_is_waited_for(tmp_path: Path, hang: Path, quiet: bool) -> None:
     """One line, in place, which is removed at the end; nothing when the run is quiet."""
     ours, theirs = pty.openpty()

@@ -90,6 +90,7 @@ def test_mlflow_items(folder: Path) -> None:
     assert run.data.tags["phase"] == "training"
 
 
+@pytest.mark.full
 @needs("wandb")
 def test_wandb(folder: Path) -> None:
     """Configuration, tags and summary of the W&B run."""

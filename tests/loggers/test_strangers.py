@@ -16,6 +16,7 @@ from stepwell.loggers.delivery import places
 from stepwell.loggers.delivery.forwarding import forward_log, is_backend
 from stepwell.telemetry import artifacts, forwarding
 from stepwell.telemetry.forwarding import NotTaken
+from tests.harness.marks import others_in_full
 from tests.journal.logging_rows import folder_of, log_for, write_line
 
 FOLDERS = {
@@ -62,7 +63,9 @@ def test_the_id_of_a_run_leads_out_of_no_folder(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("to", ["console", "tensorboard", "mlflow"])
+@pytest.mark.parametrize(
+    "to", others_in_full(["console", "tensorboard", "mlflow"], ["tensorboard"])
+)
 def test_a_link_in_place_of_a_content_is_not_followed(
     recorded: Run, tmp_path: Path, to: str
 ) -> None:

@@ -296,6 +296,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.full
 def test_killed_in_the_middle_and_resumed_each_value_is_there_once(tmp_path: Path) -> None:
     """Killed with -9 twice; W&B had put little of it on disk by then."""
     for at in (6, 25, None):
@@ -422,8 +423,10 @@ def test_ranks_have_runs_of_their_own_in_one_group(tmp_path: Path, log: Log) -> 
     ("variables", "expected"),
     [
         ({}, "offline"),
-        ({"WANDB_MODE": "online"}, "offline"),
-        ({"WANDB_MODE": "offline", "WANDB_API_KEY": "a" * 40}, "offline"),
+        pytest.param({"WANDB_MODE": "online"}, "offline", marks=pytest.mark.full),
+        pytest.param(
+            {"WANDB_MODE": "offline", "WANDB_API_KEY": "a" * 40}, "offline", marks=pytest.mark.full
+        ),
         ({"WANDB_MODE": "disabled", "WANDB_API_KEY": "a" * 40}, "disabled"),
         ({"WANDB_API_KEY": "a" * 40}, "online"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 import stepwell
 from tests.harness import run_script
+from tests.harness.marks import others_in_full
 from tests.nesting.tree import SLOTS
 
 SCRIPT = """
@@ -95,7 +96,7 @@ def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
     assert on.to_list() == ["after inside"] * 100
 
 
-@pytest.mark.parametrize("fill", [0, 2 * SLOTS])
+@pytest.mark.parametrize("fill", others_in_full([0, 2 * SLOTS], [0]))
 def test_interrupts_at_the_root_leave_the_recorder_working(tmp_path: Path, fill: int) -> None:
     """Without a span around the storm the recorder goes on, over roll-overs too.
 

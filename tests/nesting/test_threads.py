@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import polars as pl
+import pytest
 
 import stepwell
 from stepwell import Run
@@ -87,6 +88,7 @@ def test_attributes_and_events_stay_in_their_thread(recorded: Run) -> None:
     )
 
 
+@pytest.mark.full
 def test_short_threads_leave_nothing_open(recorded: Run) -> None:
     """Hundreds of threads that come and go are all there, and the pump lets go of their files."""
     for i in range(300):

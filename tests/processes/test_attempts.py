@@ -46,6 +46,7 @@ def test_programs_without_a_launcher_are_separate_runs(tmp_path: Path) -> None:
     assert len(runs_in(tmp_path)) == 2
 
 
+@pytest.mark.full
 def test_three_trainings_in_one_slurm_job_are_three_runs(tmp_path: Path) -> None:
     """In a batch script without srun, each has a run; the requeued job goes on with all three."""
     seeds = ("1", "2", "2")

@@ -102,6 +102,7 @@ def test_forks_in_the_midst_of_recording(tmp_path: Path) -> None:
     assert run.processes().collect()["dropped"].sum() == 0
 
 
+@pytest.mark.full
 def test_children_that_live_on_do_not_hold_up_the_pump(tmp_path: Path) -> None:
     """Children forked while the pump asks git about the code do not keep it waiting."""
     program = """

@@ -7,13 +7,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.harness.marks import others_in_full
 from tests.nesting.tree import check_tree, edges
 from tests.processes.programs import execute, files_of, only_run, write_program
 
 METHODS = ["fork", "spawn", "forkserver"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", others_in_full(METHODS, ["fork"]))
 def test_children_record_as_workers(tmp_path: Path, method: str) -> None:
     """Processes and pools of each start method record with the step that the parent is in."""
     program = """
@@ -77,7 +78,7 @@ def test_children_record_as_workers(tmp_path: Path, method: str) -> None:
     assert not any("workers/" in name for name in files_of(run))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", others_in_full(METHODS, ["fork", "spawn"]))
 def test_a_worker_killed_with_9(tmp_path: Path, method: str) -> None:
     """What it had recorded is there, and what it was inside of is unfinished once folded in."""
     program = """

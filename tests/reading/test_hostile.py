@@ -13,6 +13,7 @@ import pytest
 import stepwell
 from stepwell import StepwellError, list_runs, open_run
 from stepwell.reading.documents import OPTIONAL, REQUIRED
+from tests.harness.marks import others_in_full
 from tests.reading.strangers import Read, place, process, put, read_everything, segment_files
 
 TEXTS = ["process.json", "names.jsonl", "events.jsonl", "run.json"]
@@ -46,7 +47,7 @@ def test_the_folder_is_readable_before_anything_is_done_to_it(folder: Path) -> N
     assert (found["open_spans"], found["processes"]) == (1, 1)
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", others_in_full(TEXTS, TEXTS[:1]))
 def test_garbage_in_a_text_file(folder: Path, name: str, read: Read) -> None:
     """Instead of the file, and around what was in it, garbage raises nothing."""
     path = place(folder, name)

@@ -52,6 +52,7 @@ def test_parents_in_a_circle_are_none(folder: Path) -> None:
     assert rows(folder) == [(0, None), (0, None), (1, 1)]
 
 
+@pytest.mark.full
 def test_the_deepest_chain_that_fits_is_read(folder: Path) -> None:
     """Every slot is the child of the one before."""
     metas = [0] + [NAME | slot for slot in range(SPAN_SLOTS - 1)]

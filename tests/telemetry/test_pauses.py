@@ -42,6 +42,7 @@ def knot() -> None:
     a.append(b)
 
 
+@pytest.mark.full
 def test_a_collection_is_a_span_with_its_exact_time(run: stepwell.Run) -> None:
     """From its beginning to its end, however long that is, and what it collected."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.harness.programs import PRELOADED, TRAINERS, fork_server
+from tests.harness.programs import PRELOADED, TRAINERS, fork_server, run_tests_here
 from tests.truth.case import Case
 from tests.truth.families import FAMILIES, cases_of
 from tests.truth.outcome import Outcome, run_case
@@ -38,6 +38,7 @@ def main() -> None:
     ]
     print(row(HEADINGS))
     print(row("---" for _ in HEADINGS), flush=True)
+    run_tests_here()
     for modules in (PRELOADED, TRAINERS):
         fork_server(modules)
     mistakes: dict[str, list[str]] = {}

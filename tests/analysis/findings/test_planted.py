@@ -8,6 +8,7 @@ import pytest
 
 from stepwell.analysis.findings import Finding, findings
 from tests.harness import recording_environment, run_ranks
+from tests.harness.marks import others_in_full
 from tests.processes.programs import only_run
 
 pytestmark = pytest.mark.torch
@@ -32,7 +33,7 @@ def only(found: list[Finding], rule: str) -> Finding:
     return found[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", others_in_full([1, 2], [2]))
 def test_a_healthy_run(tmp_path: Path, ranks: int) -> None:
     """Nothing is said of it."""
     assert [f.sentence for f in planted(tmp_path, "healthy", ranks)] == []

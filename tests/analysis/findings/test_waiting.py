@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.findings.test_planted import only, planted
+from tests.harness.marks import others_in_full
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -20,7 +21,7 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize("case", ["save", "save-barrier"])
+@pytest.mark.parametrize("case", others_in_full(["save", "save-barrier"], ["save"]))
 def test_rank_0_saves(tmp_path: Path, case: str, ranks: int) -> None:
     """Three checkpoints of half a second are one finding, with their share of the wall time."""
     found = only(planted(tmp_path, case, ranks), "checkpoint-stall")
@@ -54,6 +55,7 @@ def test_rank_0_validates_alone(tmp_path: Path, ranks: int) -> None:
     assert "on all ranks" in found.advice
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_a_rank_that_sleeps_once(tmp_path: Path, ranks: int) -> None:
     """Also if it takes as long as a hang: it is over, and only the rank that slept is named."""

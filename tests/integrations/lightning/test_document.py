@@ -116,7 +116,7 @@ END = "nv_one_logger_callback.on_app_end()"
     ("package", "hook", "end"),
     [
         ("lightning.pytorch", TAKEN, END),
-        ("pytorch_lightning", TAKEN, END),
+        pytest.param("pytorch_lightning", TAKEN, END, marks=pytest.mark.full),
         ("pytorch_lightning", APART, ""),
     ],
     ids=["lightning", "pytorch_lightning", "apart and without an end"],

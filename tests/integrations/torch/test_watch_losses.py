@@ -78,6 +78,7 @@ def test_gradients_that_are_thrown_away() -> None:
     assert curve(found) == list(enumerate(kept))
 
 
+@pytest.mark.full
 def test_gradients_that_a_compiled_function_throws_away() -> None:
     """Is compiled once, as without: no state of ours is in its graph."""
     model, optimizer, loader = parts()
