@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from tests.harness.programs import run_tests_here, use_warm_sidecars
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of garbage collections, which take long otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

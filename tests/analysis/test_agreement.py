@@ -49,6 +49,7 @@ def check(ours: Times, theirs: Times) -> None:
             assert 0 < inner <= 1.01 * outer + CLOCKS_US
 
 
+@pytest.mark.full
 def test_torch_profiler(training: Path) -> None:
     """Ranges of ``record_function``."""
     check(own_times(training), json.loads((training / "times.json").read_text()))

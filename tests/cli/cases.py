@@ -103,8 +103,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "recover": ("recover", "whole"),
     "gc": ("gc", "--keep", "1"),
     "simulate": ("simulate", "-o", "made", "--ranks", "2", "--steps", "20"),
+    "doctor": ("doctor",),
+    "doctor of a run": ("doctor", "whole"),
 }
 """Every command that prints something for people, on runs that ``make_place`` made."""
+
+USUAL = ("ls", "show", "report", "watch", "compare", "doctor")
+"""Those that the default suite tries in every way."""
 
 CODES = {"watch killed": 1}
 OF_A_RUN: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.cases import (
     COMMANDS,
     OF_A_RUN,
+    USUAL,
     Place,
     cut_in_half,
     make_place,
@@ -21,6 +22,7 @@ from tests.cli.cases import (
 )
 from tests.cli.terminal import in_terminal
 from tests.harness import CLI, environment, run_script, run_stepwell
+from tests.harness.marks import others_in_full
 
 DEFAULT = ("show", "compare", "query", "export", "forward")
 """The commands that the default suite tries each mistake with; the full set tries it with all."""
@@ -53,7 +55,7 @@ def own(name: str, words: list[str] | tuple[str, ...], tmp_path: Path) -> list[s
     return found
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", others_in_full(COMMANDS, USUAL))
 def test_in_a_terminal_no_line_is_wider_than_it(name: str, place: Place, tmp_path: Path) -> None:
     """80 columns, whatever the names in a run are; without NO_COLOR there may be colours."""
     shown = in_terminal(*own(name, COMMANDS[name], tmp_path), cwd=place.path)
@@ -63,6 +65,7 @@ def test_in_a_terminal_no_line_is_wider_than_it(name: str, place: Place, tmp_pat
     assert wide == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["ls", "report", "show", "stacks", "watch", "alert", "plot", "query"]
 )
@@ -73,7 +76,7 @@ def test_no_color_is_heeded(name: str, place: Place, tmp_path: Path) -> None:
     assert COLOURS.findall(shown.raw) == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", others_in_full(COMMANDS, USUAL))
 def test_piped_there_is_plain_text_only(name: str, place: Place, tmp_path: Path) -> None:
     """No colours, no bars, nothing on stderr."""
     env = environment(TERM="xterm-256color")
@@ -83,7 +86,7 @@ def test_piped_there_is_plain_text_only(name: str, place: Place, tmp_path: Path)
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", others_in_full(COMMANDS, USUAL))
 def test_json_for_scripts_is_strict(name: str, place: Place, tmp_path: Path) -> None:
     """Every command has --json, and nothing else is on stdout then."""
 

@@ -165,6 +165,7 @@ def test_finish(child: Child, tmp_path: Path) -> None:
     assert run.status == "finished"
 
 
+@pytest.mark.full
 @pytest.mark.torch
 def test_kill_and_lose_spool(tmp_path: Path) -> None:
     """Kill -9 in the midst of it, the spool gone with its node: what had been copied is whole; with

@@ -189,6 +189,7 @@ def test_other_bus_errors_end_the_process_as_ever(tmp_path: Path, by: str) -> No
     assert values(only_run(tmp_path / "runs"), "loss") == [1.0]
 
 
+@pytest.mark.full
 def test_deleted_while_live(tmp_path: Path) -> None:
     """Rm -rf of the run folder while it is written: training crosses roll-overs and finishes."""
     with Child(tmp_path) as child:

@@ -193,6 +193,7 @@ class Fails(Keeps):
         super().export(records)
 
 
+@pytest.mark.full
 def test_a_failing_exporter(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """It is warned of once, disturbs nobody, and gets what it missed when it works again."""
     failing, working = Fails(), Keeps()

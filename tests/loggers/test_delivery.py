@@ -111,6 +111,7 @@ def test_what_is_logged_arrives_while_it_runs_and_at_its_end(tmp_path: Path) -> 
         assert not list(folder_of(trainer.path).glob("export-*"))
 
 
+@pytest.mark.full
 def test_a_logger_that_ends_is_finished_while_the_run_goes_on(tmp_path: Path) -> None:
     """Its sidecar ends with it, and is not started again at the end of the run."""
     with training(tmp_path) as trainer:
@@ -288,6 +289,7 @@ def test_a_backend_that_is_down_gets_what_it_missed(tmp_path: Path) -> None:
     assert steps(trainer.out) == list(range(300))
 
 
+@pytest.mark.full
 def test_a_backend_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     """The end of training is bounded; the sidecar goes on by itself when it answers again."""
     hang = tmp_path / "out.jsonl.hang"

@@ -286,6 +286,7 @@ def in_background(trainer: Training, linger: float) -> Iterator[None]:
         end(pid)
 
 
+@pytest.mark.full
 def test_in_the_background_it_goes_on_as_long_as_the_backend_takes_records(tmp_path: Path) -> None:
     """Longer than the time that it tries when nothing is taken."""
     with training(tmp_path, delay=0.2) as trainer:

@@ -61,6 +61,7 @@ def parallel(place: Path) -> dict[str, Any]:
 # The whole of it
 
 
+@pytest.mark.full
 def test_documents_hold_up_to_the_constraints(
     restarted: dict[str, Any], parallel: dict[str, Any]
 ) -> None:

@@ -177,6 +177,7 @@ class _Killing:
             time.sleep(0.01)
 
 
+@pytest.mark.full
 def test_cluster_of_its_own(run: RecordedRun) -> None:
     """Without an address."""
     assert told(run, engine="dask") == told(run)

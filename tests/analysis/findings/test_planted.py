@@ -62,6 +62,7 @@ def test_pauses_outside_of_the_step(tmp_path: Path) -> None:
     assert found.evidence["slow_ns"] == pytest.approx(0.2e9, rel=0.003)
 
 
+@pytest.mark.full
 def test_a_slow_rank_in_forward(tmp_path: Path) -> None:
     """The rank that is slow is named, not the one that waits for it in backward."""
     found = only(planted(tmp_path, "slow-rank-forward", ranks=2), "straggler")

@@ -49,6 +49,7 @@ def test_bit_identical(recorded: Run) -> None:
     assert counts(finished(recorded))["forward"] == 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("removed", [False, True])
 def test_nothing_is_kept(recorded: Run, removed: bool) -> None:
     """Model, optimizer, loader, batches and losses go when the user lets go of them, at once."""

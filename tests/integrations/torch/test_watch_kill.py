@@ -10,6 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.harness.marks import others_in_full
+
 pytest.importorskip("torch")
 
 import stepwell
@@ -85,7 +87,7 @@ def kill_one(kind: str, seed: int, folder: Path) -> None:
     assert run.status == "killed"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", others_in_full(KINDS, KINDS[:1]))
 def test_every_loss_survives_a_kill(kind: str, tmp_path: Path) -> None:
     """The rows equal what the training wrote elsewhere, also the last one."""
     for seed in range(2):

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -219,15 +220,27 @@ MODULES = {
 }
 
 
+ANNOTATED: list[Any] = []
+
+
+@pytest.fixture
+def _left_alone() -> Iterator[None]:
+    """Take stepwell's hooks away again, from PyTorch too."""
+    yield
+    while ANNOTATED:
+        ANNOTATED.pop().remove()
+
+
 def watched(net: Any) -> Any:
     """Return the module with stepwell's hooks on it, and with what a training step leaves."""
     from stepwell.integrations.torch import annotate
 
-    annotate(net)
+    ANNOTATED.append(annotate(net))
     net(torch.ones(1, 3)).sum().backward()
     return net
 
 
+@pytest.mark.usefixtures("_left_alone")
 @pytest.mark.parametrize("which", MODULES)
 def test_a_run_that_was_recorded_without_mlflow_is_forwarded_with_its_models(
     database: str, root: Path, monkeypatch: pytest.MonkeyPatch, which: str

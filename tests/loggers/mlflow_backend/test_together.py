@@ -71,6 +71,7 @@ def printed(programs: list[Program]) -> list[str]:
     return [finish(program, check=True).stdout.strip() for program in programs]
 
 
+@pytest.mark.full
 def test_ranks_that_begin_at_once_make_one_database_and_one_experiment(tmp_path: Path) -> None:
     """Three processes, a fresh folder."""
     folder, savedir = tmp_path / "run", tmp_path / "logs"
