@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.harness import environment, start_script
 
-DATED = r"\d{8}-\d{6}-[a-z2-7]{6}"
+DATED = r"\d{8}-\d{6}-[a-z2-9]{6}"
 """How the end of an id looks that time and chance have made."""
 
 RANK = """

@@ -34,8 +34,8 @@ def test_the_tasks_of_a_step_share_a_run_that_has_the_job_in_its_id(
         s for n, node in enumerate(nodes) for s in node.launch(slurm_step(n, 2, SLURM_STEP_ID="1"))
     ]
     assert len(runs_of(first)) == len(runs_of(step)) == 1
-    assert re.fullmatch(r"slurm-4711\.0-[a-z2-7]{6}", first[0].run)
-    assert re.fullmatch(r"slurm-4711\.1-[a-z2-7]{6}", step[0].run)
+    assert re.fullmatch(r"slurm-4711\.0-[a-z2-9]{6}", first[0].run)
+    assert re.fullmatch(r"slurm-4711\.1-[a-z2-9]{6}", step[0].run)
 
 
 def test_a_step_of_an_array_job_has_the_index_in_its_id(start_agent: Callable[[], Agent]) -> None:

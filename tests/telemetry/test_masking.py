@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.telemetry.masking import mask, mask_argv
+from stepwell.journal.masking import mask, mask_argv
 
 SECRET = "correct-horse"
 

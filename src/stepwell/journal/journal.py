@@ -21,6 +21,7 @@ from stepwell.journal import span as span_module
 from stepwell.journal.errors import quietly, warn_once
 from stepwell.journal.format import IMPLICIT_STEP, STEP_BIAS
 from stepwell.journal.lane import Lane
+from stepwell.journal.masking import mask
 from stepwell.journal.names import names
 from stepwell.journal.scalars import DeviceScalars
 from stepwell.journal.segment import Segment, file_name
@@ -289,7 +290,7 @@ class Journal:
         """Record an exception on the span that it went through first."""
         about = {
             "exception_type": type(error).__qualname__,
-            "exception_message": cut(text_of(error), 2000),
+            "exception_message": cut(str(mask(text_of(error))), 2000),
         }
         self._write_line("event", ERROR_EVENT, about, lane, span)
 

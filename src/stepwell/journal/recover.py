@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,10 @@ def _collect_spool(spool: Path, folder: Path, archives: dict[str, Archive]) -> i
     for name in (NAMES, EVENTS):
         source, target = spool / name, folder / name
         if source.is_file() and (not target.exists() or _longer(source, target)):
-            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as beside:
-                shutil.copyfileobj(source.open("rb"), beside)
-            os.chmod(beside.name, 0o644)
-            os.replace(beside.name, target)
+            beside = folder / f".{name}.{uuid.uuid4().hex}"
+            with source.open("rb") as spooled, beside.open("xb") as copy:
+                shutil.copyfileobj(spooled, copy)
+            os.replace(beside, target)
     count = _seal_folder(spool, folder.name, archives)
     # Copies of what was just sealed from the spool itself.
     for path in [*folder.glob("*.live"), *folder.glob("*.full")]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stepwell.journal.errors import StepwellError
+from stepwell.journal.masking import mask
 from stepwell.journal.values import shown
 from stepwell.loggers.base import UNNAMED, Logger
 from stepwell.loggers.checks import optional_text
 from stepwell.loggers.collection import LoggersCollection
 from stepwell.loggers.delivery.runs import wait_for_run
 from stepwell.loggers.frequency import LogFreq, Workers
-from stepwell.telemetry.masking import mask
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -47,16 +47,14 @@ def _incoming(run_folder: Path) -> Iterator[tuple[IO[bytes], Callable[[str], Non
     """A new file, and what puts it in its place; it is removed where that does not happen."""
     folder = run_folder / ARTIFACTS
     folder.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=folder, prefix=".incoming-")
+    # Like any other file of the user's: `umask` says who may read it, unlike with `tempfile`.
+    name = folder / f".incoming-{uuid.uuid4().hex}"
 
     def keep(sha256: str) -> None:
-        os.chmod(name, 0o644)
         os.replace(name, artifact_path(run_folder, sha256))
 
     try:
-        # By its name, so that it can be opened again; what a writer left open is closed by then.
-        os.close(fd)
-        yield open(name, "wb"), keep
+        yield open(name, "xb"), keep
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)

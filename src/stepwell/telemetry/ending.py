@@ -20,10 +20,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal.errors import report
+from stepwell.journal.masking import mask
 from stepwell.journal.metrics import context
 from stepwell.journal.span import NO_ERRORS
 from stepwell.journal.values import text_of
-from stepwell.telemetry.masking import mask
 from stepwell.telemetry.remote_errors import remote_error
 from stepwell.telemetry.source_lines import lines_of_frame, lines_of_traceback
 

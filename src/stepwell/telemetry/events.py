@@ -11,6 +11,7 @@ from typing import Any
 from stepwell.journal import clock
 from stepwell.journal.errors import misuse
 from stepwell.journal.journal import ERROR_EVENT
+from stepwell.journal.masking import mask
 from stepwell.journal.values import cut, number, shown, text_of
 from stepwell.telemetry.attributes import Attributes
 
@@ -52,12 +53,12 @@ class Event:
         """The event that stands for an error: a message, an exception, or both."""
         about = Attributes()
         if message is not None:
-            about.add("error_message", cut(text_of(message), 2000))
+            about.add("error_message", cut(str(mask(text_of(message))), 2000))
         if isinstance(exception, BaseException):
             lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
             about.add("exception_type", type(exception).__qualname__)
-            about.add("exception_message", cut(text_of(exception), 2000))
-            about.add("exception_traceback", cut("".join(lines), 8000))
+            about.add("exception_message", cut(str(mask(text_of(exception))), 2000))
+            about.add("exception_traceback", cut(str(mask("".join(lines))), 8000))
         elif exception is not None:
             misuse("exception", f"an error's exception is {shown(exception)}: write an exception")
         return cls(ERROR_EVENT, about, clock_at(timestamp))

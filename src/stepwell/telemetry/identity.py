@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 from stepwell.journal import forks
+from stepwell.journal.masking import mask, mask_argv
 from stepwell.journal.system import boot_id
-from stepwell.telemetry.masking import mask, mask_argv
 
 if TYPE_CHECKING:
     import subprocess

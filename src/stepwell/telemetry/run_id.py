@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import unicodedata
@@ -10,6 +9,8 @@ from datetime import datetime, timezone
 
 _LONGEST_ID = 128
 _LONGEST_SLUG = 48
+_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+"""No vowels, so that ids do not spell words, and nothing that looks like something else."""
 
 
 def check_run_id(run_id: str) -> str:
@@ -42,7 +43,7 @@ def make_run_id(prefix: str = "") -> str:
     """Return a new id: `[prefix-]YYYYMMDD-HHMMSS-xxxxxx`, in UTC so that ids sort by time."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     # Six characters, because a sweep may start hundreds of runs within the same second.
-    random = base64.b32encode(os.urandom(5)).decode().lower()[:6]
+    random = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(6))
     return "-".join(part for part in (prefix, stamp, random) if part)
 
 

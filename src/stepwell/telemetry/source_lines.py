@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 
-from stepwell.telemetry.masking import mask_source
+from stepwell.journal.masking import mask_source
 
 OUTERMOST = 10
 """Lines of a deep stack that are kept from its start, and …"""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.journal.follow_log import LogFollower
+from stepwell.journal.masking import MASK, mask
 from stepwell.journal.records import LogRecord, StatusRecord
 from stepwell.journal.values import text_of
 from stepwell.loggers.delivery.backend import Backend, NotYet
@@ -21,7 +22,6 @@ from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_pat
 from stepwell.telemetry.deliveries import Delivery, drain_deliveries, finish_deliveries
 from stepwell.telemetry.exporter import Source, source_of
 from stepwell.telemetry.feeding import THREAD, WAITING, Feed
-from stepwell.telemetry.masking import MASK, mask
 from stepwell.telemetry.run import Run
 
 MOST_COUNTED = 1_000_000
