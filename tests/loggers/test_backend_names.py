@@ -29,6 +29,9 @@ def test_different_names_stay_different_in_mlflow(names: list[str]) -> None:
     assert len(set(keys)) == len(names)
 
 
+@example("..0")
+@example("..")
+@example("../a")
 @given(st.text(max_size=300))
 def test_mlflow_itself_takes_every_key(name: str) -> None:
     import posixpath

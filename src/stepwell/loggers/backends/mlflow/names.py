@@ -37,11 +37,13 @@ def path_of(path: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """MLflow refuses what reads as another path: ``/a``, ``a//b``, ``a/``, ``./a``, ``..``."""
+    """MLflow refuses what reads as another path: ``/a``, ``a//b``, ``a/``, ``./a``, ``..``, ``..a``."""
     parts = name.split("/")
     if len(parts) > 1 and not all(parts):
         # The slashes of empty parts, all but those that have something on both sides.
         return _normal(re.sub(r"^/+|/+$|(?<=/)/+", lambda f: "_x2F_" * len(f[0]), name))
+    if name.startswith(".."):
+        parts[0] = parts[0].replace(".", "_x2E_", 1)
     return "/".join("_x2E_" * len(p) if p in (".", "..") else p for p in parts) or NOTHING
 
 
