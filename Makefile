@@ -36,7 +36,7 @@ format: $(VENV)/.dev ## format the code and mend what can be mended by itself
 bench: $(VENV)/.bench ## measure the cost of recording, next to other tools
 	@$(PY) -m benchmarks $(ARGS)
 
-torture: $(VENV)/.dev ## soak tests that take many minutes
+torture: $(VENV)/.dev ## a training job under every fault, and soak tests: about half an hour
 	@$(PY) -m pytest -m torture --numprocesses=0 -o faulthandler_timeout=0 $(ARGS)
 
 clean: ## remove .venv, caches and build products; recorded runs stay
