@@ -365,6 +365,7 @@ def start_rank(
     rank: int,
     world: int,
     port: int,
+    restarts: int = 0,
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Program:
@@ -378,7 +379,7 @@ def start_rank(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
     }
     env = {**(environment() if env is None else env), **variables}
     return start_script(script, *arguments, env=env, **options)

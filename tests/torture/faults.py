@@ -119,23 +119,23 @@ def removed_folder(job: Job, _: random.Random) -> None:
 
 
 def few_descriptors(job: Job, _: random.Random) -> None:
+    """A few more than the job has open: DataLoaders need some."""
     for program in job.ranks:
-        count = len(os.listdir(f"/proc/{program.pid}/fd"))
-        resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (count, 65536))
-    time.sleep(1.0)
-    for program in job.ranks:
-        if process_start(program.pid):
-            resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (4096, 65536))
+        count = len(os.listdir(f"/proc/{program.pid}/fd")) + 8
+        _limit_for_a_while(program.pid, resource.RLIMIT_NOFILE, count)
 
 
 def small_files(job: Job, _: random.Random) -> None:
     for program in job.ranks:
-        resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-    time.sleep(1.0)
-    for program in job.ranks:
-        if process_start(program.pid):
-            both = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-            resource.prlimit(program.pid, resource.RLIMIT_FSIZE, both)
+        _limit_for_a_while(program.pid, resource.RLIMIT_FSIZE, 4096)
+
+
+def _limit_for_a_while(pid: int, what: int, limit: int) -> None:
+    soft, hard = resource.prlimit(pid, what)
+    resource.prlimit(pid, what, (limit, hard))
+    time.sleep(0.7)
+    if process_start(pid):
+        resource.prlimit(pid, what, (soft, hard))
 
 
 def interrupts(job: Job, rng: random.Random) -> None:

@@ -102,7 +102,8 @@ def _check(found: list[Any], written: list[Any], may_miss: bool) -> None:
     """All that was written down was recorded, once; the last one may not have been written down yet."""
     count = Counter(found)
     assert set(count.values()) <= {1}, "a record is there twice"
-    assert len(count.keys() - set(written)) <= 1
+    more = count.keys() - set(written)
+    assert len(more) <= 1, f"{len(more)} records are there that nobody wrote down"
     missing = set(written) - count.keys()
     assert may_miss or not missing, f"{len(missing)} of {len(written)} records are missing"
 
@@ -118,9 +119,17 @@ def check_trackers(job: Job, fault: Fault) -> None:
         run_stepwell("forward", str(run.path), "--to", to, cwd=job.folder, check=True, timeout=240)
     metrics = run.metrics().filter(pl.col("name") == "count").collect()
     expected = Counter(metrics.select("step", "value").iter_rows())
-    assert _tensorboard(job.folder / "files") == expected
+    _compare("TensorBoard", _tensorboard(job.folder / "files"), expected)
     if job.proxy is not None:
-        assert _mlflow(job) == expected
+        _compare("MLflow", _mlflow(job), expected)
+
+
+def _compare(
+    name: str, found: Counter[tuple[int, float]], expected: Counter[tuple[int, float]]
+) -> None:
+    more, less = found - expected, expected - found
+    assert not more, f"{name} has {more.total()} records too many: {sorted(more)[:5]}"
+    assert not less, f"{name} is missing {less.total()} records: {sorted(less)[:5]}"
 
 
 def _tensorboard(folder: Path) -> Counter[tuple[int, float]]:

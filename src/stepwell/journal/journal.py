@@ -214,6 +214,13 @@ class Journal:
                     blob.unmap()
             self.retired.append((segment, blob))
 
+    def write_back(self) -> None:
+        """Bring files up to date with segments whose file system has refused a store."""
+        for lane in list(self.lanes):
+            for segment in (lane.segment, lane.blob, lane.metrics):
+                if segment is not None:
+                    segment.write_back()
+
     def drop_spare(self) -> None:
         """Remove the segment that was prepared and not needed."""
         while self._spares:

@@ -34,7 +34,7 @@ SYNC_EVERY = 1.0
 MAX_RETRY = 5.0
 MAX_RETIRED = 256
 """So many full segments may wait while the run folder cannot be written (100 MB of a spool)."""
-HOLD_OFF = {"retry": 0.0, "seal": 1.0, "heartbeat": 1.0}
+HOLD_OFF = {"retry": 0.0, "write back": 0.5, "seal": 1.0, "heartbeat": 1.0}
 """How long a task that could not write is left alone, where not for ``MAX_RETRY`` seconds."""
 
 SMALL_SHARE = 0.001
@@ -205,6 +205,7 @@ class Pump:
             self._guard("task", self.run_tasks)
         self._guard("scalars", self.journal.scalars.resolve)
         self._guard("threads", self.journal.retire_ended_threads)
+        self._guard("write back", self.journal.write_back)
         self._guard("seal", self.seal_retired)
         if self.journal.wants_spare() and self.journal.failing is None:
             self._guard("spare", self.journal.prepare)
@@ -281,6 +282,7 @@ class Pump:
     def _seal(self, segment: Segment) -> None:
         if not segment.path.exists():
             return
+        segment.write_back()
         data = segment.path.read_bytes() if segment.map.closed else bytes(segment.map)
         frame = seal(self.process, data)
         if frame is not None:

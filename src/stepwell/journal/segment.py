@@ -59,8 +59,10 @@ class Segment:
 
     def unmap(self) -> None:
         """Give the mapping back; the file stays."""
-        if self.is_in_memory and not self.map.closed:
-            self._write_back()
+        try:
+            self.write_back()
+        except OSError as error:
+            report("Segment.unmap", error)
         bus_errors.release(self.address)
         # A thread may still hold a view for one more store: then its release unmaps.
         with contextlib.suppress(BufferError):
@@ -68,12 +70,13 @@ class Segment:
                 view.release()
             self.map.close()
 
-    def _write_back(self) -> None:
-        try:
+    def write_back(self) -> None:
+        """Bring the file up to date with a segment that is in memory only; its readers look there."""
+        if self.is_in_memory and not self.map.closed:
+            # A copy is made at once, in the midst of no store.
+            content = bytes(self.map)
             with self.path.open("r+b") as file:
-                file.write(self.map)
-        except OSError as error:
-            report("Segment.unmap", error)
+                file.write(content)
 
     def discard(self) -> None:
         """Remove a segment that nothing was recorded in."""

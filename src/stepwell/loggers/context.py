@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -214,7 +215,10 @@ class Context:
             audience.warn_left_out()
 
     def _settle(self) -> None:
-        """Wait for the values that are still on an accelerator: they come before the end."""
+        """Have everything in the files that was logged: values that are still on an accelerator come, too."""
+        if self.journal is not None:
+            with contextlib.suppress(OSError):
+                self.journal.write_back()
         recorder = None if self.run is None else self.run._recorder
         if recorder is not None and self.journal is not None and self.journal.scalars.pending:
             recorder.pump.flush(FLUSH)
