@@ -127,7 +127,7 @@ def few_descriptors(job: Job, _: random.Random) -> None:
 
 def small_files(job: Job, _: random.Random) -> None:
     for program in job.ranks:
-        _limit_for_a_while(program.pid, resource.RLIMIT_FSIZE, 4096)
+        _limit_for_a_while(program.pid, resource.RLIMIT_FSIZE, 1 << 16)
 
 
 def _limit_for_a_while(pid: int, what: int, limit: int) -> None:

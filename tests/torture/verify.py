@@ -64,7 +64,7 @@ def _tables(run: RecordedRun) -> dict[str, pl.DataFrame]:
     assert orphans.is_empty(), orphans
     return {
         "spans": spans,
-        "metrics": run.metrics().sort("process", "time_ns", "name").collect(),
+        "metrics": run.metrics(overwritten=True).sort("process", "time_ns", "name").collect(),
         "events": run.events().sort("process", "time_ns", "name").collect(),
     }
 
@@ -117,7 +117,7 @@ def check_trackers(job: Job, fault: Fault) -> None:
     run = only_run(job.runs)
     for to in ("tensorboard", *([f"mlflow={job.proxy.url}"] if job.proxy else [])):
         run_stepwell("forward", str(run.path), "--to", to, cwd=job.folder, check=True, timeout=240)
-    metrics = run.metrics().filter(pl.col("name") == "count").collect()
+    metrics = run.metrics(overwritten=True).filter(pl.col("name") == "count").collect()
     expected = Counter(metrics.select("step", "value").iter_rows())
     _compare("TensorBoard", _tensorboard(job.folder / "files"), expected)
     if job.proxy is not None:

@@ -219,20 +219,28 @@ def _background(facts: Facts) -> list[BackgroundLine]:
 
 
 def _steps(facts: Facts, undone: Undone) -> StepLine | None:
-    table = facts.steady if facts.steady.height >= 20 else facts.steps
-    table = completed(table, undone)
-    if table.is_empty():
+    """Typical steps are those after the first few; the longest is the longest of all."""
+    every = completed(facts.steps, undone)
+    steady = completed(facts.steady, undone) if facts.steady.height >= 20 else every
+    if steady.is_empty():
         return None
-    ns = table.select(pl.col("period_ns") - pl.sum_horizontal(BETWEEN)).to_series()
+    # A step behind these is one that did not come to its end.
+    every = every.filter(pl.col("step") <= pl.lit(steady["step"].max()))
+    usual, ns = _own_ns(steady), _own_ns(every)
     longest = ns.arg_max() or 0
     return StepLine(
         _count_steps(facts) - sum(map(len, undone.values())),
-        _quantile(ns, 0.5),
-        _quantile(ns, 0.95),
+        _quantile(usual, 0.5),
+        _quantile(usual, 0.95),
         int(ns[longest]),
-        int(table["step"][longest]),
+        int(every["step"][longest]),
         _count_epochs(facts),
     )
+
+
+def _own_ns(steps: pl.DataFrame) -> pl.Series:
+    """How long steps take, without validation and checkpoints between them."""
+    return steps.select(pl.col("period_ns") - pl.sum_horizontal(BETWEEN)).to_series()
 
 
 def _count_epochs(facts: Facts) -> int | None:

@@ -237,6 +237,15 @@ def test_an_error_without_a_message(tmp_path: Path) -> None:
     assert live.look().error == "MemoryError"
 
 
+def test_the_longest_step_may_be_the_first(tmp_path: Path) -> None:
+    """It is no typical one, and still the longest."""
+    line = report(train(tmp_path, times=lambda step: {"backward": 0.9} if step == 0 else {})).steps
+    assert line is not None
+    assert line.max_step == 0
+    assert line.max_ns > 0.9e9
+    assert line.p95_ns < 0.2e9
+
+
 def test_the_longest_step_is_without_validation_and_checkpoints(tmp_path: Path) -> None:
     """They come after a step and have lines of their own in the time table."""
 

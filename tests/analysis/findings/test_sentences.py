@@ -38,6 +38,16 @@ def test_gradients_that_were_infinite_before_the_loss_was_nan(tmp_path: Path) ->
     assert found.steps == (68,)
 
 
+def test_a_loss_that_is_infinite_once_and_then_nan(tmp_path: Path) -> None:
+    """As the logarithm of zero is, in the step before its gradient is used."""
+
+    def values(step: int) -> dict[str, float]:
+        return {"loss": 1.0 if step < 70 else math.inf if step == 70 else math.nan}
+
+    found = only(train(tmp_path, values=values), "not-finite")
+    assert found.sentence == "loss is infinite from step 70 on, and NaN from step 71 on."
+
+
 def test_of_two_losses_the_first_to_go_is_named(tmp_path: Path) -> None:
     """Whichever was logged first."""
 

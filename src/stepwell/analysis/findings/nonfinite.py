@@ -37,7 +37,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
     ends = len(main) == 0 or main.odd[-1] >= main.steps[-1]
     text = f"{main.name} is {kind} {'from' if ends else 'at'} step {_first_odd(main)}"
     text += " on" if ends else f" ({len(main.odd)} value{'s' if len(main.odd) > 1 else ''})"
-    text += _last_finite(main) if ends else ""
+    text += f"{_last_finite(main)}{_then_nan(facts, main, kind)}" if ends else ""
     if gradient_step is not None and losses:
         gradient_kind, _ = _kind(facts, gradients, gradient_step)
         so = "so" if gradient_kind == kind else gradient_kind
@@ -80,6 +80,15 @@ def _last_finite(curve: Curve) -> str:
     if not len(before) or _first_odd(curve) - int(before[-1]) <= 1:
         return ""
     return f" (last finite at step {int(before[-1])})"
+
+
+def _then_nan(facts: Facts, curve: Curve, kind: str) -> str:
+    """Since when it is NaN, where it was infinite first; "" otherwise."""
+    if kind == "NaN":
+        return ""
+    rows = facts.curves.rows(curve.name).filter(pl.col("value").is_nan())
+    first = rows["step"].min()
+    return f", and NaN from step {first} on" if isinstance(first, int) else ""
 
 
 def _lasts(curve: Curve) -> bool:
