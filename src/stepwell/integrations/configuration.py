@@ -16,6 +16,8 @@ from stepwell.journal.errors import report
 from stepwell.telemetry.run import active_run
 
 LEARNING_RATES = ("lr", "initial_lr")
+MOST_NAMES = 5
+"""Of parameters without an optimizer: so many are named."""
 
 
 def record_config(facts: Mapping[str, Any]) -> None:
@@ -102,16 +104,29 @@ def is_shuffled(loader: Any) -> bool | None:
     return {"SequentialSampler": False, "RandomSampler": True}.get(type(sampler).__name__)
 
 
-def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, int]:
-    """Return how many tensors of models need gradients, and how many of them have an optimizer."""
-    trained = {id(p) for model in models for p in model.parameters() if p.requires_grad}
+def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, Any]:
+    """Return how many tensors of models need gradients, and how many of them have an optimizer.
+
+    Where some have none, also the names of the first of these, and how many numbers they are in all.
+    """
+    trained = {
+        id(parameter): (name, parameter)
+        for model in models
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     optimized = {
         id(parameter)
         for optimizer in optimizers
         for group in getattr(optimizer, "param_groups", ())
         for parameter in group["params"]
     }
-    return {
+    left = [found for key, found in trained.items() if key not in optimized]
+    counts: dict[str, Any] = {
         "trainable_parameters": len(trained),
-        "optimized_parameters": len(trained & optimized),
+        "optimized_parameters": len(trained) - len(left),
     }
+    if 0 < len(left) < len(trained):
+        counts["not_optimized"] = [name for name, _ in left[:MOST_NAMES]]
+        counts["not_optimized_numbers"] = sum(parameter.numel() for _, parameter in left)
+    return counts

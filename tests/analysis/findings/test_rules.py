@@ -392,6 +392,13 @@ def test_optimizer(tmp_path: Path) -> None:
     found = findings(run)[-1]
     assert (found.rule, found.severity) == ("optimizer-parameters", "warning")
     assert "updates 2 of the model's 12 trainable parameter tensors; 10 are never" in found.sentence
+    which = {"not_optimized": ["head.weight", "head.bias"], "not_optimized_numbers": 5140}
+    run = in_loops(tmp_path, {"trainable_parameters": 4, "optimized_parameters": 2, **which})
+    assert (
+        "2 are never updated: head.weight, head.bias (5,140 numbers)." in findings(run)[-1].sentence
+    )
+    run = in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 2, **which})
+    assert "never updated: head.weight, head.bias and others (" in findings(run)[-1].sentence
     only(in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 12}), "at-chance")
 
 

@@ -281,6 +281,8 @@ def test_facts_about_the_loop(accumulate: int) -> None:
     facts = json.loads(spans.filter(pl.col("name") == "training_loop")["attributes"][0])
     assert facts["trainable_parameters"] == 3
     assert facts["optimized_parameters"] == 2
+    assert facts["not_optimized"] == ["3.weight"]
+    assert facts["not_optimized_numbers"] == model[3].weight.numel()
     assert facts["batches_per_epoch"] == BATCHES
     assert facts.get("batches_per_step", 1) == accumulate
 
