@@ -24,7 +24,8 @@ def planted(folder: Path, case: str, ranks: int = 1, code: int = 0) -> list[Find
     env = recording_environment(runs, STEPWELL_RUNTIME="on")
     for done in run_ranks(PROGRAM, case, world=ranks, env=env, cwd=folder):
         assert done.returncode == code, done.stderr
-    return findings(only_run(folder))
+    # Other tests run beside it: that the machine is busy may be true.
+    return [found for found in findings(only_run(folder)) if found.rule != "busy-machine"]
 
 
 def only(found: list[Finding], rule: str) -> Finding:

@@ -80,7 +80,7 @@ def _finding(facts: Facts, one: Straggler, share: float) -> Finding:
     return Finding(
         "straggler",
         "critical" if share >= CRITICAL and one.kind == "chronic" else "warning",
-        f"{_symptom(one, phase, span, each)} {capital(others)} {wait} for it: "
+        f"{_symptom(one, phase, span, each, _own_ns(facts, one))} {capital(others)} {wait} for it: "
         f"{percent(share)} of the wall time.",
         {
             "phase": phase,
@@ -100,7 +100,18 @@ def _finding(facts: Facts, one: Straggler, share: float) -> Finding:
     )
 
 
-def _symptom(one: Straggler, phase: str, span: str | None, each: int) -> str:
+def _own_ns(facts: Facts, one: Straggler) -> int | None:
+    """How long the phase takes on the slow rank, in the middle of those steps; None where steps have no such
+    phase.
+    """
+    if one.phase not in facts.steps.columns:
+        return None
+    mine = facts.steps.filter(pl.col("rank") == one.rank, pl.col("step").is_in(one.steps))
+    median = mine[one.phase].median()
+    return int(median) if isinstance(median, int | float) else None
+
+
+def _symptom(one: Straggler, phase: str, span: str | None, each: int, own: int | None) -> str:
     who, long = f"Rank {one.rank}", duration(each)
     often = _often(one, "after" if phase in (*MEANT, "idle") else "in")
     if span is not None:
@@ -112,7 +123,9 @@ def _symptom(one: Straggler, phase: str, span: str | None, each: int) -> str:
     if phase == GARBAGE:
         return f"{who} collects garbage for {long} {often}."
     what = "in getting its data" if phase == "data" else f"in {phase_word(phase)}"
-    took = f"{duration(one.typical_ns + each)} against {duration(one.typical_ns)}"
+    # Others may have waited in fewer steps than it was slow in, so what they waited says less.
+    slow = own if own is not None and own > one.typical_ns else one.typical_ns + each
+    took = f"{duration(slow)} against {duration(one.typical_ns)}"
     return f"{who} is slower than the others {what}, {often}: {took}."
 
 
