@@ -179,7 +179,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path, server: Se
                 end(pid)
         proxy.mode = "well"
         for _ in range(2):
-            forward(tmp_path, "mlflow")
+            forward(tmp_path, f"mlflow={proxy.url}")
             run, curve = found_on(server, "hangs at the end")
             assert curve == expected(500)
             assert run.info.status == "FINISHED"

@@ -155,15 +155,16 @@ def test_each_rank_waits_for_its_own(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_server_that_is_down(tmp_path: Path) -> None:
     """The script ends by itself, and says in one line what is missing and how to deliver it."""
-    member = f"MLFlowLogger(tracking_uri='http://127.0.0.1:{free_port()}', log_freq='batch')"
+    address = f"http://127.0.0.1:{free_port()}"
+    member = f"MLFlowLogger(tracking_uri={address!r}, log_freq='batch')"
     env = variables(tmp_path, STEPWELL_FINISH_TIMEOUT="3600", **COLD_SIDECARS)
     done = run_script(PROGRAM, member, cwd=tmp_path, env=env, check=True)
     (line,) = [line for line in done.stderr.splitlines() if "missing" in line]
     (run,) = (tmp_path / "runs").iterdir()
     assert line.startswith(
-        "mlflow is missing 1,000 of 1,000 records (ConnectionError: http://127.0.0.1:"
+        f"mlflow is missing 1,000 of 1,000 records (ConnectionError: {address} does not answer"
     )
-    assert line.endswith(f"`stepwell forward {run} --to mlflow` delivers the rest.")
+    assert line.endswith(f"`stepwell forward {run} --to mlflow={address}` delivers the rest.")
 
 
 # A backend that hangs or fails
