@@ -185,7 +185,9 @@ def test_other_bus_errors_end_the_process_as_ever(tmp_path: Path, by: str) -> No
         f"run = init('x', dir='runs')\nlog({{'loss': 1.0}})\n{textwrap.dedent(code)}\ntime.sleep(9)",
         tmp_path,
     )
-    assert done.returncode == -signal.SIGBUS
+    # One that is sent may hit a thread at a place where no Python code can run: that ends it as well.
+    sent = (-signal.SIGBUS, -signal.SIGSEGV)
+    assert done.returncode in (sent if by == "another process" else sent[:1])
     assert values(only_run(tmp_path / "runs"), "loss") == [1.0]
 
 

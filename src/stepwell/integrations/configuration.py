@@ -17,7 +17,7 @@ from stepwell.telemetry.run import active_run
 
 LEARNING_RATES = ("lr", "initial_lr")
 MOST_NAMES = 5
-"""Of parameters without an optimizer: so many are named."""
+"""Parameters without an optimizer that are named at most."""
 
 
 def record_config(facts: Mapping[str, Any]) -> None:

@@ -44,9 +44,9 @@ main(about)
 NO_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 NOT_FOR_IT = ("STEPWELL_EXPORTERS", "STEPWELL_STRICT", "PYTHONWARNINGS")
 LINGER = 60.0
-MOST_FAILURES = 4
+MOST_DEATHS = 4
 MOST_KILLS = 32
-"""After so many deaths it is not started again: of its own, or by a signal."""
+"""It is not started again after this many failures of its own, or kills by a signal."""
 DELIVERED, BROKEN, UNDELIVERED, UNABLE, STOPPED = 0, 1, 3, 4, 5
 """How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin; somebody ended it
 while there may be more to come."""
@@ -73,7 +73,7 @@ class Sidecar:
         # The pump starts it again while training; others may wait for it.
         self._lock = threading.RLock()
         self._starts = 0
-        self._failures = 0
+        self._deaths = 0
         self._kills = 0
         self._asked = 0
         self._deadline = 0.0
@@ -185,7 +185,7 @@ class Sidecar:
                 self._raise()
 
     def keep_running(self) -> None:
-        """Start it again if it has died; not one that somebody told to end, and training with it."""
+        """Start it again if it has died. One that got SIGTERM is left alone: the job is probably ending."""
         if not self._is_here or self._closing:
             return
         with self._lock:
@@ -244,7 +244,7 @@ class Sidecar:
         self._starts += 1
         _reap()
         if not sys.executable or getattr(sys, "frozen", False):
-            self._failures += 1
+            self._deaths += 1
             self._cannot("there is no Python interpreter to start it with")
             return
         try:
@@ -259,7 +259,7 @@ class Sidecar:
                 start_new_session=True,
             )
         except (OSError, ValueError, MemoryError, subprocess.SubprocessError) as error:
-            self._failures += 1
+            self._deaths += 1
             self._cannot(str(error))
             return
         self._has_told_all = False
@@ -293,7 +293,7 @@ class Sidecar:
             self._process = None
             if not self._may_start_after(process.returncode):
                 self._cannot(self.last_error or reason)
-        if self._failures < MOST_FAILURES and self._kills < MOST_KILLS and not self._delivered:
+        if self._deaths < MOST_DEATHS and self._kills < MOST_KILLS and not self._delivered:
             # It begins anew; its receiver gets the same ids again.
             self._spawn()
         return self._process is not None
@@ -301,12 +301,12 @@ class Sidecar:
     def _may_start_after(self, code: int) -> bool:
         """Count how it ended; whether it may be started again."""
         if code == UNABLE:
-            self._failures = MOST_FAILURES
+            self._deaths = MOST_DEATHS
         elif code < 0:
             self._kills += 1
         elif code not in (DELIVERED, STOPPED):
-            self._failures += 1
-        return self._failures < MOST_FAILURES and self._kills < MOST_KILLS
+            self._deaths += 1
+        return self._deaths < MOST_DEATHS and self._kills < MOST_KILLS
 
     # Talking with it
 

@@ -1,4 +1,4 @@
-"""``stepwell doctor``: does everything that stepwell needs work here, and what is to be done where not?
+"""``stepwell doctor``: checks whether everything that stepwell needs works here, and says what to mend.
 
 Each check tries the real thing: it writes a file, maps it, opens a connection. None changes a run.
 """

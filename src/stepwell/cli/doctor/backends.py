@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stepwell.cli.doctor.check import Check
+from stepwell.exporters.otlp_options import without_password
 from stepwell.journal.errors import StepwellError
 from stepwell.telemetry.exporter_loading import load_exporters
 
@@ -37,7 +38,7 @@ def check_backends(environ: Mapping[str, str]) -> Iterator[Check]:
 def check_address(name: str, address: str) -> Check:
     """Whether somebody listens at an address; nothing is sent. A path or local database is left alone."""
     parts = urlsplit(address)
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    shown = without_password(address)
     try:
         port = parts.port or PORTS.get(parts.scheme.partition("+")[0])
     except ValueError:
