@@ -179,3 +179,48 @@ def test_threads_agree_on_ids(path: Path) -> None:
     assert all(result == results[0] for result in results)
     assert len(set(results[0])) == 1000
     assert path.read_bytes().count(b"\n") == 1002
+
+
+def test_an_id_is_not_given_out_before_its_name_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second thread that meets the name at the moment of its write waits for the write."""
+    table = NameTable()
+    table.attach(opened(path))
+    seen: list[tuple[int, bool]] = []
+
+    def meet() -> None:
+        number = table.intern(SPAN, "both")
+        seen.append((number, number in written(path)))
+
+    second = threading.Thread(target=meet)
+    write = os.write
+
+    def slow(fd: int, data: bytes) -> int:
+        second.start()
+        second.join(0.2)
+        return write(fd, data)
+
+    monkeypatch.setattr(module.os, "write", slow)
+    first = table.intern(SPAN, "both")
+    second.join()
+    assert seen == [(first, True)]
+
+
+def test_a_handler_that_names_the_same_in_the_midst_of_a_write(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both get the same id, and its name is in the file."""
+    table = NameTable()
+    table.attach(opened(path))
+    write = os.write
+    inner: list[int] = []
+
+    def interrupted(fd: int, data: bytes) -> int:
+        monkeypatch.setattr(module.os, "write", write)
+        inner.append(table.intern(SPAN, "both"))
+        return write(fd, data)
+
+    monkeypatch.setattr(module.os, "write", interrupted)
+    assert [table.intern(SPAN, "both")] == inner
+    assert written(path)[inner[0]] == (SPAN, "", "both")

@@ -6,9 +6,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
@@ -346,3 +349,28 @@ def test_the_given_configuration_is_not_changed_or_shared() -> None:
     converted = config_to_dict(config)
     config["optimizer"]["lr"] = 0.2
     assert converted == {"optimizer": {"lr": 0.1}}
+
+
+def test_a_child_forked_while_git_is_asked_can_make_temporary_files(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tempfile looks for its folder under a lock, which no child may inherit locked."""
+    searching = threading.Event()
+
+    def search() -> str:
+        searching.set()
+        time.sleep(0.5)
+        return "/tmp"
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", search)
+    thread = threading.Thread(target=describe_code, args=(repository,))
+    thread.start()
+    assert searching.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # Ends a child that hangs.
+        tempfile.gettempdir()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()

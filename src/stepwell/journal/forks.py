@@ -1,7 +1,8 @@
 """Background threads and forks keep out of each other's way.
 
 A child that is forked while another thread imports a module finds that module half made, and its lock
-held for ever. What the pump imports, it imports under a lock that every fork waits for.
+held for ever; the same is true of the locks inside the standard library. A background thread imports,
+and calls what takes such a lock, under a lock that every fork waits for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ LONGEST_WAIT = 5.0
 
 
 class _Forks:
-    """``lock`` is held by whoever imports in the background, and by every fork."""
+    """``lock`` is held by whoever takes such a lock in the background, and by every fork."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -43,6 +44,6 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def held_off() -> Iterator[None]:
-    """No fork within: for imports in a background thread."""
+    """No fork within: for imports and foreign locks in a background thread."""
     with _forks.lock:
         yield

@@ -39,7 +39,7 @@ class NameTable:
         self._behind = False
         self._fd = -1
         for key in OVERFLOW.values():
-            self._add(key)
+            self.ids[key] = self._add(key)
 
     def intern(self, kind: str, name: str, category: str = "") -> int:
         """The id of this name, written to the attached file when it is new."""
@@ -53,12 +53,13 @@ class NameTable:
                 return found
             if len(self.ids) >= MAX_NAMES:
                 return self.ids[OVERFLOW[kind]]
-            found = self._add(key)
+            number = self._add(key)
             # After a failure the pump tries again: to write all that waits for each new name would
             # take ever longer.
             if not self._behind:
                 self._write()
-            return found
+            # Only now may other threads use it. A signal handler may have named the same meanwhile.
+            return self.ids.setdefault(key, number)
 
     def key(self, number: int) -> Key:
         """What an id stands for."""
@@ -105,7 +106,6 @@ class NameTable:
         number = next(self._numbers)
         self._keys[number] = key
         self._waiting.append(number)
-        self.ids[key] = number
         return number
 
     def _write(self) -> None:

@@ -371,7 +371,8 @@ def _ask_git(
     asked: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
     try:
         for name, words in questions.items():
-            output: IO[bytes] = tempfile.TemporaryFile()
+            with forks.held_off():  # tempfile takes a lock of its own.
+                output: IO[bytes] = tempfile.TemporaryFile()
             # No pipe, and by way of posix_spawn (so no close_fds, no cwd), which needs none either: a
             # DataLoader worker forked just now would hold its other end open for as long as it lives.
             asked[name] = (
