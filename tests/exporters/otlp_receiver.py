@@ -99,7 +99,7 @@ class Receiver:
             if not {"stepwell.open", "stepwell.event"} & span.attributes.keys()
         }
 
-    def wait(self, condition: Callable[[Receiver], Any], seconds: float = 40.0) -> None:
+    def wait(self, condition: Callable[[Receiver], Any], seconds: float = 120.0) -> None:
         """Until this is so; it fails only when it never is."""
         deadline = time.monotonic() + seconds
         while not condition(self):

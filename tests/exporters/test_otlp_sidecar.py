@@ -26,7 +26,7 @@ def receiver() -> Iterator[Receiver]:
 def test_the_tree_arrives_as_it_was_recorded(receiver: Receiver, tmp_path: Path) -> None:
     """Finish waits until it is delivered; the sidecar is gone then, and leaves nothing behind."""
     with training(tmp_path, receiver) as trainer:
-        assert trainer.do(TREE + "\nanswer = run.flush(20)") is True
+        assert trainer.do(TREE + "\nanswer = run.flush(100)") is True
         assert receiver.tree() == EXPECTED
         trainer.do("run.finish()")
         wait_until(lambda: has_ended(trainer.sidecar))
@@ -68,7 +68,7 @@ def test_a_receiver_that_comes_late_gets_everything(tmp_path: Path) -> None:
         assert "Connection refused" in log.read_text()
         assert trainer.do("answer = run.flush(0.5)") is False
         receiver.up()
-        trainer.do(TREE + "\nrun.flush(20)\nrun.finish()")
+        trainer.do(TREE + "\nrun.flush(100)\nrun.finish()")
         assert receiver.tree() == EXPECTED
         assert len([s for s in receiver.by_id().values() if s.name == "application"]) == 2
 
@@ -117,7 +117,7 @@ def test_a_receiver_that_answers_nonsense_gets_it_again(
         assert "not delivered, it is tried again" in log.read_text()
         assert receiver.spans == []
         receiver.mode = "ok"
-        assert trainer.do("answer = run.flush(30)") is True
+        assert trainer.do("answer = run.flush(100)") is True
         assert receiver.tree() == EXPECTED
         trainer.do("run.finish()")
         wait_until(lambda: has_ended(trainer.sidecar))
@@ -209,10 +209,10 @@ def test_sent_live_and_forwarded_a_span_is_the_same_one(receiver: Receiver, tmp_
 def test_a_sidecar_that_dies_is_started_again(receiver: Receiver, tmp_path: Path) -> None:
     """Whoever asks it to drain notices; what it had sent before is not doubled."""
     with training(tmp_path, receiver) as trainer:
-        assert trainer.do(TREE + "\nanswer = run.flush(20)") is True
+        assert trainer.do(TREE + "\nanswer = run.flush(100)") is True
         end(trainer.sidecar)
         wait_until(lambda: has_ended(trainer.sidecar))
-        assert trainer.do("with span('after'): pass\nanswer = run.flush(20)") is True
+        assert trainer.do("with span('after'): pass\nanswer = run.flush(100)") is True
         assert receiver.tree() == EXPECTED | {("after", None)}
         assert len(receiver.by_id()) == 10
         second = trainer.do("answer = run.exporters[0].process_id")
@@ -224,7 +224,7 @@ def test_a_sidecar_that_dies_is_started_again(receiver: Receiver, tmp_path: Path
 def test_a_sidecar_takes_nothing_from_training(receiver: Receiver, tmp_path: Path) -> None:
     """No file, terminal or pipe of the trainer, no device, a low priority, no heavy library."""
     with training(tmp_path, receiver, COLD_SIDECARS) as trainer:
-        trainer.do("with span('a'): pass\nrun.flush(20)")
+        trainer.do("with span('a'): pass\nrun.flush(100)")
         pid = trainer.sidecar
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + 10, 19)
@@ -274,7 +274,7 @@ def test_a_scheduler_that_ends_the_job_lets_it_send_the_rest(
 ) -> None:
     """SIGTERM goes to all processes of a job, a moment before SIGKILL does."""
     with training(tmp_path, receiver) as trainer:
-        trainer.do("with span('early'): pass\nanswer = run.flush(20)")
+        trainer.do("with span('early'): pass\nanswer = run.flush(100)")
         trainer.do("with span('late'): pass\nspan('open').__enter__()")
         os.kill(trainer.sidecar, signal.SIGTERM)
         trainer.kill(signal.SIGTERM)
@@ -308,7 +308,7 @@ def test_children_start_no_sidecar(receiver: Receiver, tmp_path: Path) -> None:
             "answer = os.waitpid(pid, 0)[1]"
         )
         assert sidecars_of(trainer.path) == [trainer.sidecar]
-        assert trainer.do("with span('a'): pass\nanswer = run.flush(20)") is True
+        assert trainer.do("with span('a'): pass\nanswer = run.flush(100)") is True
         assert receiver.tree() == {("a", None)}
         trainer.do("run.finish()")
 

@@ -268,7 +268,7 @@ def has_ended(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Return the first true value of a condition; fail when it does not come in this time."""
     deadline = time.monotonic() + seconds
     while True:

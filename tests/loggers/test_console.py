@@ -27,7 +27,7 @@ def test_what_is_logged_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
         for batch_idx in range(5):
             logger.log(batch_idx / 4, "loss", batch_idx=batch_idx, step=batch_idx)
         logger.log("all is well", "note", kind="text")
-        assert logger.flush(timeout=20)
+        assert logger.flush(timeout=100)
         seen = [r.getMessage() for r in caplog.records if r.name == "stepwell.console"]
         found = logger.backend_run(timeout=20)
     assert seen == [
@@ -49,7 +49,7 @@ def test_files_and_folders_are_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
         logger.log(b"data", "raw.bin", kind="artifact")
         found = logger.backend_run(timeout=20)
         assert isinstance(found, BackendRun)
-        assert logger.flush(timeout=20)
+        assert logger.flush(timeout=100)
     folder = Path(str(found.folder))
     assert folder.parent == tmp_path / "logs" / "simple-logger"
     assert (folder / "results" / "a.txt").read_text() == "a"

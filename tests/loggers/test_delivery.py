@@ -55,7 +55,7 @@ class Training(Child):
     def log(self, begin: int, end: int) -> None:
         self.do(LOG, begin=begin, end=end)
 
-    def drain(self, timeout: float = 30.0) -> bool:
+    def drain(self, timeout: float = 100.0) -> bool:
         return bool(self.do("answer = run.flush(timeout)", timeout=timeout))
 
 
@@ -142,7 +142,7 @@ def test_in_a_thread_of_the_process(recorded: Run, tmp_path: Path) -> None:
     write_line("logger", "lines", number=1, status="killed")
     delivery.close(10)
     assert calls(out, "finish") == [["killed"]]
-    assert recorded.flush(5)
+    assert recorded.flush(100)
     assert delivery.state()["batches"] >= 3
 
 

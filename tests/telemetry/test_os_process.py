@@ -6,11 +6,11 @@ import os
 import subprocess
 from pathlib import Path
 
-from stepwell.telemetry.os_process import family, measure_work
-from tests.harness import Program, start_script
+from stepwell.telemetry.os_process import family, is_held_up, measure_work
+from tests.harness import Program, start_script, wait_until
 
 CODE = """
-import subprocess, sys, time
+import subprocess, sys, threading, time
 
 def spin():
     until = time.process_time() + 0.5
@@ -58,3 +58,17 @@ def test_work_tells_a_busy_process_from_one_that_waits(tmp_path: Path) -> None:
         assert len(family(program.pid)) == 2
     assert measure_work(2**22 + 1) is None
     assert family(os.getpid())[0] == os.getpid()
+
+
+def test_a_process_that_wants_a_processor_is_held_up() -> None:
+    """Also where a thread of it does; one that sleeps is not."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with start_script(CODE, text=True, **pipes) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        wait_until(lambda: not is_held_up(program.pid))
+        do(program, "threading.Thread(target=spin).start()")
+        assert is_held_up(program.pid)
+        wait_until(lambda: not is_held_up(program.pid))
+        do(program, "start()")
+    assert not is_held_up(2**22 + 1)

@@ -109,6 +109,19 @@ def _units_of(pid: int) -> float | None:
     return seconds / UNIT_SECONDS + pages / UNIT_PAGES + _bytes_of(pid) / UNIT_BYTES
 
 
+def is_held_up(pid: int) -> bool:
+    """Whether a process or a child of it waits for a processor or for the disk, rather than for a server."""
+    for process in family(pid):
+        for path in Path(f"/proc/{process}/task").glob("*/stat"):
+            try:
+                state = path.read_text().rpartition(")")[2].split()[0]
+            except (OSError, IndexError):
+                continue
+            if state in "RD":
+                return True
+    return False
+
+
 def _bytes_of(pid: int) -> int:
     """Return how many bytes a process has read and written, also those that were in the file cache."""
     try:

@@ -25,8 +25,8 @@ from stepwell.journal.system import process_start
 from stepwell.journal.threads import start_thread
 from stepwell.telemetry.deliveries import STALL, DeliveryProgress
 from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.feeding import STARTING, WAITING, name_of
-from stepwell.telemetry.os_process import measure_work
+from stepwell.telemetry.feeding import FAILING, STARTING, WAITING, name_of
+from stepwell.telemetry.os_process import is_held_up, measure_work
 from stepwell.telemetry.priority import restore_priority
 from stepwell.telemetry.sidecar_notes import forward_command
 
@@ -51,8 +51,8 @@ DELIVERED, BROKEN, UNDELIVERED, UNABLE, STOPPED = 0, 1, 3, 4, 5
 """How a sidecar ends: all is delivered; it failed; it gave up; it was unable to begin; somebody ended it
 while there may be more to come."""
 LONG_PATIENCE = 60.0
-"""Seconds that nothing may happen while it waits for another rank, or starts where the system does not say
-how busy a process is."""
+"""Seconds that nothing may happen while it waits for another rank, for a processor or for the disk, or starts
+where the system does not say how busy a process is."""
 
 _used_names: Counter[tuple[str, str]] = Counter()
 _left: list[subprocess.Popen[bytes]] = []
@@ -167,7 +167,8 @@ class Sidecar:
         stage = str(told.get("stage", STARTING))
         work = measure_work(process.pid)
         is_unclear = stage == WAITING or (stage == STARTING and work is None)
-        patience = LONG_PATIENCE if is_unclear else STALL
+        is_slow = stage != FAILING and is_held_up(process.pid)
+        patience = LONG_PATIENCE if is_unclear or is_slow else STALL
         return DeliveryProgress(False, False, self.sent, self._total, work or 0.0, stage, patience)
 
     def count(self) -> None:
