@@ -21,6 +21,7 @@ from stepwell.journal.format import (
     SPAN_BYTES,
     SPAN_SLOTS,
     pack_header,
+    parse_file,
     parse_header,
 )
 from stepwell.journal.seal import join_planes, seal, split_planes
@@ -156,13 +157,30 @@ def test_a_link_that_stands_for_a_span_is_no_continuation() -> None:
 
 def test_a_header_is_read_only_when_it_is_complete() -> None:
     """Half a header page, another format or no JSON are no header."""
-    page = pack_header({"kind": "spans", "seq": 1}).ljust(HEADER_BYTES, b"\0")
-    assert parse_header(page) == {"stepwell": 1, "kind": "spans", "seq": 1}
+    fields = {"kind": "spans", "seq": 1, "lane": 2}
+    page = pack_header(fields).ljust(HEADER_BYTES, b"\0")
+    assert parse_header(page) == {"stepwell": 1, **fields}
     assert parse_header(page[:10]) is None
     assert parse_header(page.replace(b": 1,", b": 9,", 1)) is None
     assert parse_header(bytes(HEADER_BYTES)) is None
     assert parse_header(b"[1]") is None
     assert parse_header(b"[" * HEADER_BYTES) is None
+    for damage in ({"kind": []}, {"kind": "x"}, {"seq": -1}, {"lane": 2**31}, {"lane": None}):
+        assert parse_header(pack_header({**fields, **damage})) is None
+
+
+def test_a_file_that_was_cut_off_is_sealed_as_far_as_it_goes() -> None:
+    """As its reader sees it: what is not there is empty."""
+    whole = pages("spans", SPAN_BYTES, pack_columns([0, 7 << 16], [0, 10], [0, 35]))
+    assert seal("p", whole[:-100]) == seal("p", whole) == seal("p", whole + b"more")
+
+
+def test_the_name_of_a_file_has_the_number_of_its_segment() -> None:
+    """Where the one in the header is damaged, it would be taken for another segment."""
+    page = pack_header({"kind": "spans", "seq": 0, "lane": 2})
+    assert (parse_file("spans-00003.live", page) or {})["seq"] == 3
+    assert (parse_file("", page) or {})["seq"] == 0
+    assert parse_file(f"spans-{2**31}.live", page) is None
 
 
 def test_a_summary_tells_when_spans_began_and_ended(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ IMPLICIT_STEP = 1 << 63
 STEP_BIAS = 1 << 62
 """Explicit steps are stored with this added, so that negative ones fit too."""
 
+MAX_NUMBER = 2**31 - 1
+"""Of a segment or a lane."""
 SIZES = {"spans": SPAN_BYTES, "metrics": METRIC_BYTES, "attributes": ATTRIBUTE_BYTES}
 
 
@@ -90,13 +92,32 @@ def pack_header(fields: dict[str, Any]) -> bytes:
 
 
 def parse_header(page: bytes) -> dict[str, Any] | None:
-    """Fields of a live segment's header, or None while it has not been written (completely)."""
+    """Fields of a live segment's header, or None where there is none that is complete."""
     import json
 
     try:
         fields = json.loads(page.rstrip(b"\0"))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or fields.get("stepwell") != FORMAT:
-        return None
-    return fields
+    return fields if is_header(fields) and fields.get("stepwell") == FORMAT else None
+
+
+def parse_file(name: str, page: bytes) -> dict[str, Any] | None:
+    """``parse_header`` of a file, whose name has the number of the segment too: the header may be damaged."""
+    header = parse_header(page)
+    digits = name.partition("-")[2].partition(".")[0]
+    if header is not None and digits.isdecimal():
+        header["seq"] = int(digits)
+    return header if is_header(header) else None
+
+
+def is_header(fields: Any) -> bool:
+    """Whether this says of which kind a segment is, and its number and that of its lane."""
+    return (
+        isinstance(fields, dict)
+        and fields.get("kind") in list(SIZES)
+        and all(
+            isinstance(fields.get(key), int) and 0 <= fields[key] <= MAX_NUMBER
+            for key in ("seq", "lane")
+        )
+    )

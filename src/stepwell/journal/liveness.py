@@ -21,11 +21,17 @@ def status_of(about: dict[str, Any]) -> str:
     if status != "running":
         return status
     if about.get("boot") == boot_id() and about.get("host") == socket.gethostname():
-        alive = is_alive(int(about.get("pid") or 0), int(about.get("start") or 0))
+        alive = is_alive(int(_number(about, "pid")), int(_number(about, "start")))
         return "running" if alive else "killed"
-    age = time.time_ns() - int(about.get("heartbeat") or 0)
-    limit = STALE_HEARTBEATS * float(about.get("interval") or 5.0) * 1e9
+    age = time.time_ns() - _number(about, "heartbeat")
+    limit = STALE_HEARTBEATS * (_number(about, "interval") or 5.0) * 1e9
     return "running" if age < limit else "killed"
+
+
+def _number(about: dict[str, Any], key: str) -> float:
+    """A number of the document, 0 if it is not there or is damaged."""
+    value = about.get(key)
+    return value if isinstance(value, int | float) and abs(value) < 2**63 else 0
 
 
 def worst_of(statuses: Iterable[str]) -> str:

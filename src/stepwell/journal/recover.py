@@ -16,6 +16,7 @@ from typing import Any
 
 from stepwell.journal.archive import Archive, archive_kind
 from stepwell.journal.document import PROCESS, read_json, write_json
+from stepwell.journal.format import HEADER_BYTES, parse_header
 from stepwell.journal.journal import EVENTS, NAMES
 from stepwell.journal.liveness import status_of
 from stepwell.journal.seal import seal
@@ -54,7 +55,9 @@ def recover_process(folder: Path) -> Recovery:
     count += _seal_folder(folder, folder.name, archives)
     added = fold_workers(folder, archives)
     if about.get("status") == "running":
-        write_json(folder / PROCESS, {**about, "status": "killed", "spool": None})
+        # Where a number in it is damaged, so that it is no JSON, it stays as it is.
+        with contextlib.suppress(ValueError):
+            write_json(folder / PROCESS, {**about, "status": "killed", "spool": None})
     return Recovery(folder.name, "recovered" if count or added else "clean", count)
 
 
@@ -93,9 +96,12 @@ def _seal_folder(folder: Path, process: str, archives: dict[str, Archive]) -> in
     count = 0
     # Sorted: attributes before the spans that refer to them.
     for path in sorted([*folder.glob("*.live"), *folder.glob("*.full")]):
-        frame = seal(process, path.read_bytes())
+        data = path.read_bytes()
+        frame = seal(process, data, path.name)
         if frame is not None:
             archives[archive_kind(path.name.partition("-")[0])].append(frame)
             count += 1
+        elif parse_header(data[:HEADER_BYTES]) is None and data.strip(b"\0"):
+            continue  # Its header is damaged: it stays for whoever can make something of it.
         path.unlink()
     return count

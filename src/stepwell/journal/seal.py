@@ -23,11 +23,11 @@ from stepwell.journal.format import (
     NAME_MASK,
     NAME_SHIFT,
     ROW_BYTES,
+    SIZES,
     SLOT_MASK,
-    SPAN_BYTES,
     STEP_SHIFT,
     TIME_MASK,
-    parse_header,
+    parse_file,
 )
 
 PLANES = 8
@@ -47,12 +47,17 @@ def join_planes(data: bytes) -> bytes:
     return bytes(words)
 
 
-def seal(process: str, data: bytes) -> bytes | None:
-    """The frame of a live segment's bytes; None when it was never used."""
-    header = parse_header(data[:HEADER_BYTES])
+def seal(process: str, data: bytes, name: str = "") -> bytes | None:
+    """The frame of a live segment's bytes; None when there is nothing in it.
+
+    With the ``name`` of its file, the number is taken from there.
+    """
+    header = parse_file(name, data[:HEADER_BYTES])
     if header is None:
         return None
-    body = data[HEADER_BYTES:]
+    # A file that was cut off, or has something behind its end, is taken as its reader takes it.
+    size = SIZES[header["kind"]]
+    body = data[HEADER_BYTES:size].ljust(size - HEADER_BYTES, b"\0")
     header["process"] = process
     payload = _SEALERS[header["kind"]](header, body)
     # Metrics without a row tell the name of a thread whose rows the pump wrote, from a device.
@@ -60,8 +65,6 @@ def seal(process: str, data: bytes) -> bytes | None:
 
 
 def _seal_spans(header: dict[str, Any], body: bytes) -> bytes:
-    if len(body) != SPAN_BYTES - HEADER_BYTES:
-        return b""
     meta, start, end = (body[i * COLUMN_BYTES : (i + 1) * COLUMN_BYTES] for i in range(3))
     count = (len(start.rstrip(b"\0")) + 7) // 8
     if not count:
@@ -128,7 +131,7 @@ def _places(column: bytes, word: int) -> list[int]:
 
 def _count_open(start: array[int], end: array[int], links: Container[int]) -> int:
     """How many spans have no end. Most segments have none, which is quick to see."""
-    if end.count(0) <= 1:
+    if end.count(0) <= (not end[0]):  # The first slot is never used.
         return 0
     return sum(1 for i, word in enumerate(end) if not word and start[i] and i not in links)
 

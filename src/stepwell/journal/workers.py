@@ -55,7 +55,7 @@ def _segments(worker: Path, ended: bool) -> list[Path]:
 
 
 def _fold_segment(process: str, path: Path, archives: dict[str, Archive]) -> int:
-    frame = seal(process, path.read_bytes())
+    frame = seal(process, path.read_bytes(), path.name)
     if frame is not None:
         archives[archive_kind(path.name.partition("-")[0])].append(frame)
     path.unlink()

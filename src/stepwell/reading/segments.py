@@ -19,9 +19,9 @@ from stepwell.journal.format import (
     ROW_BYTES,
     SIZES,
     SPAN_SLOTS,
-    parse_header,
+    is_header,
+    parse_file,
 )
-from stepwell.reading.documents import MAX_INT32, is_count
 
 Words = NDArray[np.uint64]
 LIVE = ("live", "full")
@@ -156,18 +156,8 @@ def sealed_segments(folder: Path) -> list[Segment]:
         for kind in ("spans", "metrics")
         for path in archive_files(folder, kind)
         for frame in read_frames(path)
-        if _is_header(frame.header) and isinstance(frame.header.get("process"), str)
+        if is_header(frame.header) and isinstance(frame.header.get("process"), str)
     ]
-
-
-def _is_header(header: Any) -> bool:
-    """Whether it says of which segment, lane and thread it is."""
-    return (
-        isinstance(header, dict)
-        and header.get("kind") in list(SIZES)
-        and is_count(header.get("seq"), MAX_INT32)
-        and is_count(header.get("lane"), MAX_INT32)
-    )
 
 
 def _read_live(path: Path, process: str) -> Segment | None:
@@ -177,8 +167,8 @@ def _read_live(path: Path, process: str) -> Segment | None:
     except OSError:
         return None
     try:
-        header = parse_header(os.pread(fd, HEADER_BYTES, 0))
-        if header is None or not _is_header(header):
+        header = parse_file(path.name, os.pread(fd, HEADER_BYTES, 0))
+        if header is None:
             return None
         size = SIZES[header["kind"]] - HEADER_BYTES
         if header["kind"] == "spans":
