@@ -8,6 +8,9 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
 NEEDS := $(VENV)/.made pyproject.toml constraints.txt
 
+# Tests start Python thousands of times: compiled modules are kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-full lint format bench torture clean

@@ -31,15 +31,28 @@ def _warm_sidecars() -> None:
     use_warm_sidecars()
 
 
-@pytest.fixture(autouse=True)
-def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of ours or of a launcher is set, nothing is watched, and no run outlives its test."""
+def _clean_environment(patch: pytest.MonkeyPatch) -> None:
+    """No variable of ours or of a launcher is set, and nothing is watched."""
     for name in list(os.environ):
         if RESERVED_VARIABLES.fullmatch(name):
-            monkeypatch.delenv(name)
+            patch.delenv(name)
     # What the machine is busy with would be among what tests count.
-    monkeypatch.setenv("STEPWELL_RUNTIME", "off")
-    monkeypatch.setenv("STEPWELL_QUIET", "1")
+    patch.setenv("STEPWELL_RUNTIME", "off")
+    patch.setenv("STEPWELL_QUIET", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _clean_session() -> Iterator[None]:
+    """For fixtures that several tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        _clean_environment(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins in a clean environment, and no run outlives it."""
+    _clean_environment(monkeypatch)
     yield
     stepwell.finish()
 
