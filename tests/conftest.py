@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,26 @@ from tests.harness.programs import run_tests_here, use_warm_sidecars
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Three on two cores: many tests wait for other processes."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but some cases of a test that is marked ``sampled`` to ``make test-full``."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("full"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for family in cases.values():
+        (count,) = family[0].get_closest_marker("sampled").args
+        kept = {number * len(family) // count for number in range(count)}
+        for number, item in enumerate(family):
+            if number not in kept:
+                item.add_marker(pytest.mark.full)
 
 
 def pytest_collection_finish() -> None:

@@ -48,6 +48,7 @@ def close(amount: float) -> Any:
     return pytest.approx(amount, rel=0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_everything_planted_is_found_and_nothing_else(

@@ -115,6 +115,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("switch", "place"), CASES)
 def test_every_use(recorded: Run, switch: str, place: str) -> None:
     """All uses in one run, each on a node of its own."""

@@ -132,6 +132,7 @@ def test_otlp_of_a_run_that_goes_on_announces_what_is_open(tmp_path: Path) -> No
     assert list(tmp_path.glob("*.metrics.jsonl")) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("to", "read"),
     [("parquet", pl.read_parquet), ("csv", pl.read_csv), ("jsonl", pl.read_ndjson)],
@@ -159,6 +160,7 @@ def test_traces_have_all_spans(run: Path, tmp_path: Path) -> None:
             assert file.read().count('"inner"') == 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

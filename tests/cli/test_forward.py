@@ -64,6 +64,7 @@ def test_which_spans(path: Path, tmp_path: Path, words: list[str], names: set[st
     assert set(spans_in(target)) == names
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

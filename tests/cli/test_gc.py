@@ -186,6 +186,7 @@ def test_what_could_not_be_removed_gives_1(
     assert ids(root, names=["old"]) == ["old"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

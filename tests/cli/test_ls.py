@@ -90,6 +90,7 @@ def test_a_run_folder_is_not_written_to(folder: Path) -> None:
     assert sorted(map(str, (folder / "runs").rglob("*"))) == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "names"),
     [

@@ -55,6 +55,7 @@ def own(name: str, words: list[str] | tuple[str, ...], tmp_path: Path) -> list[s
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", others_in_full(COMMANDS, USUAL))
 def test_in_a_terminal_no_line_is_wider_than_it(name: str, place: Place, tmp_path: Path) -> None:
     """80 columns, whatever the names in a run are; without NO_COLOR there may be colours."""
@@ -76,6 +77,7 @@ def test_no_color_is_heeded(name: str, place: Place, tmp_path: Path) -> None:
     assert COLOURS.findall(shown.raw) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", others_in_full(COMMANDS, USUAL))
 def test_piped_there_is_plain_text_only(name: str, place: Place, tmp_path: Path) -> None:
     """No colours, no bars, nothing on stderr."""
@@ -86,6 +88,7 @@ def test_piped_there_is_plain_text_only(name: str, place: Place, tmp_path: Path)
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", others_in_full(COMMANDS, USUAL))
 def test_json_for_scripts_is_strict(name: str, place: Place, tmp_path: Path) -> None:
     """Every command has --json, and nothing else is on stdout then."""
@@ -127,6 +130,7 @@ def test_an_empty_folder(name: str, place: Place, tmp_path: Path) -> None:
     assert "STEPWELL_DIR" in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_a_run_that_was_written_half(name: str, place: Place, tmp_path: Path) -> None:
     """Every file but the documents cut in two: what is there is shown, and nothing breaks."""
@@ -173,6 +177,7 @@ def test_places_that_are_no_folder_of_runs(place: Place) -> None:
     assert (done.returncode, "'empty' is not a run folder" in done.stderr) == (2, True)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", sorted({words[0] for words in COMMANDS.values()}))
 def test_help_fits_the_terminal(command: str, place: Place) -> None:
     """Each command explains itself in 80 columns."""
@@ -182,6 +187,7 @@ def test_help_fits_the_terminal(command: str, place: Place) -> None:
     assert "--json" in shown.text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -115,6 +115,7 @@ def test_ctrl_c_is_quiet(job: Path) -> None:
     assert stepwell.open_run(job / "runs" / "job").status == "running"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_piped_it_prints_a_line_each_time(job: Path, as_json: bool) -> None:
     """A line for each look, at once, and it ends with the run."""

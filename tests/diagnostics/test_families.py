@@ -153,6 +153,7 @@ def test_names_that_are_taken() -> None:
         remove_family("mine")
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("no memory")])
 def test_a_fault_is_one_warning_and_a_missing_field(

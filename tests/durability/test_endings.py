@@ -124,6 +124,7 @@ def test_sys_exit_inside_with(tmp_path: Path, argument: str, code: int, status: 
 DEEP = "def deep():\n    {}\nrun = init()\n"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("statement", "call", "status", "exit_code", "message"),
     [
@@ -302,6 +303,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("handler", "status"),
     [

@@ -24,6 +24,7 @@ LENGTHS = (0, WITHOUT_END, 64, WITHOUT_END, 64)
 """Lengths of the datasets, by lot: none, one epoch without end, or many short ones."""
 ROUNDS = 10
 FEW_ROUNDS = 2
+MANY_ROUNDS = 60
 LATEST = 0.3
 """Seconds: by then the busiest thread is in its third segment or a later one."""
 POLLS = 8
@@ -42,6 +43,7 @@ def nursery() -> Iterator[Nursery]:
     [
         *((lot, FEW_ROUNDS) for lot in range(3)),
         *(pytest.param(lot, ROUNDS, marks=pytest.mark.full) for lot in range(5)),
+        *(pytest.param(lot, MANY_ROUNDS, marks=pytest.mark.torture) for lot in range(5)),
     ],
 )
 def test_kill(

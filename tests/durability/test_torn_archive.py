@@ -58,6 +58,7 @@ def _read_everything(run: Any) -> None:
         getattr(run, name)().collect()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fraction", [0.4, 0.7, 0.999])
 def test_truncated(run: Any, fraction: float) -> None:
     """Of an archive cut off in the middle, what is before the cut is read."""
@@ -84,6 +85,7 @@ def test_flipped_bit(run: Any, fraction: float) -> None:
     _is_beginning(values(run, "loss"), [float(i) for i in range(SPANS)], fraction)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 40])
 def test_hardly_begun(run: Any, size: int) -> None:
     """An archive of a few bytes is an empty one."""

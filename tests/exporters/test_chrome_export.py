@@ -362,6 +362,7 @@ def test_microseconds(nanoseconds: int, text: str) -> None:
     assert micros(nanoseconds) == text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

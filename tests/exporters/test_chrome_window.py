@@ -78,6 +78,7 @@ def expected(path: Path, first: int, end: int) -> list[tuple[str, int]]:
     return sorted(spans.filter(over & own).select("name", "duration_ns").iter_rows())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", [0, 3, 262, 265, 599, 600, 1190])
 def test_a_window_of_steps(first: int, long_run: Path, tmp_path: Path) -> None:
     """All spans that overlap, those that are around with their own ends; values and events too."""

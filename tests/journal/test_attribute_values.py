@@ -106,6 +106,7 @@ VALUES: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("name", "value", "kept"), VALUES, ids=[name for name, _, _ in VALUES])
 def test_every_kind_of_attribute_is_kept(recorded: Run, name: str, value: Any, kept: Any) -> None:
     """The same value arrives on spans, events and artifacts, alone and beside a NaN."""

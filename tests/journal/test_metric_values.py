@@ -114,6 +114,7 @@ NO_NUMBERS: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "value", "kept"), NO_NUMBERS, ids=[n for n, _, _ in NO_NUMBERS])
 def test_what_is_no_number_becomes_an_event(
     recorded: Run, name: str, value: Any, kept: Any

@@ -115,6 +115,7 @@ HEADER: dict[str, Any] = {"process": PROCESS, "seq": 0, "lane": 0, "thread": "t"
 VALUES: list[Any] = [None, -1, 2**40, 2**80, 0.5, "x", "\ud800", [], [[1]], [["a", "b"]], {}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["spans", "metrics", "attributes"])
 @pytest.mark.parametrize("state", ["sealed", "live"])
 def test_any_header_field_may_be_anything(folder: Path, kind: str, state: str, read: Read) -> None:
@@ -132,6 +133,7 @@ def test_any_header_field_may_be_anything(folder: Path, kind: str, state: str, r
             read(folder.parent)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", ["spans", "metrics", "attributes"])
 @pytest.mark.parametrize(
     "payload",

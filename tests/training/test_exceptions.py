@@ -53,6 +53,7 @@ def _enter(blocks: list[Any], error: BaseException) -> None:
     assert not span.active
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_exception_in_every_span(name: str, kind: Any, tmp_path: Path, fresh: Recorded) -> None:

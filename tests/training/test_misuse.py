@@ -59,6 +59,7 @@ def says(message: str, warnings: list[str]) -> list[str]:
     return [warning for warning in warnings if re.search(message, warning)]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 def test_misuse_is_survived(name: str, tmp_path: Path, fresh: Recorded) -> None:
     """It is said once, counted and recorded; the tree is sensible, and the next job is unharmed."""
@@ -73,6 +74,7 @@ def test_misuse_is_survived(name: str, tmp_path: Path, fresh: Recorded) -> None:
     assert found.after == fresh.after
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_misuse_is_said_once(name: str, tmp_path: Path) -> None:
     """The second time the same goes wrong it is only counted and recorded."""
@@ -89,6 +91,7 @@ def test_misuse_is_said_once(name: str, tmp_path: Path) -> None:
     assert found.problems >= 2
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_strict_misuse_is_raised(
     name: str, tmp_path: Path, fresh: Recorded, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +109,7 @@ def test_strict_misuse_is_raised(
     assert found.after == fresh.after
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ENDS)
 def test_end_without_start(
     name: str, tmp_path: Path, fresh: Recorded, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ def _around(name: str) -> Any:
     return loops[part]() if "single" in name else timed_span("around")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("turns", ["in order", "crossed"])
 def test_two_threads_in_one_span(name: str, turns: str, tmp_path: Path, fresh: Recorded) -> None:
@@ -113,6 +114,7 @@ def test_two_threads_in_one_span(name: str, turns: str, tmp_path: Path, fresh: R
     assert found.after == fresh.after
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", PAIRS)
 def test_start_in_one_thread_and_end_in_another(name: str, tmp_path: Path, fresh: Recorded) -> None:
     """It is ended with its real duration, and said; also when the thread that started it is gone."""

@@ -101,6 +101,7 @@ def _inside(block: Any) -> None:
         assert isinstance(span, Span)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NONSENSE)
 def test_nonsense_everywhere(name: str, tmp_path: Path, fresh: Recorded) -> None:
     """No call raises, every start gives a span, and the next job is as it should be."""
@@ -242,6 +243,7 @@ def _raises() -> Any:
     raise OSError("no such setting")
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", [*FUNCTIONS, "enable_for_current_rank"])
 @pytest.mark.parametrize("function", [_raises, lambda: math.nan])
 def test_functions_of_the_configuration_that_fail(

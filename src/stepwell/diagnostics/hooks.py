@@ -5,11 +5,15 @@ meanwhile, by a hook or by another thread, ``step()`` raises "OrderedDict mutate
 iterates over a copy of its hooks, but not when it has raised. Replacing a hook in the dict is harmless at any
 time: a hook that cannot be removed yet is replaced by one that does nothing, and removed the next time that a
 hook is added or removed here.
+
+Whether PyTorch iterates is told by the frames of this thread. Those of other threads change while they are
+followed. So a hook is removed by the thread that added it, and only replaced by others.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -33,7 +37,7 @@ _replaced: deque[Any] = deque()
 def add_step_hook(optimizer: Any, hook: Callable[..., Any], *, after: bool = False) -> Any:
     """Have a hook called before each step of an optimizer, or after it; None stands for all optimizers.
 
-    Returns the handle for ``remove_hook``; None if PyTorch iterates over these hooks: then nothing is added.
+    Returns the handle for ``remove_hook``; None inside such a step or hook: then nothing is added.
     """
     when = "post" if after else "pre"
     if optimizer is None:
@@ -44,11 +48,15 @@ def add_step_hook(optimizer: Any, hook: Callable[..., Any], *, after: bool = Fal
         register = getattr(optimizer, f"register_step_{when}_hook")
     in_use = _hooks_in_use()
     _remove_replaced(in_use)
-    return None if any(hooks is each for each in in_use) else register(hook)
+    if any(hooks is each for each in in_use):
+        return None
+    handle = register(hook)
+    handle.stepwell_thread = threading.get_ident()
+    return handle
 
 
 def remove_hook(handle: Any) -> None:
-    """Have a hook called no more. Its entry goes at once, or as soon as PyTorch does not iterate over it."""
+    """Have a hook called no more. Its entry goes at once or, where that may be wrong now, some time later."""
     hooks = handle.hooks_dict_ref()
     if hooks is not None and handle.id in hooks:
         hooks[handle.id] = do_nothing
@@ -70,13 +78,9 @@ def calls_around(frame: FrameType | None) -> Iterator[tuple[FrameType, FrameType
 
 
 def _hooks_in_use() -> list[Any]:
-    """The dicts of hooks that PyTorch is iterating over, in any thread."""
-    return [
-        hooks
-        for frame in sys._current_frames().values()
-        for call, called in calls_around(frame)
-        for hooks in _hooks_of(call, called)
-    ]
+    """The dicts of hooks that PyTorch is iterating over in this thread."""
+    around = calls_around(sys._getframe(1))
+    return [hooks for call, called in around for hooks in _hooks_of(call, called)]
 
 
 def _hooks_of(call: FrameType, called: FrameType | None) -> tuple[Any, ...]:
@@ -104,7 +108,9 @@ def _remove_replaced(in_use: list[Any]) -> None:
             # Another thread was faster.
             return
         hooks = handle.hooks_dict_ref()
-        if hooks is not None and any(hooks is each for each in in_use):
+        thread = getattr(handle, "stepwell_thread", threading.main_thread().ident)
+        is_foreign = thread != threading.get_ident()
+        if hooks is not None and (is_foreign or any(hooks is each for each in in_use)):
             _replaced.append(handle)
         else:
             handle.remove()

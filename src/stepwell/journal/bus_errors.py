@@ -5,8 +5,9 @@ made immutable, the disk fails, a copy-on-write file system is full. That signal
 segment in question is replaced by plain memory with the same content, at the same address, and the store is
 done again. What is recorded in it from then on is written when the file system takes it, and not before.
 
-Any other SIGBUS goes to the handler that was installed before. One that another process sends ends this one
-in any case, perhaps with SIGSEGV: it may come at a place where no Python code can run.
+Any other SIGBUS goes to the handler that was installed before. One that another process sends may come in the
+middle of the interpreter's own locking, where no Python code can run: then this process ends with SIGSEGV, or
+hangs. No tool is known to send it.
 """
 
 from __future__ import annotations

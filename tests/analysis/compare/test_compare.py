@@ -325,6 +325,7 @@ def test_the_command_answers_first(tmp_path: Path) -> None:
     assert parsed["config"] == [{"key": "lr", "values": [0.02, 0.1]}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

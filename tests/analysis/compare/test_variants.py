@@ -188,6 +188,7 @@ def test_settings_that_were_only_derived(tmp_path: Path, monkeypatch: pytest.Mon
     assert compare(noisy).summary[0].startswith("No recorded setting differs: loss is 1.75 ± ")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("commands", "alike"),
     [

@@ -128,6 +128,7 @@ def test_the_rest_is_sent_when_the_run_has_ended(
     assert (len(got), pauses, alerts.undelivered) == (3, [2.0, 4.0], [])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", [("--once",), ()])
 def test_the_exit_code_of_a_webhook_that_refuses(
     waits: Any, hook: Any, tmp_path: Path, words: tuple[str, ...]

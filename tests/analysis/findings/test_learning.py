@@ -325,6 +325,7 @@ def regularisation_that_grows(rng: Rng) -> Any:
     return {"loss": falling(2000, 5.0, 0.5, 0.05) + ramp + 0.05 * rng.normal(size=2000)}
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_curves(kind: str, seed: int) -> None:
@@ -522,6 +523,7 @@ def flat_because_of_clipping(rng: Rng) -> Any:
     return clipped(rng, 2.5 + 0.01 * rng.normal(size=400), 1e-6), SGD
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults(kind: str, seed: int) -> None:

@@ -162,6 +162,7 @@ def test_a_saved_configuration(tmp_path: Path, shelf: Path, package: str) -> Non
     assert again.status == "finished"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 @pytest.mark.parametrize("form", ["hooked", "comes hooked"])
 def test_trainer_classes(package: str, form: str) -> None:

@@ -136,6 +136,7 @@ def test_it_has_a_name_a_version_and_folders(pl: Any) -> None:
     assert StepwellLogger(both).save_dir == "logs"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("log_freq", "every", "expected"),
     [

@@ -296,6 +296,7 @@ def test_threads(recorded: Run, model: Any) -> None:
     assert spans.group_by("thread").len()["len"].to_list() == [40, 40, 40]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["before", "after", "in place before", "in place after"])
 def test_compiled(recorded: Run, model: Any, when: str) -> None:
     """Compiled before or after being annotated, in place or not, without a break in the graph."""

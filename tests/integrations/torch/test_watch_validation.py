@@ -247,6 +247,7 @@ def test_rollouts_are_no_forward_passes() -> None:
     assert "validation_loop" not in counts(spans)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("end", ["train", "next epoch", "next watch", "close", "run"])
 @pytest.mark.parametrize("through", ["loader", "break", "one call"])
 def test_what_follows_a_validation_is_no_part_of_it(end: str, through: str) -> None:
