@@ -62,14 +62,15 @@ class Worker:
         if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
-        self._process = None
+        self.end()
         return {"outcome": "died", "seconds": 0.0, "mb": 0.0, "trace": f"code {process.wait()}"}
 
     def end(self) -> None:
         """End the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
+            self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.fuzz.worker", str(self._folder)]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,46 +58,6 @@ class Job:
     def start(self) -> None:
         """Start all ranks, as an attempt of its own."""
         self.attempt += 1
-        options, env, port = self._options(), self._environment(), free_port()
-        self.ranks = [
-            start_rank(
-                Path(program.__file__),
-                options,
-                rank=rank,
-                world=WORLD,
-                port=port,
-                restarts=self.attempt,
-                env=env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr(rank).open("wb"),
-                start_new_session=True,
-            )
-            for rank in range(WORLD)
-        ]
-
-    def launch(self, restarts: int) -> subprocess.Popen[bytes]:
-        """Start the ranks with PyTorch's launcher, which starts them again so often."""
-        self.attempt += 1
-        how = ("--standalone", f"--nproc-per-node={WORLD}", f"--max-restarts={restarts}")
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *how,
-                program.__file__,
-                self._options(),
-            ],
-            env=self._environment(),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._stderr(0).open("wb"),
-        )
-
-    def _options(self) -> str:
         files = self.folder / "files"
         for needed in (files, self.folder / "book"):
             needed.mkdir(exist_ok=True)
@@ -112,13 +71,25 @@ class Job:
             "experiment": self.experiment,
             **self.options,
         }
-        return json.dumps(options)
-
-    def _environment(self) -> dict[str, str]:
-        return environment(HOME=str(self.folder), STEPWELL_RUN_ID="torture", **QUICK)
-
-    def _stderr(self, rank: int) -> Path:
-        return self.folder / f"stderr-{rank}-{self.attempt}"
+        env = environment(HOME=str(self.folder), STEPWELL_RUN_ID="torture", **QUICK)
+        port = free_port()
+        self.ranks = [
+            start_rank(
+                Path(program.__file__),
+                json.dumps(options),
+                rank=rank,
+                world=WORLD,
+                port=port,
+                restarts=self.attempt,
+                env=env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=(self.folder / f"stderr-{rank}-{self.attempt}").open("wb"),
+                start_new_session=True,
+            )
+            for rank in range(WORLD)
+        ]
 
     # What it does
 
@@ -146,7 +117,7 @@ class Job:
         wait_until(is_there, 120)
 
     def stderr(self, rank: int) -> str:
-        return self._stderr(rank).read_text(errors="replace")[-3000:]
+        return (self.folder / f"stderr-{rank}-{self.attempt}").read_text(errors="replace")[-3000:]
 
     def wait(self, seconds: float = 180) -> list[int]:
         """The exit codes of all ranks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.durability.helpers import mounted
-from tests.harness import wait_until
 from tests.loggers.faulty_proxy import FaultyProxy
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 from tests.torture.faults import FAULTS
-from tests.torture.job import WORLD, Job
-from tests.torture.verify import check_run, check_steps, check_trackers, check_training
+from tests.torture.job import Job
+from tests.torture.verify import check_run, check_trackers, check_training
 
 pytestmark = [
     pytest.mark.root,
@@ -35,7 +33,6 @@ SHORT = (
 """About two minutes of it, for the full suite."""
 SECONDS = float(os.environ.get("TORTURE_SECONDS", 15 * 60))
 DISK_MB = 96
-TORCHRUN = "kill a rank of torchrun"
 
 
 class Torture:
@@ -66,30 +63,6 @@ class Torture:
                 proxy.close()
         self.rounds[name] += 1
 
-    def torchrun(self, seed: int) -> None:
-        """Kill a rank that PyTorch's launcher has started, which then starts all of them again."""
-        folder = self.folder / f"torchrun-{seed}"
-        folder.mkdir()
-        proxy = FaultyProxy(self.server.port)
-        with mounted("ext4", DISK_MB, folder) as disk:
-            job = Job(folder, disk, proxy)
-            launcher = job.launch(restarts=1)
-            try:
-                rng = random.Random(seed)
-                far = rng.randrange(5, 30)
-                wait_until(lambda: all(len(job.steps_of(rank)) > far for rank in range(WORLD)))
-                os.kill(job.book(rng.randrange(WORLD))[0]["pid"], signal.SIGKILL)
-                assert launcher.wait(240) == 0, job.stderr(0)
-                job.attempt += 1
-                self.weights = check_steps(job, self.weights)
-                self.records += check_run(job, FAULTS["kill a rank"])
-                check_trackers(job, FAULTS["kill a rank"])
-            finally:
-                launcher.terminate()
-                launcher.wait(60)
-                proxy.close()
-        self.rounds[TORCHRUN] += 1
-
     def _train(self, job: Job, name: str, rng: random.Random) -> None:
         fault = FAULTS[name]
         job.start()
@@ -117,12 +90,6 @@ def test_a_round(torture: Torture, name: str) -> None:
     torture.round(name, int.from_bytes(os.urandom(4), "big"))
 
 
-@pytest.mark.full
-def test_torchrun_starts_a_killed_job_again(torture: Torture) -> None:
-    """What both attempts recorded is in one run, and in the trackers once."""
-    torture.torchrun(int.from_bytes(os.urandom(4), "big"))
-
-
 @pytest.mark.torture
 def test_a_quarter_of_an_hour(torture: Torture) -> None:
     """All faults in turn, at random moments."""
@@ -130,11 +97,5 @@ def test_a_quarter_of_an_hour(torture: Torture) -> None:
     for number in range(1_000_000):
         if time.monotonic() >= end:
             break
-        name, seed = (
-            [*FAULTS, TORCHRUN][number % (len(FAULTS) + 1)],
-            int.from_bytes(os.urandom(4), "big"),
-        )
-        if name == TORCHRUN:
-            torture.torchrun(seed)
-        else:
-            torture.round(name, seed)
+        name = list(FAULTS)[number % len(FAULTS)]
+        torture.round(name, int.from_bytes(os.urandom(4), "big"))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import polars as pl
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -316,7 +317,8 @@ def test_compiled(recorded: Run, model: Any, when: str) -> None:
         called(torch.ones(1, 4)).sum().backward()
     handle.remove()
     called(torch.ones(1, 4))
-    spans = finished(recorded)
+    # A loop that an earlier test has left behind may come to its end only now.
+    spans = finished(recorded).filter(pl.col("name").is_in(["forward", "backward"]))
     if when == "after":
         # The compiled copy is annotated for as long as it lives.
         assert counts(spans) == {"forward": 4, "backward": 3}
