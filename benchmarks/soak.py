@@ -1,7 +1,7 @@
 """``python -m benchmarks.soak``: one process that records at full speed for a long time.
 
 Prints what it holds (memory, descriptors, threads, files) as it goes on, and counts at the end what can be
-read back. Give fewer ``--spans`` for a quick look; 200 million take about 1.5 GB of disk.
+read back. Give fewer ``--spans`` for a quick look: a million take about 5 MB of disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``python -m tests.fuzz``: damages every kind of file at random for so long, and prints what came of it.
+"""``python -m tests.fuzz``: damages files of every kind at random, reads them, and prints the results.
 
-``--file F --reader R --seed N`` does one of them again.
+``--file F --reader R --seed N`` repeats one case.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ iterates over a copy of its hooks, but not when it has raised. Replacing a hook 
 time: a hook that cannot be removed yet is replaced by one that does nothing, and removed the next time that a
 hook is added or removed here.
 
-Whether PyTorch iterates is told by the frames of this thread. Those of other threads change while they are
-followed. So a hook is removed by the thread that added it, and only replaced by others.
+The frames of this thread show whether PyTorch iterates. Frames of other threads change while they are read,
+and are not used: an optimizer's hook is removed by the thread that added it, and only replaced by others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def add_step_hook(optimizer: Any, hook: Callable[..., Any], *, after: bool = Fal
 
 
 def remove_hook(handle: Any) -> None:
-    """Have a hook called no more. Its entry goes at once or, where that may be wrong now, some time later."""
+    """Have a hook called no more.
+
+    Its entry goes at once, or the next time that the thread which added it changes hooks outside a step.
+    """
     hooks = handle.hooks_dict_ref()
     if hooks is not None and handle.id in hooks:
         hooks[handle.id] = do_nothing
@@ -108,8 +111,9 @@ def _remove_replaced(in_use: list[Any]) -> None:
             # Another thread was faster.
             return
         hooks = handle.hooks_dict_ref()
-        thread = getattr(handle, "stepwell_thread", threading.main_thread().ident)
-        is_foreign = thread != threading.get_ident()
+        here = threading.get_ident()
+        # Hooks of modules have no such thread: PyTorch iterates over a copy of them.
+        is_foreign = getattr(handle, "stepwell_thread", here) != here
         if hooks is not None and (is_foreign or any(hooks is each for each in in_use)):
             _replaced.append(handle)
         else:

@@ -55,7 +55,7 @@ def recover_process(folder: Path) -> Recovery:
     count += _seal_folder(folder, folder.name, archives)
     added = fold_workers(folder, archives)
     if about.get("status") == "running":
-        # Where a number in it is damaged, so that it is no JSON, it stays as it is.
+        # A damaged number may be infinite, which JSON cannot hold: then the document stays as it is.
         with contextlib.suppress(ValueError):
             write_json(folder / PROCESS, {**about, "status": "killed", "spool": None})
     return Recovery(folder.name, "recovered" if count or added else "clean", count)
@@ -102,6 +102,6 @@ def _seal_folder(folder: Path, process: str, archives: dict[str, Archive]) -> in
             archives[archive_kind(path.name.partition("-")[0])].append(frame)
             count += 1
         elif parse_header(data[:HEADER_BYTES]) is None and data.strip(b"\0"):
-            continue  # Its header is damaged: it stays for whoever can make something of it.
+            continue  # Its header is damaged, so nobody can read it: it is kept, not deleted.
         path.unlink()
     return count
