@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-full lint format bench torture clean
+.PHONY: help demo test test-full lint format bench torture audit clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,10 @@ bench: $(VENV)/.bench ## measure the cost of recording, next to other tools
 
 torture: $(VENV)/.dev ## a training job under every fault, and soak tests: about half an hour
 	@$(PY) -m pytest -m torture --numprocesses=0 -o faulthandler_timeout=0 $(ARGS)
+
+audit: $(VENV)/.dev ## look up known vulnerabilities of everything in .venv (needs the internet)
+	@$(INSTALL) pip-audit
+	@$(PY) -m pip_audit --local --skip-editable
 
 clean: ## remove .venv, caches and build products; recorded runs stay
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What recording costs, next to the least CPython can do and to other tools: ``make bench``.
+"""The cost of recording, compared with the minimum in CPython and with other tools: ``make bench``.
 
 Every row is measured in a process of its own, as CPU time of the recording thread, relative to the
 floor in that same process (``floor.py``). So rows can be compared with each other, and with those of

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure every row, print the tables. The exit code says nothing of them."""
+"""``python -m benchmarks``: measures every row and prints tables. The exit code does not depend on them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from benchmarks.table import (
 )
 
 WIDTH = 100
+"""Columns of sentences."""
+UNLIMITED = 10_000
+"""Columns of tables in piped output, where nothing may be cut."""
 
 
 def main() -> None:
@@ -31,35 +34,36 @@ def main() -> None:
         rounds=5 if asked.quick else 15, long_spans=10_000_000 if asked.long else 1_000_000
     )
     console = Console(highlight=False)
-    if not console.is_terminal or console.width > WIDTH:
-        console.width = WIDTH
+    if not console.is_terminal:
+        console.width = UNLIMITED
     outcomes = _measure(_chosen(asked.only), effort, console)
     for table in (own_table(ROWS, outcomes), peer_table(PEERS, outcomes)):
         if table.row_count:
             console.print(table)
             console.print()
     for line in missing(outcomes):
-        console.print(line, markup=False)
-    console.print(machine(outcomes.values()))
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(machine(outcomes.values()), width=min(WIDTH, console.width))
     if asked.json:
         asked.json.write_text(json.dumps(_as_json(outcomes), indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="What recording costs, next to other tools."
+        prog="python -m benchmarks",
+        description="Measure the cost of recording, compared with other tools.",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer rounds: two minutes, more noise"
+        "--quick", action="store_true", help="fewer rounds (two minutes, more noise)"
     )
     parser.add_argument("--long", action="store_true", help="10 million spans for memory and drift")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results as JSON")
     parser.add_argument(
         "--only",
         action="append",
         metavar="NAME",
         choices=[*EVERYTHING, "own", "peers"],
-        help=f"just this row, as often as you like: own, peers, {', '.join(EVERYTHING)}",
+        help=f"row to measure; repeatable: own, peers, {', '.join(EVERYTHING)}",
     )
     return parser.parse_args()
 
@@ -67,7 +71,7 @@ def _arguments() -> argparse.Namespace:
 def _chosen(only: list[str] | None) -> list[Row]:
     groups = {"own": ROWS, "peers": PEERS}
     names = [row.name for name in only or groups for row in groups.get(name) or (EVERYTHING[name],)]
-    # A peer is compared with a row of ours.
+    # A peer is compared with a row of stepwell, which must be measured too.
     names += [EVERYTHING[name].like for name in names if EVERYTHING[name].like]
     return [row for name, row in EVERYTHING.items() if name in names]
 

@@ -1,4 +1,4 @@
-"""How far the phases of a run are from what others measured of the same training.
+"""Differences between the phases of a run and other measurements of the same training.
 
 stepwell, torch.profiler and, where it is installed, dftracer record one training at once. They are around the
 same code, so that each measures nearly the same interval; parts take so long that what the tools themselves

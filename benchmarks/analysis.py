@@ -1,4 +1,4 @@
-"""What reading a run for its report costs, next to what people would do with the same events."""
+"""The cost of reading a run for its report, compared with a manual analysis of the same events."""
 
 from __future__ import annotations
 

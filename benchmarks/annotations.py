@@ -1,4 +1,4 @@
-"""The `ai` tree, in all the ways it is used."""
+"""The `ai` tree, used in every way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recording costs away from the training thread: CPU of the pump, and bytes on disk."""
+"""The cost of recording outside the training thread: CPU time of the pump, and bytes on disk."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _pump_clock() -> int:
     for thread in threading.enumerate():
         if thread.name == "stepwell-pump" and thread.ident is not None:
             return time.pthread_getcpuclockid(thread.ident)
-    raise RuntimeError("there is no pump thread")
+    raise RuntimeError("no pump thread")
 
 
 def _bytes_per_span(run: stepwell.Run, spans: int) -> Measured:

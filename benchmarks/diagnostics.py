@@ -172,7 +172,7 @@ def _training(size: str, effort: Effort) -> Measured:
             steps, collections = [], []
             for i in range(min(effort.rounds, 2) + 1):
                 pass_by((i + 1) * EVERY - 1)
-                # The one before a collection has the norms taken inside of it.
+                # The norms are computed in the step before a collection.
                 with_norms = _cpu_ns(step)
                 passing = _cpu_ns(lambda number=i: pass_by((number + 1) * EVERY))
                 plain = median(_cpu_ns(step) for _ in range(3))

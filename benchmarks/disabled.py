@@ -1,4 +1,4 @@
-"""The same calls while nothing records: what stays in code when telemetry is off."""
+"""The same calls while nothing records: the cost of telemetry that is switched off."""
 
 from __future__ import annotations
 

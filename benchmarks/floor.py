@@ -1,4 +1,4 @@
-"""The floor: the least a span can cost in CPython, and how anything is measured against it."""
+"""The floor: the minimum cost of a span in CPython, and measurements relative to it."""
 
 from __future__ import annotations
 

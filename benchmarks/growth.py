@@ -1,4 +1,4 @@
-"""Many spans in one process: its memory, and what a span costs at the end."""
+"""Many spans in one process: its memory, and the cost of the last spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``import stepwell`` costs a program that has imported nothing yet."""
+"""The cost of ``import stepwell`` in a program that has imported nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the callback for Lightning adds to a step of a fit, beyond what Lightning takes itself."""
+"""The time that the Lightning callback adds to a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loggers: what ``log()`` of a metric through three of them together costs the training thread.
+"""Loggers: the cost of ``log()`` of a metric with three loggers, in the training thread.
 
 In the rows of CPU time nothing is delivered: that happens in processes of their own, whose time is none of
 this thread's. What they take from a training loop in wall time, ``loop`` measures, with all of them at work.

@@ -1,4 +1,4 @@
-"""A run in a temporary folder, to be recorded into."""
+"""A run in a temporary folder."""
 
 from __future__ import annotations
 

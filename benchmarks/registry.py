@@ -1,4 +1,4 @@
-"""All rows with their targets, which are those of the design."""
+"""All rows, with the targets of the design."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of the tables is."""
+"""A row of the tables."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from benchmarks.floor import Measured
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: pairs of blocks, and spans of the row about growth."""
+    """How much to measure: pairs of blocks, and spans for the row on growth."""
 
     rounds: int = 15
     long_spans: int = 1_000_000
 
 
 class Skipped(Exception):
-    """A row cannot be measured here; says why."""
+    """Raised, with the reason, if a row cannot be measured here."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. ``measure`` runs in a process of its own.
+    """One line of a table. ``measure`` runs in a separate process.
 
     Attributes:
         name: for ``--only``.
-        title: what is measured.
-        measure: does it.
-        target: at most this; for a peer, at least this many times cheaper than it.
+        title: description of the measurement.
+        measure: function that measures.
+        target: upper limit; for a peer, how many times cheaper stepwell must be.
         unit: of the value and the target.
         like: for a peer, the row of stepwell that does the same.
-        environment: variables its process needs from the start.
+        environment: environment variables of the process.
     """
 
     name: str

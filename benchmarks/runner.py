@@ -1,4 +1,4 @@
-"""Runs a row in a process of its own, in a temporary folder: ``python -m benchmarks.runner ROW``."""
+"""Runs a row in a separate process, in a temporary folder: ``python -m benchmarks.runner ROW``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.floor import Measured
 from benchmarks.row import Effort, Row, Skipped
 
 TIMEOUT = 120.0
-"""Seconds for a row, with ten million spans ten times that."""
+"""Seconds for a row; ten times as long with ten million spans."""
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -26,7 +26,7 @@ QUIET = {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",
 }
-"""Nobody is to be called, or told."""
+"""Settings that keep other tools from using the network and from printing."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def run(row: Row, effort: Effort) -> Outcome:
                     check=False,
                 )
             except subprocess.TimeoutExpired as error:
-                return Outcome(row, None, f"not done after {error.timeout:.0f} s")
+                return Outcome(row, None, f"timed out after {error.timeout:.0f} s")
         if not result.exists():
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             return Outcome(row, None, "failed: " + "".join(last))
@@ -81,7 +81,7 @@ def _environment(row: Row, place: str) -> dict[str, str]:
 
 
 def main(name: str, result: str, effort: str) -> None:
-    """In the fresh process."""
+    """Measure a row, in the fresh process."""
     from benchmarks.registry import EVERYTHING
 
     try:
@@ -91,7 +91,7 @@ def main(name: str, result: str, effort: str) -> None:
     except Skipped as why:
         answer = {"skipped": f"skipped: {why}"}
     Path(result).write_text(json.dumps(answer))
-    # Some tools leave threads and servers behind that would keep the process alive.
+    # Some tools leave threads and servers running that would keep the process alive.
     sys.stdout.flush()
     os._exit(0)
 

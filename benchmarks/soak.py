@@ -1,6 +1,6 @@
 """``python -m benchmarks.soak``: one process that records at full speed for a long time.
 
-Prints what it holds (memory, descriptors, threads, files) as it goes on, and counts at the end what can be
+Prints what it holds (memory, descriptors, threads, files) while it runs, and counts at the end what can be
 read back. Give fewer ``--spans`` for a quick look: a million take about 5 MB of disk.
 """
 

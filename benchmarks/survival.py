@@ -1,4 +1,4 @@
-"""``python -m benchmarks.survival``: what is left of 2,000 records after ``kill -9``, and on a full disk.
+"""``python -m benchmarks.survival``: how many of 2,000 records survive ``kill -9`` and a full disk.
 
 Each tool runs in a process of its own, and is read back by its own reader; as root, for the small disk.
 """
@@ -56,6 +56,8 @@ class Tool:
     setup: str
     call: str
     read: Callable[[Path], int]
+    count_dropped: Callable[[Path], int] | None = None
+    """Records that the tool itself counts as dropped."""
 
 
 def _stepwell_values(folder: Path) -> int:
@@ -78,6 +80,13 @@ def _stepwell_spans(folder: Path) -> int:
         run.spans().filter(pl.col("name") == "forward").collect().height
         for run in stepwell.list_runs(folder / "runs")
     )
+
+
+def _stepwell_dropped(folder: Path) -> int:
+    import stepwell
+
+    runs = stepwell.list_runs(folder / "runs")
+    return sum(int(run.processes().collect()["dropped"].sum()) for run in runs)
 
 
 def _wandb(folder: Path) -> int:
@@ -124,11 +133,13 @@ TOOLS = {
         "import stepwell\nrun = stepwell.init('x', dir='runs')",
         "stepwell.log({'loss': i / 3}, step=i)",
         _stepwell_values,
+        _stepwell_dropped,
     ),
     "stepwell, spans": Tool(
         "import stepwell\nrun = stepwell.init('x', dir='runs')",
         "with stepwell.span('forward'): pass",
         _stepwell_spans,
+        _stepwell_dropped,
     ),
     "W&B, offline": Tool(
         "import wandb\nrun = wandb.init(project='x', mode='offline', dir='.')",
@@ -184,10 +195,12 @@ def attempt(tool: Tool, folder: Path, count: int, kill: bool) -> tuple[str, str]
             end = f", still running after {LONGEST:.0f} s"
     time.sleep(SETTLE)
     book = folder / "book"
-    told = book.read_text().splitlines() if book.exists() else []
-    calls = " ".join(told[-1:]) or "no call returned"
+    returned = book.read_text().splitlines() if book.exists() else []
+    calls = " ".join(returned[-1:]) or "no call returned"
     try:
         kept = f"{tool.read(place):,}"
+        if tool.count_dropped is not None and (dropped := tool.count_dropped(place)):
+            kept += f", {dropped:,} counted as dropped"
     except Exception as error:
         kept = f"not readable: {type(error).__name__}"
     return f"{calls}{end}", kept
@@ -230,7 +243,8 @@ def main() -> None:
                 full = attempt(tool, disk, MANY, kill=False)
         table.add_row(name, ", ".join(kept), *full)
         print(name, kept, full, flush=True)
-    Console(width=140).print(table)
+    # Piped, nothing may be cut.
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ Outcomes = dict[str, Outcome]
 
 
 def own_table(rows: Iterable[Row], outcomes: Outcomes) -> Table:
-    """What stepwell costs, next to its targets."""
-    table = _table("What recording costs (×: as many times the floor)")
+    """Return the costs of stepwell next to their targets."""
+    table = _table("Cost of recording (×: multiples of the floor)")
     for heading in ("measured", "quartiles", "target"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -30,8 +30,8 @@ def own_table(rows: Iterable[Row], outcomes: Outcomes) -> Table:
 
 
 def peer_table(peers: Iterable[Row], outcomes: Outcomes) -> Table:
-    """What other tools cost, and how many times less stepwell does for the same."""
-    table = _table("Other tools (CPU time of the calling thread, as many times the floor)")
+    """Return the costs of other tools, and how many times cheaper stepwell is."""
+    table = _table("Other tools (CPU time of the calling thread, ×: multiples of the floor)")
     for heading in ("measured", "quartiles", "stepwell", "cheaper by", "target"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -51,19 +51,19 @@ def peer_table(peers: Iterable[Row], outcomes: Outcomes) -> Table:
 
 
 def missing(outcomes: Outcomes) -> list[str]:
-    """A line for each row without a result."""
+    """Return a line for each row without a result."""
     return [f"{o.row.title}: {o.why}" for o in outcomes.values() if o.measured is None]
 
 
 def times_cheaper(peer: Outcome, ours: Outcome | None) -> float | None:
-    """How many times less stepwell costs than this tool."""
+    """Return how many times cheaper stepwell is than this tool."""
     if peer.measured is None or ours is None or ours.measured is None:
         return None
     return peer.measured.value / ours.measured.value
 
 
 def verdict(outcome: Outcome, ours: Outcome | None = None) -> str:
-    """Whether the target is met: "ok", "over" (or, of a peer, "under"), or "" without one."""
+    """Return "ok" if the target is met, otherwise "over" (for a peer: "under"); "" without a target."""
     target, measured = outcome.row.target, outcome.measured
     if target is None or measured is None:
         return ""
@@ -76,7 +76,7 @@ def verdict(outcome: Outcome, ours: Outcome | None = None) -> str:
 
 
 def machine(outcomes: Iterable[Outcome]) -> str:
-    """Where this was measured, and how much to trust it."""
+    """Return a description of the machine and of the noise."""
     floors = [o.measured.floor_ns for o in outcomes if o.measured and o.measured.floor_ns]
     where = f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}"
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
@@ -84,8 +84,8 @@ def machine(outcomes: Iterable[Outcome]) -> str:
     if floors:
         text += (
             f" The floor took {median(floors):.0f} ns per span, {min(floors):.0f} to"
-            f" {max(floors):.0f} from row to row. The ratios take most of that noise out;"
-            " about 10 % stay on a quiet machine, more on a busy one."
+            f" {max(floors):.0f} from row to row. The ratios remove most of that noise;"
+            " about 10 % remain on a quiet machine, more on a busy one."
         )
     return text
 

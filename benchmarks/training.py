@@ -1,4 +1,4 @@
-"""Training iterations: a span, a step, and all that is counted with them."""
+"""Training iterations: a span, a step and their counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the callback for the Hugging Face Trainer adds to a step, beyond what the Trainer takes itself."""
+"""The time that the Hugging Face callback adds to a training step."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ WARM = 3
 Tick = Callable[[], None]
 """To be called at the same place of every step."""
 Training = Callable[[Tick, int], object]
-"""Trains so many steps."""
+"""Trains this number of steps."""
 
 
 class Side:

@@ -1,4 +1,4 @@
-"""What ``watch`` adds to a training step of about a millisecond.
+"""The time that ``watch`` adds to a training step of about one millisecond.
 
 Two trainings of the same kind take turns, one watched and one not, a few steps each: CPU time of the training
 thread, and the median of the ratios. Other work on the machine shows here, since both find the caches full of
@@ -103,7 +103,7 @@ def _parts(width: int) -> tuple[Any, ...]:
 
 
 def layers(width: int) -> Any:
-    """The model that is trained, whoever trains it."""
+    """The model that all variants train."""
     from torch import nn
 
     return nn.Sequential(

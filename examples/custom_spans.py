@@ -1,4 +1,4 @@
-"""Own spans, attributes and events beside the standard ones, and a choice of what is exported.
+"""Your own spans, attributes and events next to the standard ones, and an export filter.
 
 Run it with ``python examples/custom_spans.py``.
 """
@@ -36,14 +36,14 @@ def main() -> None:
         TrainingTelemetryBuilder()
         .with_base_telemetry_config(config)
         .with_exporter(FileExporter(file_path=Path("training_telemetry.json")))
-        # Only these are exported; the run has all spans, whatever is chosen here.
+        # Only these spans are exported. The run folder has all spans.
         .with_export_customization(
             export_customization_mode=ExportCustomizationMode.WHITELIST_SPANS,
             span_name_filter=[StandardTrainingJobSpanName.TRAINING_LOOP, "my_custom_span"],
         )
         .configure_provider()
     )
-    # A second time: no exporter is added, those that there are stay.
+    # Configuring again adds exporters and keeps the existing ones.
     TrainingTelemetryProvider.instance().configure(config=config, exporters=[])
 
     with application():

@@ -1,7 +1,7 @@
-"""A model that learns its training data by heart, and how that shows.
+"""A model that memorises its training data, and how diagnostics show it.
 
-Run it with ``python examples/diagnostics.py``: it trains for seconds, and prints where its records are. The
-winner of each pair is drawn at random, so there is nothing to learn that holds for other pairs.
+The winner of each pair is random, so nothing that the model learns applies to other pairs. Run it with
+``python examples/diagnostics.py``: it trains for seconds and prints where its records are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH = 8
 
 
 class Siamese(nn.Module):
-    """Which of two images wins: the same backbone for both, and a head for the pair."""
+    """A classifier for the winner of two images: one backbone for both, and a head for the pair."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Siamese(nn.Module):
 
 @family("train_accuracy")
 def train_accuracy(context: Any) -> dict[str, Any]:
-    """A number of one's own: how often the model is right about the batch it has just learnt from."""
+    """Return the accuracy on the batch of this step: an example of a custom family."""
     batch = context.batch
     with context.no_trace() as model:
         right = model(batch["img1"], batch["img2"]).argmax(1) == batch["winner"]
@@ -42,7 +42,7 @@ def train_accuracy(context: Any) -> dict[str, Any]:
 
 
 def make_pairs(count: int) -> list[dict[str, Tensor]]:
-    """Pairs of random images, and a winner that has nothing to do with them."""
+    """Return batches of random image pairs with random winners."""
     return [
         {
             "img1": torch.randn(BATCH, 16),

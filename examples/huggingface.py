@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer with one callback, then a loop of Accelerate with one tracker.
+"""The Hugging Face Trainer with a callback, then an Accelerate loop with a tracker.
 
-Run it with ``python examples/huggingface.py``. It needs ``pip install stepwell[transformers]``, and no
-network: the model is made from a configuration, and learns to count.
+Run it with ``python examples/huggingface.py``. It needs ``pip install stepwell[transformers]`` but no
+network: a small model is created from a configuration and learns to count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKENS = 16
 
 
 def make_data(samples: int) -> list[dict[str, torch.Tensor]]:
-    """Rows that count up from anywhere."""
+    """Return rows of consecutive numbers."""
     rows = (torch.arange(samples)[:, None] + torch.arange(8)) % TOKENS
     return [{"input_ids": row, "labels": row} for row in rows]
 

@@ -1,4 +1,7 @@
-"""A fit with PyTorch Lightning, recorded by one line: hook the Trainer class."""
+"""Record a fit with PyTorch Lightning by hooking the Trainer class.
+
+Run it with ``python examples/lightning_fit.py``.
+"""
 
 import logging
 import warnings

@@ -1,7 +1,7 @@
 """One training loop that logs to MLflow, Weights & Biases, TensorBoard and provenance at once, offline.
 
 Run it with ``python examples/loggers.py``, or on two processes with
-``torchrun --nproc-per-node=2 examples/loggers.py``. What is not installed is left out.
+``torchrun --nproc-per-node=2 examples/loggers.py``. Backends that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from stepwell.loggers import (
 
 
 class PlaneTrainer(TorchTrainer):
-    """The usual loop, and a few things that are logged after it."""
+    """The standard loop, which logs more items at the end."""
 
     def train(self) -> None:
         super().train()
-        # Any kind of thing goes the same way; the trainer has logged the curves.
+        # The trainer has logged the curves. Other kinds of items use the same call.
         self.log(self.bare_model, "plane", kind="model")
         self.log("Two layers, three epochs.", "remark", kind="text")
         self.log(None, None, kind="execution_time")
 
 
 def distance(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The loss: a configuration takes a name, such as "mse", or a function."""
+    """Return the loss. A configuration accepts a function, or a name such as "mse"."""
     return torch.nn.functional.mse_loss(prediction.squeeze(1), target)
 
 
 def make_logger() -> Logger:
-    """Every fourth batch, and all epochs, to all that is there."""
+    """Return a logger for all installed backends: every fourth batch, and all values of an epoch."""
     members: list[Logger] = [
         TensorBoardLogger(log_freq=4),
         Prov4ML(experiment_name="plane", log_freq=4),

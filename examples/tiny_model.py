@@ -1,4 +1,4 @@
-"""A model that is trained in seconds, for the examples beside this file."""
+"""A model that trains in seconds, for the other examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FEATURES = 8
 
 
 def make_loader(samples: int = 12 * BATCH) -> DataLoader[tuple[Tensor, ...]]:
-    """Points of a plane with a little noise, in batches."""
+    """Return batches of points on a plane, with a little noise."""
     torch.manual_seed(7)
     inputs = torch.randn(samples, FEATURES)
     targets = inputs @ torch.arange(1.0, FEATURES + 1) + 0.01 * torch.randn(samples)
@@ -20,10 +20,10 @@ def make_loader(samples: int = 12 * BATCH) -> DataLoader[tuple[Tensor, ...]]:
 
 
 def make_model() -> nn.Module:
-    """Two layers are enough for a plane."""
+    """Return a model with two layers."""
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error."""
+    """Return the mean squared error."""
     return nn.functional.mse_loss(model(inputs).squeeze(1), targets)

@@ -1,7 +1,7 @@
-"""A training job that tells by callbacks what it does, as a framework would that has hooks.
+"""A training job that uses callbacks, as a framework with hooks would.
 
-Run it with ``python examples/training_callbacks.py``. Nobody calls ``on_train_end`` here: the end of the
-application ends the loop too, with its last report.
+Run it with ``python examples/training_callbacks.py``. It does not call ``on_train_end``: the end of the
+application also ends the loop and reports its last iterations.
 """
 
 from __future__ import annotations

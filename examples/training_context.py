@@ -1,6 +1,6 @@
 """A training job with context managers around its parts.
 
-Run it with ``python examples/training_context.py``: it trains for seconds, and prints what it recorded where.
+Run it with ``python examples/training_context.py``: it trains for seconds and prints what it recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
                     stepwell.log({"loss": loss.item()})
                 step += 1
             validate(model)
-            # With the path, the size of the checkpoint is recorded too.
+            # With a path, the size of the checkpoint is recorded too.
             path = Path(f"checkpoint-{epoch}.pt")
             with checkpoint_save(global_step=step, path=path):
                 torch.save(model.state_dict(), path)

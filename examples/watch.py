@@ -1,8 +1,7 @@
-"""A plain PyTorch loop, watched: one line before it, and none inside.
+"""Record a plain PyTorch loop with one line before it.
 
-    python examples/watch.py
-
-Afterwards the run's folder has the spans, the throughput, the loss and the gradients.
+Run it with ``python examples/watch.py``. The run folder then has spans, throughput, the loss and
+gradient norms.
 """
 
 from __future__ import annotations

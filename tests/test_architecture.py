@@ -19,8 +19,9 @@ TOP = "stepwell"
 """In the tables: the package's own `__init__`, the public surface."""
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "_core": (),
     "vocabulary": (),
-    "journal": (),
+    "journal": ("_core",),
     "telemetry": ("journal", "vocabulary"),
     "training": ("telemetry",),
     "annotations": ("telemetry",),
@@ -49,7 +50,7 @@ MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
 }
 """More for some of them, but only inside functions or for type checkers."""
 
-RECORDING = ("vocabulary", "journal", "telemetry", "training", "annotations", "ai", TOP)
+RECORDING = ("_core", "vocabulary", "journal", "telemetry", "training", "annotations", "ai", TOP)
 """The parts that every training process imports."""
 
 LATE = {"asyncio"}
@@ -208,8 +209,8 @@ def test_hooks_of_pytorch_are_registered_in_one_place() -> None:
     }
     assert found == {
         ("diagnostics/activations.py", "register_forward_hook"),
-        ("integrations/torch/models.py", "register_forward_hook"),
-        ("integrations/torch/models.py", "register_forward_pre_hook"),
+        ("integrations/torch/hooks.py", "register_forward_hook"),
+        ("integrations/torch/hooks.py", "register_forward_pre_hook"),
         ("diagnostics/gradients.py", "register_step_pre_hook"),
     }
 
@@ -237,7 +238,7 @@ def test_what_records_imports_the_standard_library_alone() -> None:
     "source",
     [
         "import stepwell",
-        "import stepwell.cli.main",
+        "import stepwell.cli.app",
         "from stepwell import cli",
         "from stepwell import init",
         "from stepwell.cli import main",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import subprocess
 import sys
@@ -11,15 +11,27 @@ from dataclasses import dataclass
 import pytest
 
 LIMIT_MS = 60
-HEAVY = {"torch", "polars", "numpy", "msgspec", "zstandard", "asyncio", "rich", "typer"}
+HEAVY = {
+    "json",
+    "dataclasses",
+    "inspect",
+    "torch",
+    "polars",
+    "numpy",
+    "msgspec",
+    "zstandard",
+    "asyncio",
+    "rich",
+    "typer",
+}
 
 PROBE = """
-import json, sys, time
+import sys, time
 before = set(sys.modules)
 start = time.process_time()
 import stepwell
 used = time.process_time() - start
-print(json.dumps({"cpu_ms": used * 1000, "modules": sorted(set(sys.modules) - before)}))
+print({"cpu_ms": used * 1000, "modules": sorted(set(sys.modules) - before)})
 """
 
 
@@ -38,7 +50,7 @@ def import_once() -> Cost:
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True
     )
-    return Cost(**json.loads(done.stdout))
+    return Cost(**ast.literal_eval(done.stdout))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""stepwell records what happens in a training job, at almost no cost, and explains it afterwards.
+"""stepwell records training jobs with very little overhead, and explains them afterwards.
 
 import stepwell
 
@@ -18,8 +18,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
 from stepwell.journal.state import state
+from stepwell.telemetry import VERSION
 from stepwell.telemetry.media import Histogram, Image, Table, Text
 from stepwell.telemetry.run import (
     Run,
@@ -33,7 +34,6 @@ from stepwell.telemetry.run import (
     span,
 )
 from stepwell.telemetry.start import init
-from stepwell.telemetry.version import VERSION
 
 if TYPE_CHECKING:
     from typing import Any
@@ -68,15 +68,15 @@ __all__ = [
 ]
 
 if any("multiprocessing" in argument for argument in sys.orig_argv[1:]):
-    # Probably a spawned child, whose first record looks for its parent's run.
+    # Probably a spawned child process. Its first record looks for the parent's run.
     from stepwell.telemetry.children import join_parent_when_used
 
     join_parent_when_used()
 
 
 def _keep_value(journal: Journal, name: str, value: Any, step: int | None) -> bool:
-    """Keep an image, a figure, a histogram, a table or a text that was logged; whether it is one."""
-    from stepwell.loggers.items.logged import keep_logged
+    """Store a logged image, figure, histogram, table or text. Return whether the value is one."""
+    from stepwell.loggers.items.logged_values import keep_logged
 
     return keep_logged(journal, name, value, step)
 
@@ -84,29 +84,29 @@ def _keep_value(journal: Journal, name: str, value: Any, step: int | None) -> bo
 state.keep_value = _keep_value
 
 
-# Reading needs Polars, which a training process should not load: it is imported here when it is used.
-# A module __getattr__ would do that too, but CPython then looks up every ``stepwell.span`` the slow way.
+# Reading needs Polars, which a training process should not load, so it is imported on use. A module
+# ``__getattr__`` would do the same, but makes every lookup of ``stepwell.span`` slower in CPython.
 
 
 def open_run(path: str | os.PathLike[str]) -> RecordedRun:
-    """The run in this folder, while it is being written or afterwards."""
+    """Return the run in this folder, which may still be recording."""
     from stepwell import reading
 
     return reading.open_run(path)
 
 
 def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
-    """The runs below a folder (else ``STEPWELL_DIR``, else ``./runs``), newest first."""
+    """Return the runs in a folder (default: ``STEPWELL_DIR``, or ``./runs``), newest first."""
     from stepwell import reading
 
     return reading.list_runs(dir)
 
 
 def watch(model: Any = None, optimizer: Any = None, loader: Any = None, **options: Any) -> Watch:
-    """Record the training of a PyTorch model from now on; ``stepwell.integrations.torch.watch`` says more.
+    """Record the training of a PyTorch model, without other changes to the training loop.
 
-    Spans, iterations and throughput, the loss, gradient norms and learning rates, with no other
-    change of the training loop. It can be used in a ``with`` statement; ``close()`` ends it.
+    Records spans, iterations, throughput, the loss, gradient norms and learning rates. Use it in a ``with``
+    statement, or call ``close()`` to stop. See ``stepwell.integrations.torch.watch`` for the options.
     """
     from stepwell.integrations import torch
 

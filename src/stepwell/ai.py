@@ -1,4 +1,4 @@
-"""``from stepwell import ai``: this module is the root of the tree of annotations."""
+"""``from stepwell import ai``: importing this module returns the root of the annotation tree."""
 
 from __future__ import annotations
 

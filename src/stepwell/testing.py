@@ -1,4 +1,4 @@
-"""For tests of code that records: a run that leaves nothing behind, and a clock that stands still.
+"""Tools for testing code that records: a temporary run and a fake clock.
 
 def test_my_training():
     with testing.FakeClock() as clock, testing.recorded() as run:
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import stepwell
-from stepwell.journal import clock, errors
+from stepwell._core import clock, errors
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,34 +27,36 @@ if TYPE_CHECKING:
     from stepwell.reading import RecordedRun
 
 BEGIN = 1_700_000_000
-"""What a fake clock shows at first, in seconds since the epoch."""
+"""Initial time of a fake clock, in seconds since the epoch."""
 
 
 class FakeClock:
-    """The two clocks, standing still until they are moved. A context manager that puts them in place."""
+    """Replaces the wall clock and the monotonic clock. A context manager.
+
+    Time only passes with ``advance`` and ``step``.
+    """
 
     def __init__(self, wall: float = BEGIN, uptime: float = 1e6) -> None:
-        # As on a machine that has run for so many seconds.
         self._monotonic = round(uptime * 1e9)
         self._wall = round(wall * 1e9)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks."""
+        """Advance both clocks."""
         self._monotonic += round(seconds * 1e9)
         self._wall += round(seconds * 1e9)
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as when it is corrected; no time passes."""
+        """Change only the wall clock, as a clock correction does."""
         self._wall += round(seconds * 1e9)
 
     @property
     def time(self) -> float:
-        """What the wall clock shows, in seconds since the epoch."""
+        """Wall time in seconds since the epoch."""
         return self._wall / 1e9
 
     @property
     def msec(self) -> float:
-        """What the wall clock shows, in milliseconds since the epoch, as callbacks take it."""
+        """Wall time in milliseconds since the epoch, as callbacks accept it."""
         return self._wall / 1e6
 
     def __enter__(self) -> FakeClock:
@@ -73,7 +75,7 @@ class FakeClock:
 
 
 class TestRun:
-    """A run that is being recorded in a folder of its own; its tables can be read meanwhile and after."""
+    """A run in a temporary folder. Its tables can be read while it records and afterwards."""
 
     __test__ = False
 
@@ -84,26 +86,26 @@ class TestRun:
 
     @property
     def recorded(self) -> RecordedRun:
-        """The run as a reader sees it; only until the end of the ``with`` block."""
+        """The recorded run. Available until the end of the ``with`` block."""
         return stepwell.open_run(self.run.path)
 
     def table(self, name: str) -> pl.DataFrame:
-        """A table of the run, such as ``spans``, also after the end."""
+        """Return a table of the run, such as ``spans``. Also works after the end."""
         if name in self._tables:
             return self._tables[name]
         self.run.flush()
         return self.recorded.table(name).collect()
 
     def spans(self) -> pl.DataFrame:
-        """All spans."""
+        """Return all spans."""
         return self.table("spans")
 
     def events(self) -> pl.DataFrame:
-        """All events."""
+        """Return all events."""
         return self.table("events")
 
     def metrics(self) -> pl.DataFrame:
-        """All metrics."""
+        """Return all metrics."""
         return self.table("metrics")
 
     def close(self) -> None:
@@ -118,10 +120,10 @@ class TestRun:
 
 
 class recorded:
-    """A context manager: what is recorded inside goes to a run that is kept in memory afterwards.
+    """Record a block into a temporary run whose tables stay in memory. A context manager.
 
-    A problem inside stepwell, or a call that makes no sense, is raised; ``strict=False`` lets it pass as it
-    would in training.
+    Misuse and problems inside stepwell are raised. With ``strict=False`` they are only logged, as in
+    training.
     """
 
     def __init__(self, name: str = "test", *, strict: bool = True, **options: Any) -> None:
@@ -156,7 +158,7 @@ class recorded:
 
 @contextmanager
 def _unwatched() -> Iterator[None]:
-    """A run that is started within is not watched: only what the code under test records is there."""
+    """Start runs without runtime monitoring, so that they contain only what the test records."""
     before = os.environ.get("STEPWELL_RUNTIME")
     os.environ["STEPWELL_RUNTIME"] = before or "off"
     try:

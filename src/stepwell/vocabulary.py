@@ -1,7 +1,7 @@
-"""The one table of words: what a stretch of a training job is called, in every spelling.
+"""The vocabulary: one table with the names of the parts of a training job, in every spelling.
 
-Whoever names, groups or exports spans looks here. A span keeps the name and category it was written with;
-this table says what it is: ``model_forward`` and ``ai.compute.forward`` are the same thing.
+A span keeps the name and category it was written with. This table maps both spellings to the same row:
+``model_forward`` and ``ai.compute.forward`` are the same part of a job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class _Name(str, Enum):
-    """A word that is its own value wherever it is printed."""
+    """A text enum that is printed as its value."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -51,7 +51,8 @@ class StandardTrainingJobEventName(_Name):
 
     SPAN_START = "span_start"
     SPAN_STOP = "span_stop"
-    ONE_LOGGER_INITIALIZATION = "one_logger_initialization"
+    INITIALIZATION = "one_logger_initialization"
+    ONE_LOGGER_INITIALIZATION = "one_logger_initialization"  # alias: the name in nv-one-logger
     UPDATE_TRAINING_TELEMETRY_CONFIG = "update_training_telemetry_config"
     TRAINING_METRICS_UPDATE = "training_metrics_update"
     TRAINING_MULTI_ITERATION_METRICS_UPDATE = "training_metrics_update"
@@ -78,34 +79,34 @@ PHASES: dict[str, str] = {
     "testing": "testing, whatever it consists of",
     "training": "inside a training iteration, in none of its parts that were told apart",
 }
-"""The words that analysis groups time by. A span without a phase leaves its time to what is around it."""
+"""The phases that analysis groups time by. The time of a span without a phase belongs to its parent."""
 
 CATEGORY = "training"
-"""The category in traces of standard spans that the `ai` tree has no word for."""
+"""The category in traces of standard spans without a node in the `ai` tree."""
 RUNTIME = "runtime"
 """The category of pauses of the interpreter."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """One row: a kind of span in every spelling."""
+    """One row of the table: a kind of span in every spelling."""
 
     name: str
-    """Our span name: the standard one, else the name that the `ai` node writes."""
+    """Our span name: that of the standard span, else that of the `ai` node."""
     standard: StandardTrainingJobSpanName | None
-    """The standard span, None for what only the `ai` tree has."""
+    """The standard span, None if only the `ai` tree has it."""
     ai: str | None
     """The path of the `ai` node, such as ``ai.compute.forward``."""
     category: str
-    """The category in Chrome traces, which is the one that the `ai` node writes."""
+    """The category in Chrome traces, and of spans of the `ai` node."""
     trace_name: str
-    """The name in Chrome traces, which is the one that the `ai` node writes."""
+    """The name in Chrome traces, and of spans of the `ai` node."""
     otel_name: str
     """The name in OpenTelemetry, which has no categories."""
     phase: str | None
-    """One of ``PHASES``; None when time in it belongs to what is around or inside it."""
+    """One of ``PHASES``; None if its time belongs to the spans around or inside it."""
     is_short: bool
-    """Too short and frequent to be exported by default; the journal has it all the same."""
+    """Whether it is too short and frequent to be exported by default. The journal contains it anyway."""
     meaning: str
 
     @property
@@ -140,7 +141,7 @@ def _word(
 
 
 def _ai_spelling(path: str) -> tuple[str, str]:
-    """Category and name of an `ai` node: its last word, with more before it where that says too little."""
+    """Return category and name of an `ai` node: the last part of its path, or more if that is ambiguous."""
     if path == "ai":
         return "ai_root", "ai_root"
     words = path.split(".")[1:]
@@ -149,7 +150,7 @@ def _ai_spelling(path: str) -> tuple[str, str]:
 
 
 def _io(parent: str, phase: str | None) -> list[Word]:
-    """The nodes for input and output of one category."""
+    """Return the rows for input and output of one category."""
     of = parent.removeprefix("ai.")
     return [
         _word(None, f"{parent}.io", phase, f"input and output of {of}"),
@@ -238,12 +239,12 @@ _AI_WORDS = [
 ]
 
 WORDS: tuple[Word, ...] = (*_STANDARD_WORDS, *_AI_WORDS)
-"""The table: the standard spans in the order of a job, then what only the `ai` tree has."""
+"""The table: the standard spans in the order of a job, then the other nodes of the `ai` tree."""
 
 DEFAULT_SPANS_EXPORT_BLACKLIST: tuple[StandardTrainingJobSpanName, ...] = tuple(
     word.standard for word in WORDS if word.standard and word.is_short
 )
-"""The eight short spans that exporters leave out unless told otherwise."""
+"""The eight short spans that exporters do not export by default."""
 
 AI_NODES: tuple[Word, ...] = tuple(
     sorted(
@@ -251,8 +252,8 @@ AI_NODES: tuple[Word, ...] = tuple(
         key=lambda word: word.ai or "",
     )
 )
-"""The nodes of the `ai` tree, parents before children. Every node also has an ``init``: those are no rows
-of their own, but for the two that are standard spans."""
+"""The nodes of the `ai` tree, parents before children. Every node also has an ``init``, without a row of
+its own except for the two that are standard spans."""
 
 _BY_STANDARD_NAME = {word.name: word for word in WORDS if word.standard}
 _BY_AI_PATH = {word.ai: word for word in WORDS if word.ai}
@@ -263,19 +264,19 @@ _AI_CATEGORIES = {word.category for word in AI_NODES}
 
 
 def standard_word(name: str) -> Word | None:
-    """The row of a standard span, by its name or enum member; None for any other."""
+    """Return the row of a standard span by its name or enum member, None if there is none."""
     return _BY_STANDARD_NAME.get(name)
 
 
 def ai_word(path: str) -> Word | None:
-    """The row of an `ai` node by its path, such as ``ai.compute.forward``; None for any other."""
+    """Return the row of an `ai` node by its path, such as ``ai.compute.forward``, None if there is none."""
     return _BY_AI_PATH.get(path)
 
 
 def word_of(name: str, category: str = "") -> Word | None:
-    """The row that a span of this name and category belongs to, in whichever spelling it was written.
+    """Return the row of a span with this name and category, in either spelling; None if there is none.
 
-    What was derived from an `ai` node (``preprocess.collate``, ``fetch.iter``) belongs to that node.
+    Names derived from an `ai` node (``preprocess.collate``, ``fetch.iter``) belong to that node.
     """
     if category not in _AI_CATEGORIES:
         return _BY_STANDARD_NAME.get(name)
@@ -287,40 +288,40 @@ def word_of(name: str, category: str = "") -> Word | None:
 
 
 def is_category(category: str) -> bool:
-    """Whether standard spans, `ai` nodes or the interpreter's pauses are recorded with this category."""
+    """Return whether standard spans, `ai` nodes or pauses of the interpreter have this category."""
     return category in _AI_CATEGORIES or category in (CATEGORY, RUNTIME)
 
 
 def phase_of(name: str, category: str = "") -> str | None:
-    """The phase that a span of this name and category belongs to, or None."""
+    """Return the phase of a span with this name and category, or None."""
     if category in _AI_CATEGORIES:
         last = name.rpartition(".")[2]
         if last == "init":
             return "startup"
         if last == "block" and category == "dataloader":
-            # What runs with a batch, once it is there, is not the loading of data.
+            # Work on a loaded batch is not data loading.
             return None
     word = word_of(name, category)
     return word.phase if word else None
 
 
 LOSSES = ("loss", "train_loss", "train/loss")
-"""Metrics that are the loss of the training, where several are logged the first of them."""
+"""Names of the training loss; if several are logged, the first one counts."""
 MOST_LOSSES = 3
 HELD_OUT = ("val", "eval", "test", "holdout", "dev")
 
 
 def loss_names(names: Iterable[str]) -> list[str]:
-    """Return which of these metrics is the loss of the training, or those of several models.
+    """Return the training loss among these metrics, or the losses of several models.
 
-    The loss of a validation or a test is none of them.
+    Losses of a validation or test are never returned.
     """
-    known = set(names)
+    metrics = set(names)
     for name in LOSSES:
-        if name in known:
+        if name in metrics:
             return [name]
-    several = sorted(name for name in known if name.startswith("loss/"))
+    several = sorted(name for name in metrics if name.startswith("loss/"))
     others = sorted(
-        name for name in known if "loss" in name.lower() and not name.lower().startswith(HELD_OUT)
+        name for name in metrics if "loss" in name.lower() and not name.lower().startswith(HELD_OUT)
     )
     return several[:MOST_LOSSES] or others[:1]

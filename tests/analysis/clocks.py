@@ -1,6 +1,6 @@
-"""A clock for the ranks of a test, set forward by hand: who waits for another rank has its time."""
+"""Clocks for the ranks of a test, advanced by hand. A waiting rank takes over the other's time."""
 
-# Annotations are no strings here: PyTorch looks at those of the hook.
+# No postponed annotations here: PyTorch inspects those of the hook.
 import torch
 from torch.distributed import ReduceOp, all_reduce, get_world_size
 from torch.nn.parallel import DistributedDataParallel
@@ -9,16 +9,16 @@ from stepwell.testing import FakeClock
 
 
 class RankClock(FakeClock):
-    """The clock of one rank. Collectives are those from before ``annotate``, and so in no span."""
+    """The clock of one rank. Its collectives are the original functions, so they record no spans."""
 
     def meet(self) -> None:
-        """Wait for the other ranks: afterwards all clocks show what the latest one showed."""
+        """Wait for the other ranks: all clocks are set to the latest one."""
         latest = torch.tensor([self.time], dtype=torch.float64)
         all_reduce(latest, ReduceOp.MAX)
         self.advance(latest.item() - self.time)
 
     def follow(self, model: DistributedDataParallel) -> None:
-        """Meet the other ranks where the backward pass of this model averages its gradients."""
+        """Synchronise with the other ranks where the backward pass of this model averages its gradients."""
         model.register_comm_hook(self, _average)
 
 

@@ -1,4 +1,4 @@
-"""The same training recorded by others: phases of the ledger are the same intervals, inside of theirs.
+"""The same training recorded by other tools: the phases of the ledger are the same intervals, within theirs.
 
 How long they are is compared by ``make bench``, on a machine that does nothing else.
 """
@@ -27,12 +27,12 @@ times = record(folder, {STEPS}, width=256)
 (folder / "times.json").write_text(json.dumps(times))
 """
 CLOCKS_US = 50
-"""Other tools have clocks of their own: they may differ by this many microseconds."""
+"""Other tools use other clocks, which may differ by this many microseconds."""
 
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one training that all of them recorded."""
+    """The folder of one training that all tools recorded."""
     folder = tmp_path_factory.mktemp("agreement")
     env = environment(STEPWELL_STRICT="1", DFTRACER_ENABLE="1")
     run_script(PROGRAM, folder, env=env, cwd=folder, check=True)
@@ -40,7 +40,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(ours: Times, theirs: Times) -> None:
-    """As many intervals of each phase, and each no longer than the one that it is in."""
+    """Equally many intervals of each phase, each within one of the other tool."""
     expected = dict.fromkeys(PHASES, STEPS) | {"validation": STEPS // 30}
     assert {phase: len(times) for phase, times in ours.items()} == expected
     assert {phase: len(times) for phase, times in theirs.items()} == expected

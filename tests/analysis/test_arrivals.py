@@ -1,4 +1,4 @@
-"""Late arrivals, worked out by hand: ranks that wait for each other in many ways, at exact times."""
+"""Late arrivals, calculated by hand: ranks that wait for each other in many ways, at exact times."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Ranks:
     """The clocks and spans of some ranks, in milliseconds."""
 
     def __init__(self, count: int, offset: int = 0) -> None:
-        # The clock of the last rank is wrong by this.
+        # Error of the clock of the last rank.
         self.now = [0] * (count - 1) + [offset]
         self.offset = offset
         self.spans: list[list[Written]] = [[] for _ in range(count)]
-        self.told: list[list[tuple[int, int | None, int | None]]] = [[] for _ in range(count)]
+        self.steps_set: list[list[tuple[int, int | None, int | None]]] = [[] for _ in range(count)]
 
     def work(self, name: str | None, *times: int) -> None:
-        """A span that takes each rank so long; without a name, time in no span."""
+        """A span of this duration on each rank; without a name, time in no span."""
         for rank, ms in enumerate(times):
             self._span(rank, name, self.now[rank] + ms)
 
     def meet(self, name: str | None, ms: int = 1, after: int | None = None) -> None:
-        """A span that all leave together, so long after the last came; or after one of them, the root."""
+        """A span that all ranks leave together, this long after the last one or after the root arrives."""
         shifts = [0] * (len(self.now) - 1) + [self.offset]
         times = [now - shift for now, shift in zip(self.now, shifts, strict=True)]
         ready = max(times) if after is None else times[after]
@@ -44,7 +44,7 @@ class Ranks:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """A span around those of the body."""
+        """A span around the spans of the body."""
         begun, places = self.now.copy(), [len(spans) for spans in self.spans]
         yield
         for rank, (start, place) in enumerate(zip(begun, places, strict=True)):
@@ -60,19 +60,19 @@ class Ranks:
     def record(self, folder: Path, body: Body) -> RecordedRun:
         for step in range(STEPS):
             for rank, now in enumerate(self.now):
-                self.told[rank].append((now * MS, step, None))
+                self.steps_set[rank].append((now * MS, step, None))
             body(self, step)
         return write_run(
             folder,
             *(
-                Process([Thread(spans)], self.now[rank] * MS, self.told[rank], rank)
+                Process([Thread(spans)], self.now[rank] * MS, self.steps_set[rank], rank)
                 for rank, spans in enumerate(self.spans)
             ),
         )
 
 
 def named(run: RecordedRun) -> list[tuple[int, str, int, int]]:
-    """Rank, phase, how many steps and how many milliseconds, of each straggler."""
+    """Return rank, phase, number of steps and milliseconds of each straggler."""
     return [(s.rank, s.phase, len(s.steps), round(s.ns / MS)) for s in stragglers(run)]
 
 
@@ -81,7 +81,7 @@ def every(step: int, period: int) -> bool:
 
 
 def ddp(ranks: Ranks, step: int) -> None:
-    """A step of two ranks; rank 0 does something alone after every tenth one."""
+    """A step of two ranks; rank 0 does something alone after every tenth step."""
     ranks.work("forward", 10, 10)
     ranks.meet("backward", 20)
     ranks.work("optimizer", 2, 2)
@@ -89,20 +89,20 @@ def ddp(ranks: Ranks, step: int) -> None:
 
 
 def test_the_rank_that_waits_in_a_pass_is_not_named(tmp_path: Path) -> None:
-    """After the last step nobody waits."""
+    """After the last step no rank waits."""
     assert named(Ranks(2).record(tmp_path, ddp)) == [(0, "checkpoint", 9, 9 * 500)]
 
 
 @pytest.mark.parametrize("offset", [3, 100, 2000])
 def test_a_clock_that_is_wrong(tmp_path: Path, offset: int) -> None:
-    """A healthy run has no straggler; with one, the rank whose clock is wrong is not named for it."""
+    """A healthy run has no straggler; otherwise the rank with the wrong clock is not blamed."""
     healthy = Ranks(2, offset).record(tmp_path, lambda ranks, _: ddp(ranks, 0))
     assert named(healthy) == []
     assert {rank for rank, *_ in named(Ranks(2, offset).record(tmp_path, ddp))} <= {0}
 
 
 def on_gpu(ranks: Ranks, step: int) -> None:
-    """Passes are only launched; ranks wait where they fetch the loss, which no span covers."""
+    """Passes only launch work; ranks wait where they fetch the loss, which no span covers."""
     ranks.work("forward", 2, 2)
     ranks.work("backward", 3, 3)
     ranks.meet(None, 20)
@@ -111,12 +111,12 @@ def on_gpu(ranks: Ranks, step: int) -> None:
 
 
 def test_ranks_that_wait_in_no_span(tmp_path: Path) -> None:
-    """The one that begins a step late is named, not the one whose step takes long."""
+    """The rank that begins a step late is named, not the one whose step takes long."""
     assert named(Ranks(2).record(tmp_path, on_gpu)) == [(0, "idle", 9, 9 * 499)]
 
 
 def pipeline(ranks: Ranks, step: int) -> None:
-    """Two stages, each of which waits for the other one."""
+    """Two stages that wait for each other."""
     ranks.work("forward", 10, 0)
     ranks.meet("all_reduce")
     ranks.work("forward", 0, 10)
@@ -127,12 +127,12 @@ def pipeline(ranks: Ranks, step: int) -> None:
 
 
 def test_stages_of_a_pipeline(tmp_path: Path) -> None:
-    """They take equally long for the same, one after the other."""
+    """They take equally long for the same work, one after the other."""
     assert named(Ranks(2).record(tmp_path, pipeline)) == []
 
 
 def broadcast(ranks: Ranks, step: int) -> None:
-    """Rank 0 sends buffers before the forward pass, and does not wait for those who receive them."""
+    """Rank 0 sends buffers before the forward pass and does not wait for the receivers."""
     ranks.work("data_loading", 300 if every(step, 10) else 1, 400 if every(step, 20) else 1)
     ranks.meet("model_forward", 10, after=0)
     ranks.meet("model_backward", 20)
@@ -140,8 +140,8 @@ def broadcast(ranks: Ranks, step: int) -> None:
 
 def test_a_root_that_does_not_wait(tmp_path: Path) -> None:
     """Rank 0 is late in every tenth step; in every twentieth rank 1 is 100 ms later than rank 0."""
-    found = Ranks(2).record(tmp_path, broadcast)
-    assert named(found) == [(0, "data", 5, 5 * 299), (1, "data", 5, 5 * 100)]
+    result = Ranks(2).record(tmp_path, broadcast)
+    assert named(result) == [(0, "data", 5, 5 * 299), (1, "data", 5, 5 * 100)]
 
 
 def buckets(ranks: Ranks, step: int) -> None:
@@ -154,12 +154,12 @@ def buckets(ranks: Ranks, step: int) -> None:
 
 
 def test_a_slow_backward_pass_with_collectives(tmp_path: Path) -> None:
-    """Where the collectives in it are recorded, the rank that computes for longer is known."""
+    """If the collectives in it are recorded, the rank that computes longer is named."""
     assert named(Ranks(2).record(tmp_path, buckets)) == [(1, "backward", STEPS, STEPS * 30)]
 
 
 def test_nobody_is_late_at_the_first_steps(tmp_path: Path) -> None:
-    """A rank that starts or compiles for longer is no straggler."""
+    """A rank that takes longer to start or compile is not a straggler."""
 
     def warm_up(ranks: Ranks, step: int) -> None:
         ranks.work("forward", 10, 3000 if step == 0 else 10)
@@ -171,7 +171,7 @@ def test_nobody_is_late_at_the_first_steps(tmp_path: Path) -> None:
 
 
 def test_code_that_no_span_covers_in_each_step(tmp_path: Path) -> None:
-    """20 ms between the passes of rank 1, inside of the iteration, in all steps."""
+    """20 ms between the passes of rank 1, within the iteration, in all steps."""
 
     def body(ranks: Ranks, step: int) -> None:
         with ranks.inside("train step"):
@@ -187,7 +187,7 @@ def test_code_that_no_span_covers_in_each_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_busy_machine(tmp_path: Path, count: int, seed: int) -> None:
-    """Parts of steps are held up, the longer the more often and for up to ten steps: nobody is named."""
+    """Random delays of parts of steps, for up to ten steps in a row: no rank is named."""
     random = Random(seed)
 
     def times(ms: int) -> list[int]:
@@ -207,7 +207,7 @@ def test_a_busy_machine(tmp_path: Path, count: int, seed: int) -> None:
 
 
 def test_a_rank_that_is_late_now_and_then_and_early_otherwise(tmp_path: Path) -> None:
-    """It is no straggler if it takes no longer in that phase over all steps."""
+    """It is not a straggler if it takes no longer in that phase over all steps."""
     late = set(Random(1).sample(range(5, 95), 12))
 
     def body(ranks: Ranks, step: int) -> None:
@@ -219,7 +219,7 @@ def test_a_rank_that_is_late_now_and_then_and_early_otherwise(tmp_path: Path) ->
 
 
 def test_all_steps_in_which_a_rank_is_slower_are_counted(tmp_path: Path) -> None:
-    """Also those in which it is not as slow as in others: 20 ms here and 60 ms there, against 2 ms."""
+    """Also steps in which it is less slow: 20 ms here and 60 ms there, compared with 2 ms."""
     random = Random(2)
 
     def body(ranks: Ranks, step: int) -> None:
@@ -228,8 +228,8 @@ def test_all_steps_in_which_a_rank_is_slower_are_counted(tmp_path: Path) -> None
         ranks.meet("backward", 20)
         ranks.work("optimizer", 2, 2)
 
-    (found,) = findings(Ranks(2).record(tmp_path, body))
-    assert found.sentence.startswith(
-        "Rank 1 is slower than the others in getting its data, in nearly all steps: "
+    (result,) = findings(Ranks(2).record(tmp_path, body))
+    assert result.sentence.startswith(
+        "Rank 1 is slower than the others in nearly all steps: getting its data takes "
     )
-    assert found.sentence.count("against 2 ms. The other rank waits for it: ") == 1
+    assert result.sentence.count(" instead of 2 ms. Waiting for it costs the other rank ") == 1

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.findings import Facts
 from stepwell.analysis.goodput import PARTS, Goodput, goodput, runs_of_session
 from stepwell.analysis.simulate import (
     DataBound,
-    Hang,
-    Pace,
-    Plan,
+    HangFault,
+    PlannedDurations,
     Restart,
+    RunPlan,
     Stall,
-    Straggler,
+    StragglerFault,
     make_plan,
     simulate,
 )
 from stepwell.analysis.simulate.plan import MS, SECOND
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import open_run
 from stepwell.testing import FakeClock
 from tests.harness import recording_environment, run_script
@@ -36,7 +36,7 @@ def check_sum(found: Goodput) -> None:
     assert min(found.parts.values()) >= 0
 
 
-def of_plan(path: Path, plan: Plan) -> tuple[Goodput, dict[str, Any]]:
+def of_plan(path: Path, plan: RunPlan) -> tuple[Goodput, dict[str, Any]]:
     truth = simulate(path, plan)
     found = goodput(open_run(path))
     check_sum(found)
@@ -89,7 +89,7 @@ def test_everything_planted_is_found_and_nothing_else(
     assert found.parts["restore"] == restart["restore_ns"]
     assert found.redone_steps == restart["redone_steps"]
     assert found.steps == 1000
-    pace = Pace()
+    pace = PlannedDurations()
     assert found.parts["initialisation"] == 2 * sum(pace.initialisation)
     assert found.parts["checkpoint save"] == 10 * pace.checkpoint
     assert found.parts["ending"] == pace.ending
@@ -101,7 +101,7 @@ def test_everything_planted_is_found_and_nothing_else(
 @pytest.mark.parametrize("jitter", [0.0, 0.05, 0.2])
 def test_a_healthy_run_loses_nothing(tmp_path: Path, ranks: int, jitter: float) -> None:
     """But what every run needs."""
-    found, _ = of_plan(tmp_path / "run", Plan(ranks, 300, pace=Pace(jitter=jitter)))
+    found, _ = of_plan(tmp_path / "run", RunPlan(ranks, 300, pace=PlannedDurations(jitter=jitter)))
     assert found.losses == []
     lost = ("stall", "straggler wait", "redone", "gap between attempts", "restore", "validation")
     assert [found.parts[part] for part in lost] == [0] * len(lost)
@@ -109,8 +109,8 @@ def test_a_healthy_run_loses_nothing(tmp_path: Path, ranks: int, jitter: float) 
 
 def test_a_straggler_without_collectives(tmp_path: Path) -> None:
     """Who waits in its backward pass for a slow one is not to blame, and the wait is seen all the same."""
-    slow = Straggler(1, "forward", range(50, 150), 30 * MS)
-    found, truth = of_plan(tmp_path / "run", Plan(2, 200, (slow,), collectives=False))
+    slow = StragglerFault(1, "forward", range(50, 150), 30 * MS)
+    found, truth = of_plan(tmp_path / "run", RunPlan(2, 200, (slow,), collectives=False))
     (loss,) = found.losses
     assert (loss.rank, loss.phase, list(loss.steps)) == (
         1,
@@ -123,17 +123,17 @@ def test_a_straggler_without_collectives(tmp_path: Path) -> None:
 def test_two_stragglers_cost_what_the_slower_one_costs(tmp_path: Path) -> None:
     """The others wait for both at once."""
     faults = (
-        Straggler(1, "data", range(200), 30 * MS),
-        Straggler(3, "forward", range(200), 50 * MS),
+        StragglerFault(1, "data", range(200), 30 * MS),
+        StragglerFault(3, "forward", range(200), 50 * MS),
     )
-    found, _ = of_plan(tmp_path / "run", Plan(4, 200, faults))
+    found, _ = of_plan(tmp_path / "run", RunPlan(4, 200, faults))
     assert found.parts["straggler wait"] == close(200 * 50 * MS)
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "optimizer"])
 def test_a_stall_of_all_ranks(tmp_path: Path, phase: str) -> None:
     """No rank stands out, the step does."""
-    found, _ = of_plan(tmp_path / "run", Plan(4, 300, (Stall(120, phase, 6 * SECOND),)))
+    found, _ = of_plan(tmp_path / "run", RunPlan(4, 300, (Stall(120, phase, 6 * SECOND),)))
     (loss,) = found.losses
     assert (loss.kind, loss.rank, loss.phase, loss.steps) == ("stall", None, phase, (120,))
     assert found.parts["stall"] == close(6 * SECOND)
@@ -141,14 +141,16 @@ def test_a_stall_of_all_ranks(tmp_path: Path, phase: str) -> None:
 
 def test_slow_first_steps_are_initialisation(tmp_path: Path) -> None:
     """Compiling takes its time once, and is no stall."""
-    found, _ = of_plan(tmp_path / "run", Plan(2, 100, (Stall(0, "forward", 9 * SECOND),)))
+    found, _ = of_plan(tmp_path / "run", RunPlan(2, 100, (Stall(0, "forward", 9 * SECOND),)))
     assert found.parts["stall"] == 0
-    assert found.parts["initialisation"] == close(9 * SECOND + sum(Pace().initialisation))
+    assert found.parts["initialisation"] == close(
+        9 * SECOND + sum(PlannedDurations().initialisation)
+    )
 
 
 def test_all_steps_bound_by_data(tmp_path: Path) -> None:
     """Without other steps to compare with, all waiting counts."""
-    found, _ = of_plan(tmp_path / "run", Plan(2, 100, (DataBound(range(100), 99 * MS),)))
+    found, _ = of_plan(tmp_path / "run", RunPlan(2, 100, (DataBound(range(100), 99 * MS),)))
     (loss,) = found.losses
     assert loss.kind == "data"
     assert len(loss.steps) == 100
@@ -157,7 +159,7 @@ def test_all_steps_bound_by_data(tmp_path: Path) -> None:
 
 def test_a_hang_is_a_stall(tmp_path: Path) -> None:
     """A job that hung until it was killed lost that time."""
-    found, truth = of_plan(tmp_path / "run", Plan(3, 100, (Hang(1, 60, 200 * SECOND),)))
+    found, truth = of_plan(tmp_path / "run", RunPlan(3, 100, (HangFault(1, 60, 200 * SECOND),)))
     (loss,) = found.losses
     assert (loss.kind, loss.steps) == ("stall", (60,))
     assert found.parts["stall"] == close(truth["hang"]["ns"])
@@ -167,7 +169,7 @@ def test_a_hang_is_a_stall(tmp_path: Path) -> None:
 def test_several_restarts(tmp_path: Path) -> None:
     """What an attempt did is lost from the earliest step that a later one went on from."""
     faults = (Restart(150, 5 * SECOND), Restart(130, 7 * SECOND), Restart(250, 9 * SECOND, True))
-    found, truth = of_plan(tmp_path / "run", Plan(2, 300, faults))
+    found, truth = of_plan(tmp_path / "run", RunPlan(2, 300, faults))
     assert found.attempts == 4
     assert found.parts["gap between attempts"] == 21 * SECOND
     assert found.parts["redone"] == sum(r["redone_ns"] for r in truth["restarts"])
@@ -178,12 +180,12 @@ def test_several_restarts(tmp_path: Path) -> None:
 
 def test_runs_of_one_session(tmp_path: Path) -> None:
     """A job that goes on as another run is one job, and the time in between is lost."""
-    one = simulate(tmp_path / "one", Plan(2, 250, session="night"))
+    one = simulate(tmp_path / "one", RunPlan(2, 250, session="night"))
     later = one["attempts"][-1]["end_ns"] + 60 * SECOND
     two = simulate(
-        tmp_path / "two", Plan(2, 400, session="night", first_step=200, began_ns=later, seed=5)
+        tmp_path / "two", RunPlan(2, 400, session="night", first_step=200, began_ns=later, seed=5)
     )
-    simulate(tmp_path / "other", Plan(2, 50, session="day"))
+    simulate(tmp_path / "other", RunPlan(2, 50, session="day"))
     runs = runs_of_session(stepwell.list_runs(tmp_path), "night")
     assert [run.id for run in runs] == ["one", "two"]
     found = goodput(runs)
@@ -197,14 +199,14 @@ def test_runs_of_one_session(tmp_path: Path) -> None:
 def test_runs_side_by_side_are_refused(tmp_path: Path) -> None:
     """They are no job that goes on."""
     for name in ("one", "two"):
-        simulate(tmp_path / name, Plan(1, 3000))
+        simulate(tmp_path / name, RunPlan(1, 3000))
     with pytest.raises(StepwellError, match="same time"):
         goodput(stepwell.list_runs(tmp_path))
 
 
 def test_rates(tmp_path: Path) -> None:
     """Throughput, MFU, cost and energy from what is known; absent otherwise."""
-    simulate(tmp_path / "run", Plan(4, 100))
+    simulate(tmp_path / "run", RunPlan(4, 100))
     run = open_run(tmp_path / "run")
     unknown = goodput(run).rates
     assert [unknown.samples, unknown.mfu, unknown.cost, unknown.joules] == [None] * 4

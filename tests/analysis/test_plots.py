@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis import plots
 from stepwell.analysis.diagnostics import find_diagnostics, holdout_table, margin
-from stepwell.analysis.plots.choosing import by_default
 from stepwell.analysis.plots.curves import Curve, default_weight, smoothed, thinned, wants_log
-from stepwell.analysis.plots.html import html
-from stepwell.journal.errors import StepwellError
+from stepwell.analysis.plots.export import html
+from stepwell.analysis.plots.selection import by_default
 from stepwell.reading import RecordedRun
 from tests.harness import environment, run_script, run_stepwell
 
@@ -211,7 +211,8 @@ def test_several_runs_share_a_panel_for_each_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"x": "batch"}, "step, epoch, time"), ({"smooth": 1.0}, "below 1")]
+    ("options", "words"),
+    [({"x": "batch"}, "'step', 'epoch' or 'time'"), ({"smooth": 1.0}, "below 1")],
 )
 def test_options_that_make_no_sense(options: dict[str, float], words: str) -> None:
     with pytest.raises(StepwellError, match=words):
@@ -394,7 +395,7 @@ def test_curves_that_lie_on_each_other_are_all_seen(tmp_path: Path) -> None:
 def test_there_are_no_halves_of_steps(tmp_path: Path) -> None:
     """Ticks of the axis are whole numbers also where there are few."""
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    from stepwell.analysis.plots.png import _draw
+    from stepwell.analysis.plots.export import _draw
 
     run = record(tmp_path, [{"loss": float(i)} for i in range(3)])
     axes = figure.subplots()
@@ -500,7 +501,7 @@ def test_the_command_writes_files_and_json(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["plot", "run", "nothing"], "there are: loss"),
-        (["plot", "--x", "day"], "step, epoch, time"),
+        (["plot", "--x", "day"], "'step', 'epoch' or 'time'"),
         (["plot", "-o", "a.pdf"], ".png or .html"),
         (["plot", "nowhere"], "No run named"),
     ],

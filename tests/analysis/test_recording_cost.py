@@ -1,4 +1,4 @@
-"""What recording cost: counted, estimated, and measured where that costs nothing."""
+"""The cost of recording: counted, estimated, and measured where measuring is free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.analysis.time.writing import Process, Thread, Written, write_run
 
 
 def test_the_background_thread_tells_what_it_took(tmp_path: Path) -> None:
-    """Some, and no more than the whole process did; while it runs too."""
+    """More than zero, and no more than the CPU time of the process; also while it runs."""
     before = time.process_time_ns()
     with stepwell.init("costly", dir=tmp_path) as run:
         for step in range(3000):

@@ -1,4 +1,4 @@
-"""Synthetic runs: in the real format, with exactly what was planted, and reproducible."""
+"""Synthetic runs: in the real format, with exactly the planted faults, and reproducible."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import polars as pl
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.simulate import (
     DataBound,
-    Hang,
-    Pace,
-    Plan,
+    HangFault,
+    PlannedDurations,
     Restart,
+    RunPlan,
     Stall,
-    Straggler,
+    StragglerFault,
     make_plan,
     simulate,
 )
 from stepwell.analysis.simulate.plan import MS, SECOND
-from stepwell.journal.errors import StepwellError
 from tests.harness import run_stepwell
 from tests.nesting.tree import check_tree
 
-STILL = Pace(jitter=0.0)
+STILL = PlannedDurations(jitter=0.0)
 
 
 def test_a_small_run_worked_out_by_hand(tmp_path: Path) -> None:
     """Two ranks, two steps, every number known."""
-    pace = Pace(
+    pace = PlannedDurations(
         data=1 * MS,
         zero=1 * MS,
         forward=10 * MS,
@@ -43,8 +43,8 @@ def test_a_small_run_worked_out_by_hand(tmp_path: Path) -> None:
         ending=1 * SECOND,
         jitter=0.0,
     )
-    slow = Straggler(1, "forward", range(1, 2), 7 * MS)
-    truth = simulate(tmp_path / "run", Plan(2, 2, (slow,), pace, began_ns=10 * SECOND))
+    slow = StragglerFault(1, "forward", range(1, 2), 7 * MS)
+    truth = simulate(tmp_path / "run", RunPlan(2, 2, (slow,), pace, began_ns=10 * SECOND))
     run = stepwell.open_run(tmp_path / "run")
     assert run.status == "finished"
     spans = run.spans().collect()
@@ -71,8 +71,8 @@ def test_a_small_run_worked_out_by_hand(tmp_path: Path) -> None:
 
 
 def test_many_segments(tmp_path: Path) -> None:
-    """Spans that last longer than a segment go on in the next ones, and all rows are there."""
-    simulate(tmp_path / "run", Plan(1, 6000, pace=STILL, checkpoint_every=500))
+    """Spans that are longer than a segment continue in the next ones, and all rows are there."""
+    simulate(tmp_path / "run", RunPlan(1, 6000, pace=STILL, checkpoint_every=500))
     run = stepwell.open_run(tmp_path / "run")
     spans = run.spans().collect()
     assert spans.height == 1 + 4 + 1 + 7 * 6000 + 12
@@ -89,8 +89,8 @@ def test_many_segments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_restart(tmp_path: Path, failed: bool) -> None:
-    """The job dies within a step and goes on from its last checkpoint."""
-    plan = Plan(2, 60, (Restart(35, 9 * SECOND, failed),), STILL, checkpoint_every=20)
+    """The job dies within a step and resumes from its last checkpoint."""
+    plan = RunPlan(2, 60, (Restart(35, 9 * SECOND, failed),), STILL, checkpoint_every=20)
     truth = simulate(tmp_path / "run", plan)
     run = stepwell.open_run(tmp_path / "run")
     processes = run.processes().collect().sort("attempt", "rank")
@@ -121,7 +121,7 @@ def test_a_restart(tmp_path: Path, failed: bool) -> None:
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    """Another one gives another."""
+    """Another seed gives another run."""
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         simulate(tmp_path / name, make_plan(2, 100, seed=seed))
     tables = [stepwell.open_run(tmp_path / n).spans().drop("run").collect() for n in "abc"]
@@ -132,26 +132,26 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        Straggler(2, "forward", range(10), 1),
-        Straggler(0, "forward", range(5, 200), 1),
-        Straggler(0, "communication", range(10), 1),
+        StragglerFault(2, "forward", range(10), 1),
+        StragglerFault(0, "forward", range(5, 200), 1),
+        StragglerFault(0, "communication", range(10), 1),
         Stall(100, "data", 1),
         DataBound(range(0), 1),
         Restart(-1),
-        Hang(5, 3),
+        HangFault(5, 3),
     ],
 )
-def test_what_cannot_be_planted_is_refused(fault: Straggler) -> None:
+def test_what_cannot_be_planted_is_refused(fault: StragglerFault) -> None:
     """A rank, a step or a phase that the run does not have."""
     with pytest.raises(StepwellError):
-        Plan(2, 100, (fault,))
+        RunPlan(2, 100, (fault,))
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It says what it planted, and never writes into something that exists."""
+    """It lists the planted faults, and never writes into an existing folder."""
     done = run_stepwell("simulate", "--ranks", "3", "--steps", "200", "-o", "sim", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "straggler: rank 2, forward, steps 20 to 49, 450 ms in all" in done.stdout
+    assert "straggler: rank 2, forward, steps 20 to 49, 450 ms in total" in done.stdout
     again = run_stepwell("simulate", "--ranks", "3", "--steps", "200", "-o", "sim", cwd=tmp_path)
     assert again.returncode == 2
     assert "exists already" in again.stderr
@@ -160,7 +160,7 @@ def test_the_command(tmp_path: Path) -> None:
     wrong = run_stepwell("simulate", "-o", "other", "--plant", "fire", cwd=tmp_path)
     assert wrong.returncode == 2
     assert not (tmp_path / "other").exists()
-    told = run_stepwell(
+    shown = run_stepwell(
         "simulate",
         "--ranks",
         "1",
@@ -173,4 +173,4 @@ def test_the_command(tmp_path: Path) -> None:
         "--json",
         cwd=tmp_path,
     )
-    assert json.loads(told.stdout)["stragglers"] == []
+    assert json.loads(shown.stdout)["stragglers"] == []

@@ -1,4 +1,4 @@
-"""Throughput by wall time, and how many steps there are to be, in report, show and watch alike."""
+"""Throughput by wall time, and the planned number of steps, in report, show and watch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import stepwell
+from stepwell._core.text import rate
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.overview import overview
 from stepwell.analysis.report import report
 from stepwell.analysis.throughput import Throughput
-from stepwell.journal.text import rate
 from stepwell.testing import FakeClock
 from stepwell.training import data_loading, training_iteration, training_loop, validation_loop
 from tests.harness import run_stepwell
@@ -39,13 +39,13 @@ def run_path(tmp_path: Path) -> Path:
 
 @pytest.mark.full
 def test_waiting_for_data_counts(run_path: Path) -> None:
-    """1,920 samples in 40 s, of which 30 s were waited for data."""
+    """1,920 samples in 40 s, of which 30 s are waiting for data."""
     run = stepwell.open_run(run_path)
     expected = Throughput(1920 / 40, 1920 / 10, 19200 / 40, 19200 / 10)
-    for found in (report(run).throughput, overview(run).throughput):
-        assert found is not None
+    for result in (report(run).throughput, overview(run).throughput):
+        assert result is not None
         for name in Throughput.__dataclass_fields__:
-            assert getattr(found, name) == pytest.approx(getattr(expected, name))
+            assert getattr(result, name) == pytest.approx(getattr(expected, name))
     now = LiveRun(run, findings=False).look()
     assert now.throughput == report(run).throughput
     line = "48.0 samples/s (192 without waiting for data) · 480 tokens/s (1,920 without"
@@ -81,7 +81,7 @@ def test_three_digits(value: float, text: str) -> None:
 
 
 def test_the_number_of_steps_follows_from_loader_and_epochs(tmp_path: Path) -> None:
-    """48 batches, 8 epochs, 2 batches a step: exactly 192, also while the first epoch is under way."""
+    """48 batches, 8 epochs, 2 batches a step: exactly 192, also during the first epoch."""
     config = {"epochs": 8}
     for each, target in ((1, 384), (2, 192)):
         with FakeClock() as clock, stepwell.init("job", dir=tmp_path, config=config) as run:

@@ -1,4 +1,4 @@
-"""Every way to use a node, around a body that is recorded as an item: what the table of uses is made of."""
+"""Every way to use a node, around a body that is recorded as an item: the rows of the table of uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/annotations.md shows runs, and says what is there."""
+"""The examples in docs/annotations.md run, and its statements about the tree are true."""
 
 from __future__ import annotations
 

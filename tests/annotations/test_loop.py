@@ -1,4 +1,4 @@
-"""What `.iter` gives stands in for the iterable, whether it is recorded or not."""
+"""The result of `.iter` behaves like the iterable, whether it is recorded or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of nodes: arguments belong to who was given them, and nodes of one name are one."""
+"""Settings of nodes: arguments belong to their node, and equal names give the same node."""
 
 from __future__ import annotations
 

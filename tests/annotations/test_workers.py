@@ -1,4 +1,4 @@
-"""Step and epoch of what workers of a DataLoader record."""
+"""Step and epoch of spans recorded by DataLoader workers."""
 
 from __future__ import annotations
 

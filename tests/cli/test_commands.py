@@ -85,7 +85,7 @@ def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None
     [
         (("show", "nothing"), "No runs in runs/."),
         (("show", "no/such/folder"), "there is no run folder 'no/such/folder'"),
-        (("export", "--to", "excel"), "--to is 'excel': write one of parquet, csv, jsonl, chrome"),
+        (("export", "--to", "excel"), "--to must be one of parquet, csv, jsonl, chrome"),
     ],
 )
 def test_mistakes_are_one_clear_line(
@@ -154,7 +154,7 @@ def test_recover_collects_an_abandoned_spool(tmp_path: Path) -> None:
     assert run.events().collect()["name"].to_list() == ["ready"]
     assert run.open_spans().sort("depth").collect()["name"].to_list() == ["epoch", "all-reduce"]
     assert run.status == "killed"
-    assert run_stepwell("recover", cwd=tmp_path).stdout == "nothing to recover\n"
+    assert run_stepwell("recover", cwd=tmp_path).stdout == "Nothing to recover.\n"
 
 
 def test_recover_leaves_a_living_run_alone(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_recover_leaves_a_living_run_alone(tmp_path: Path) -> None:
             done = run_stepwell("recover", cwd=tmp_path)
         with run.span("after"):
             pass
-    assert "still running, left alone" in done.stdout
+    assert "still running, not changed" in done.stdout
     assert sorted(stepwell.open_run(run.path).spans().collect()["name"]) == ["after", "before"]
 
 
@@ -200,7 +200,7 @@ def test_recover_leaves_a_run_on_another_machine_alone(tmp_path: Path) -> None:
         done = run_stepwell("recover", cwd=tmp_path)
         with run.span("after"):
             pass
-    assert "still running, left alone" in done.stdout
+    assert "still running, not changed" in done.stdout
     assert sorted(stepwell.open_run(run.path).spans().collect()["name"]) == ["after", "before"]
 
 

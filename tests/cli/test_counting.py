@@ -13,7 +13,7 @@ import stepwell
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.overview import overview
 from stepwell.analysis.report import report
-from stepwell.cli.drawing import wrapped
+from stepwell.cli.terminal import wrapped
 from stepwell.testing import FakeClock
 from tests.harness import run_script, run_stepwell
 
@@ -110,7 +110,7 @@ def test_what_it_was_killed_inside_of(killed: Path) -> None:
     assert (rank.status, rank.inside) == ("killed", ("training_loop", "train step", "all_reduce"))
     shown = run_stepwell("watch", "killed", "--once", cwd=killed.parent.parent).stdout
     assert (
-        "inside of, when it ended\nrank 0 (killed)  training_loop › train step › all_reduce"
+        "open spans when it ended\nrank 0 (killed)  training_loop › train step › all_reduce"
         in shown
     )
     (line,) = overview(run).open

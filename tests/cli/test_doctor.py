@@ -14,12 +14,16 @@ import pytest
 
 from stepwell import Run, open_run
 from stepwell.cli.doctor import examine, show_checks
-from stepwell.cli.doctor.backends import check_address, check_backends
 from stepwell.cli.doctor.check import Check
-from stepwell.cli.doctor.folder import check_folder
-from stepwell.cli.doctor.installation import check_installation
-from stepwell.cli.doctor.machine import check_clock, check_limit, check_machine
-from stepwell.cli.doctor.recorded import check_run
+from stepwell.cli.doctor.environment import (
+    check_address,
+    check_backends,
+    check_clock,
+    check_installation,
+    check_limit,
+    check_machine,
+)
+from stepwell.cli.doctor.storage import check_folder, check_run
 from tests.durability.helpers import Child, only_run
 from tests.harness import CLI, environment, run_script
 from tests.harness.programs import free_port

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer.main
 
-from stepwell.cli.main import app
+from stepwell.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -19,9 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 
 import stepwell
-from stepwell.exporters.otlp_export import export_otlp
-from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
-from stepwell.telemetry.forwarding import forward
+from stepwell.exporters.otlp.file import export_otlp
+from stepwell.telemetry.exporter import ExportCustomizationMode, ExportFilter
+from stepwell.telemetry.forward import forward
 from tests.exporters.otlp_receiver import Receiver, Span, decode
 from tests.harness import CLI, environment, run_stepwell
 
@@ -164,10 +164,10 @@ def test_traces_have_all_spans(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--to", "otlp", "--steps", "1:2"), "--steps is for --to chrome or dftracer"),
-        (("--to", "csv", "--ranks", "0"), "--ranks is for traces"),
-        (("--to", "otlp", "-o", "x.json"), "end the name in .jsonl or .jsonl.gz"),
-        (("--to", "excel"), "write one of parquet, csv, jsonl, chrome, dftracer, otlp"),
+        (("--to", "otlp", "--steps", "1:2"), "--steps needs --to chrome or dftracer"),
+        (("--to", "csv", "--ranks", "0"), "--ranks needs a trace"),
+        (("--to", "otlp", "-o", "x.json"), "-o must end in .jsonl or .jsonl.gz"),
+        (("--to", "excel"), "--to must be one of parquet, csv, jsonl, chrome, dftracer, otlp, got"),
     ],
 )
 def test_what_does_not_go_together(run: Path, tmp_path: Path, words: Any, message: str) -> None:
@@ -199,7 +199,7 @@ def test_bash_completes_commands_options_and_runs(
         _stepwell_completion stepwell; echo "${COMPREPLY[*]}"
     }
     ask stepwell qu; ask stepwell show ""; ask stepwell query '"SELECT 1"' t
-    ask stepwell gc --larg; ask stepwell show --dir nowhere ""
+    ask stepwell gc --larg; ask stepwell show --dir nowhere ""; ask stepwell ls ru
     """
     path = f"{stepwell_on_path}:{environment()['PATH']}"
     done = subprocess.run(
@@ -211,5 +211,5 @@ def test_bash_completes_commands_options_and_runs(
         timeout=120,
         check=True,
     )
-    assert done.stdout.splitlines() == ["query", "t", "t", "--larger-than", ""]
+    assert done.stdout.splitlines() == ["query", "t", "t", "--larger-than", "", "runs"]
     assert done.stderr == ""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import stepwell
-from stepwell.journal.errors import StepwellError
-from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
-from stepwell.telemetry.forwarding import NotTaken, forward
+from stepwell._core.errors import StepwellError
+from stepwell.telemetry.exporter import ExportCustomizationMode, ExportFilter
+from stepwell.telemetry.forward import NotTaken, forward
 from tests.exporters.otlp_receiver import Receiver
 from tests.harness import run_stepwell
 
@@ -35,7 +35,7 @@ def test_to_a_file(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (process,) = [p.name for p in path.glob("rank-*")]
     assert done.stdout == (
-        f"{process}: 4 spans, 1 events\n{path.name}: 4 spans of 1 process sent to file\n"
+        f"{process}: 4 spans, 1 event\n{path.name}: 4 spans of 1 process sent to file\n"
     )
     assert sorted(spans_in(target)) == ["inner", "inner", "inner", "outer"]
 
@@ -68,10 +68,13 @@ def test_which_spans(path: Path, tmp_path: Path, words: list[str], names: set[st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "otpl"], "there is no exporter 'otpl' (did you mean 'otlp'?)"),
-        (["--option", "endpoint"], "--option 'endpoint' has no value: write --option name=value"),
+        (["--to", "otpl"], "no exporter named 'otpl' (did you mean 'otlp'?)"),
+        (
+            ["--option", "endpoint"],
+            "--option must be name=value, such as endpoint=http://localhost:4318, got 'endpoint'",
+        ),
         (["--option", "endpont=http://x"], "did you mean 'endpoint'?"),
-        (["--option", "endpoint=x"], "endpoint is 'x': write the address to post traces to"),
+        (["--option", "endpoint=x"], "endpoint must be a URL such as"),
         (["--all", "--only", "a"], "--all, --only and --skip exclude each other"),
     ],
 )
@@ -107,7 +110,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     """A folder without processes, and none at all."""
     with pytest.raises(StepwellError, match="no process has recorded in it"):
         forward(tmp_path, "otlp")
-    with pytest.raises(StepwellError, match="is no run folder"):
+    with pytest.raises(StepwellError, match="is not a run folder"):
         forward(tmp_path / "nothing", "otlp")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.retention import choose, remove
-from stepwell.journal.errors import StepwellError
 from tests.cli.cases import kill_a_run
 from tests.harness import run_script, run_stepwell
 
@@ -84,10 +84,10 @@ def test_the_list_has_sizes_and_removes_nothing(root: Path) -> None:
     assert (root / "middle").is_dir()
     done = run_stepwell("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
     assert done.returncode == 0
-    assert re.search(r"removed 1 run, 8\.\d MB; 2 stay", done.stdout)
+    assert re.search(r"Removed 1 run \(8\.\d+ MB\)\. 2 runs kept\.", done.stdout)
     assert sorted(root.rglob("*")) == rest
     again = run_stepwell("gc", "--larger-than", "4M", "--yes", cwd=root.parent)
-    assert (again.returncode, again.stdout) == (0, "nothing to remove in runs; 2 stay\n")
+    assert (again.returncode, again.stdout) == (0, "Nothing to remove in runs. 2 runs kept.\n")
 
 
 def test_a_run_that_is_running_never_goes(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_run_that_is_running_never_goes(tmp_path: Path) -> None:
         found = choose(runs, keep=0)
         assert (found.goes, found.spared) == ([], {"alive": "it is running"})
         done = run_stepwell("gc", "--keep", "0", "--yes", cwd=tmp_path)
-        assert "alive stays: it is running" in done.stdout
+        assert "alive is kept: it is running" in done.stdout
         with run.span("work"):
             pass
     (candidate,) = choose(runs, keep=0).goes
@@ -136,7 +136,7 @@ def test_what_is_no_run_and_links_are_left_alone(root: Path, tmp_path: Path) -> 
     (root / "old" / "inside").symlink_to(precious)
     done = json.loads(run_stepwell("gc", "--keep", "0", "--yes", "--json", cwd=root.parent).stdout)
     assert {run["id"] for run in done["runs"]} == {"old", "middle", "new"}
-    assert done["spared"] == {"notes": "it is no run folder", "linked": "it is a link"}
+    assert done["spared"] == {"notes": "it is not a run folder", "linked": "it is a link"}
     assert (precious / "thesis.tex").read_text() == "years"
     assert sorted(p.name for p in root.iterdir()) == ["link", "notes"]
     assert stepwell.open_run(elsewhere).status == "finished"
@@ -147,7 +147,7 @@ def test_the_spool_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
     kill_a_run(tmp_path / "runs", STEPWELL_SPOOL=str(tmp_path / "spool"))
     assert list((tmp_path / "spool").rglob("*.live"))
     done = run_stepwell("gc", "--status", "killed,failed", "--yes", cwd=tmp_path)
-    assert "removed 1 run" in done.stdout
+    assert "Removed 1 run" in done.stdout
     assert list((tmp_path / "runs").iterdir()) == []
     assert not list((tmp_path / "spool").rglob("*.live"))
 
@@ -156,7 +156,7 @@ def test_only_a_part_of_a_run(root: Path) -> None:
     """Artifacts or spans go, the rest can be read as before."""
     assert ids(root, keep=0, only="artifacts") == ["middle"]
     done = run_stepwell("gc", "--keep", "0", "--only", "artifacts", "--yes", cwd=root.parent)
-    assert "removed the artifacts of 1 run, 8.0 MB" in done.stdout
+    assert "Removed the artifacts of 1 run (8.39 MB)." in done.stdout
     run = stepwell.open_run(root / "middle")
     assert (run.spans().collect().height, run.metrics().collect().height) == (1, 1)
     assert list((root / "middle" / "artifacts").iterdir()) == []
@@ -168,7 +168,7 @@ def test_what_could_not_be_removed_gives_1(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others go, and the reason is told."""
-    from stepwell.cli.removing import Wish, clean_up
+    from stepwell.cli.maintenance import GcOptions, clean_up
 
     real = shutil.rmtree
 
@@ -178,10 +178,10 @@ def test_what_could_not_be_removed_gives_1(
         real(path, *more, **named)
 
     monkeypatch.setattr(shutil, "rmtree", fails_once)
-    assert clean_up(root, Wish(None, 1, [], None, [], None), yes=True, as_json=False) == 1
+    assert clean_up(root, GcOptions(None, 1, [], None, [], None), yes=True, as_json=False) == 1
     told = capsys.readouterr()
-    assert "removed 1 run" in told.out
-    assert "; 2 stay" in told.out
+    assert "Removed 1 run" in told.out
+    assert "2 runs kept." in told.out
     assert "Permission denied" in told.err
     assert ids(root, names=["old"]) == ["old"]
 
@@ -190,17 +190,20 @@ def test_what_could_not_be_removed_gives_1(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "say which runs: --older-than 30d"),
-        (("--yes",), "say which runs"),
-        (("--older-than", "soon"), "--older-than soon: write a time such as 30d"),
-        (("--larger-than", "big"), "--larger-than big: write a size such as 500M"),
+        ((), "give at least one filter: --older-than 30d"),
+        (("--yes",), "give at least one filter"),
+        (("--older-than", "soon"), "--older-than must be an age such as 30d"),
+        (("--larger-than", "big"), "--larger-than must be a size such as 500M"),
         (
             ("--status", "dead"),
-            "the status 'dead': write one of finished, failed, interrupted, killed",
+            "status must be 'finished', 'failed', 'interrupted', 'killed' or 'empty', got 'dead'",
         ),
-        (("--status", "running"), "a run that is running never goes"),
-        (("--keep", "1", "--only", "metrics"), "only 'metrics': write one of artifacts, spans"),
-        (("--keep", "-1"), "keep -1"),
+        (("--status", "running"), "running runs are never removed"),
+        (
+            ("--keep", "1", "--only", "metrics"),
+            "only must be 'artifacts' or 'spans', got 'metrics'",
+        ),
+        (("--keep", "-1"), "keep must be a whole number of at least 0, got -1"),
     ],
 )
 def test_mistakes_remove_nothing(root: Path, words: tuple[str, ...], message: str) -> None:
@@ -249,7 +252,7 @@ def test_what_a_tracker_never_got_stays(tmp_path: Path) -> None:
     done = run_stepwell("gc", "--status", "finished", "--yes", cwd=tmp_path)
     assert done.returncode == 0
     words = " ".join(done.stdout.split())
-    assert "stays: tensorboard never got all of it" in words
+    assert "is kept: part of it was not delivered to tensorboard" in words
     assert "stepwell forward logged --to tensorboard" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert folder.is_dir()
@@ -263,7 +266,7 @@ def test_what_an_exporter_gave_up_stays(root: Path) -> None:
     (folder / "export-otlp.undelivered.json").write_text(json.dumps({"exporter": "otlp"}))
     found = choose(root, older_than_s=50 * DAY)
     assert [run.id for run in found.goes] == []
-    assert found.spared["old"].startswith("otlp never got all of it")
+    assert found.spared["old"].startswith("part of it was not delivered to otlp")
     assert ids(root, older_than_s=50 * DAY, only="spans") == []
     assert ids(root, older_than_s=50 * DAY, undelivered=True) == ["old"]
     words = ("gc", "--older-than", "50d", "--undelivered", "--yes", "--dir", str(root))

@@ -181,4 +181,4 @@ def test_wrong_options(folder: Path, options: list[str], words: str) -> None:
 def test_nothing_matches(folder: Path) -> None:
     """That is no error."""
     done = run_stepwell("ls", "--tag", "none", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "no such runs in runs\n")
+    assert (done.returncode, done.stdout) == (0, "No matching runs in runs.\n")

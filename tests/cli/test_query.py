@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.query import query
-from stepwell.journal.errors import StepwellError
 from tests.cli.terminal import in_terminal
 from tests.harness import run_stepwell
 
@@ -136,7 +136,7 @@ def test_runs_are_chosen_by_name_by_number_or_all(runs: Path) -> None:
     assert asked("--last", "1") == ["two"]
     assert asked("--all") == ["one", "two"]
     refused = run_stepwell("query", sql, "one", "--all", cwd=runs.parent)
-    assert (refused.returncode, "one of the three" in refused.stderr) == (2, True)
+    assert (refused.returncode, "exclude each other" in refused.stderr) == (2, True)
 
 
 def test_what_is_shown_is_capped_and_says_so(runs: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_is_shown_is_capped_and_says_so(runs: Path) -> None:
         "   0     10",
         "   1      9",
         "   2      8",
-        "7 more rows: --rows 10, --csv or -o FILE",
+        "7 more rows: use --rows 10, --csv or -o FILE",
     ]
 
 
@@ -176,7 +176,7 @@ def test_csv_and_files_hold_everything(runs: Path) -> None:
 def test_nothing_found_is_said(runs: Path) -> None:
     """An empty table is no mistake."""
     done = run_stepwell("query", "SELECT name FROM spans WHERE step > 99", cwd=runs.parent)
-    assert (done.returncode, done.stdout) == (0, "name\nno rows\n")
+    assert (done.returncode, done.stdout) == (0, "name\nNo rows.\n")
     done = run_stepwell(
         "query", "SELECT name FROM spans WHERE step > 99", "--json", cwd=runs.parent
     )

@@ -168,9 +168,9 @@ def test_ls_and_gc_go_on_beside_a_run_of_the_next_format(place: Place) -> None:
 def test_places_that_are_no_folder_of_runs(place: Place) -> None:
     """A file, an empty folder, and none."""
     done = run_stepwell("ls", "--dir", "empty", cwd=place.path)
-    assert (done.returncode, done.stdout.startswith("no runs in empty")) == (0, True)
+    assert (done.returncode, done.stdout.startswith("No runs in empty.")) == (0, True)
     done = run_stepwell("ls", "--dir", "nowhere", cwd=place.path)
-    assert (done.returncode, done.stdout.startswith("there is no folder nowhere")) == (0, True)
+    assert (done.returncode, done.stderr.startswith("stepwell: No folder nowhere.")) == (2, True)
     done = run_stepwell("show", "./trace.json", cwd=place.path)
     assert (done.returncode, "no run folder 'trace.json'" in done.stderr) == (2, True)
     done = run_stepwell("show", "./empty", cwd=place.path)
@@ -205,7 +205,7 @@ def test_what_takes_long_shows_how_far_it_is(
     name: str, words: str, place: Place, tmp_path: Path
 ) -> None:
     """In a terminal, here with no patience at all; it is gone when the answer is there."""
-    code = CLI.replace("main()", "import stepwell.cli.waiting as w; w.PATIENCE = 0; main()")
+    code = CLI.replace("main()", "import stepwell.cli.progress as w; w.PATIENCE = 0; main()")
     shown = in_terminal(*own(name, COMMANDS[name], tmp_path), cwd=place.path, code=code)
     assert shown.code == 0, shown.text
     # Drawn, and wiped away: the cursor goes up or the line is erased.

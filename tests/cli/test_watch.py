@@ -13,8 +13,8 @@ import pytest
 
 import stepwell
 from stepwell.analysis.live import LiveRun
-from stepwell.analysis.live.phases import PhaseClock
-from stepwell.analysis.live.recent import MOST_SPANS, RecentSpans
+from stepwell.analysis.live.phase_clock import PhaseClock
+from stepwell.analysis.live.rank import MOST_SPANS, RecentSpans
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.journal.records import SpanRecord
 from stepwell.testing import FakeClock
@@ -99,7 +99,7 @@ def test_in_a_terminal_it_ends_with_the_run(job: Path, code: int) -> None:
     assert shown.code == code
     assert shown.widest <= 80
     assert "of 400" in shown.text
-    assert "inside of" in shown.text
+    assert "open spans" in shown.text
     last = shown.text.rpartition("job  ")[2]
     assert last.startswith("finished" if code == 0 else "failed")
     assert ("ValueError: no more" in last) == bool(code)
@@ -108,7 +108,7 @@ def test_in_a_terminal_it_ends_with_the_run(job: Path, code: int) -> None:
 
 def test_ctrl_c_is_quiet(job: Path) -> None:
     """No traceback, no word; the job goes on."""
-    shown = in_terminal("watch", cwd=job, until=lambda text: "inside of" in text)
+    shown = in_terminal("watch", cwd=job, until=lambda text: "open spans" in text)
     assert shown.code == 130
     assert "Traceback" not in shown.text
     assert "Abort" not in shown.text
@@ -145,7 +145,10 @@ def test_once(job: Path) -> None:
     assert done.stdout.startswith("job  running for")
     assert "train/loss" in done.stdout
     refused = run_stepwell("watch", "--interval", "0", cwd=job)
-    assert (refused.returncode, "from 0.1 to 3600" in refused.stderr) == (2, True)
+    assert (
+        refused.returncode,
+        "--interval must be 0.1 to 3600 seconds, got 0" in refused.stderr,
+    ) == (2, True)
 
 
 def test_a_run_is_preferred_that_runs(job: Path) -> None:

@@ -311,7 +311,7 @@ def test_updates_inside_calls(recorded: Run) -> None:
     outer()
     outer()
     asyncio.run(main())
-    with pytest.raises(StepwellError, match="write a dict such as"):
+    with pytest.raises(StepwellError, match="args must be a dict such as"):
         dlp.update(args=[1])  # type: ignore[arg-type]
     spans = finished(recorded)
     every = {"epoch": 3, "step": 4, "size": 7}
@@ -399,7 +399,9 @@ def test_events_by_explicit_calls(recorded: Run) -> None:
 @pytest.mark.parametrize(("start", "duration"), [(0, 5), ("soon", 5), (1.7e15, -1), (1e300, 1)])
 def test_times_that_make_no_sense(recorded: Run, start: Any, duration: Any) -> None:
     """The error says what to write instead; outside of tests it is a warning."""
-    with pytest.raises(StepwellError, match=r"microseconds since the epoch, as get_time\(\)"):
+    with pytest.raises(
+        StepwellError, match=r"must be microseconds, start_time as returned by get_time\(\)"
+    ):
         dftracer.get_instance().log_event("name", "cat", start, duration)
 
 

@@ -15,9 +15,11 @@ from tests.loggers.logged import Own
 
 def test_the_loggers_are_ours() -> None:
     for name in itwinai.__all__:
-        if hasattr(loggers, name):
+        if hasattr(loggers, name) and name != "TensorBoardLogger":
             assert getattr(itwinai, name) is getattr(loggers, name)
     assert itwinai.Prov4ML is loggers.Prov4MLLogger
+    assert itwinai.TensorBoardLogger().framework == "pytorch"
+    assert isinstance(itwinai.TensorBoardLogger(framework="tensorflow"), loggers.TensorBoardLogger)
     assert itwinai.MLFlowLogger().experiment_name == itwinai.BASE_EXP_NAME
 
 

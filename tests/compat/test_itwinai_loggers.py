@@ -159,7 +159,7 @@ def test_workers_are_set_later() -> None:
     logger.log_on_workers = [0, 1]
     logger.log(1.0, "second")
     assert [line[0] for line in logger.lines] == ["created", "second"]
-    with pytest.raises(ValueError, match="log_on_workers is 'all'"):
+    with pytest.raises(ValueError, match=r"log_on_workers must be .*, got 'all'"):
         logger.log_on_workers = "all"
 
 
@@ -189,13 +189,13 @@ def test_whatever_logs_is_a_log_mixin() -> None:
 
 def test_errors_are_those_that_programs_catch(tmp_path: Path) -> None:
     """A wrong value is a ValueError, a call in the wrong state a RuntimeError."""
-    with pytest.raises(ValueError, match="log_freq is 0"):
+    with pytest.raises(ValueError, match=r"log_freq must be .*, got 0"):
         MLFlowLogger(savedir=tmp_path, log_freq=0)
-    with pytest.raises(ValueError, match="framework is 'jax'"):
+    with pytest.raises(ValueError, match=r"framework must be .*, got 'jax'"):
         TensorBoardLogger(savedir=tmp_path, framework="jax")  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="comes before its context"):
+    with pytest.raises(RuntimeError, match="needs a context"):
         Own().log(1.0, "loss")
-    with pytest.raises(RuntimeError, match="comes before its context"):
+    with pytest.raises(RuntimeError, match="needs a context"):
         Own().save_hyperparameters({})
     assert issubclass(StepwellError, ValueError)
     assert issubclass(StepwellError, RuntimeError)

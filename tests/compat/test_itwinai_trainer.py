@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import stepwell
 from stepwell import StepwellError
+from stepwell._core import errors
 from stepwell.compat.itwinai import (
     DeepSpeedStrategy,
     Logger,
@@ -23,7 +24,6 @@ from stepwell.compat.itwinai import (
     TorchTrainer,
     TrainingConfiguration,
 )
-from stepwell.journal import errors
 from tests.harness import environment, run_ranks
 from tests.loggers.logged import Own, items, metrics
 
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_several_processes_wrote_is_read(
     trainer = TorchTrainer(SMALL, 1, net(), from_checkpoint=folder)
     *_, resumed = trainer.execute(digits())
     assert weights(resumed) == weights(model)
-    assert "has all 1 epochs: write a larger number" in caplog.text
+    assert "has all 1 epochs already. To continue, use a larger number of epochs" in caplog.text
     trainer = TorchTrainer(SMALL, 2, net(), from_checkpoint=folder)
     trainer.execute(digits())
     assert (trainer.current_epoch, trainer.train_glob_step) == (1, 2 * BATCHES)
@@ -500,7 +500,9 @@ def test_strategies_that_are_not_available(name: str, monkeypatch: pytest.Monkey
     assert isinstance(TorchTrainer(SMALL, strategy=name).strategy, NonDistributedStrategy)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=rf'"{name}", which cannot .*: write "ddp"'):
+    with pytest.raises(
+        ValueError, match=rf'"{name}" is not supported with several processes: use strategy="ddp"'
+    ):
         TorchTrainer(SMALL, strategy=name)
     assert isinstance(TorchTrainer(SMALL, strategy="ddp").strategy, TorchDDPStrategy)
     assert isinstance(TorchTrainer(SMALL, strategy=None).strategy, NonDistributedStrategy)

@@ -13,17 +13,21 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
+from stepwell._core import errors  # noqa: E402
+from stepwell._core.errors import StepwellError  # noqa: E402
 from stepwell.diagnostics import (  # noqa: E402
     TelemetryConfig,
     TrainingTelemetry,
-    collecting,
+    collector,
     families,
     family,
     remove_family,
 )
-from stepwell.diagnostics.families import BUILT_IN, Family, _families  # noqa: E402
-from stepwell.journal import errors  # noqa: E402
-from stepwell.journal.errors import StepwellError  # noqa: E402
+from stepwell.diagnostics.families import (  # noqa: E402
+    BUILT_IN,
+    MetricFamily,
+    _families,
+)
 from tests.diagnostics.siamese import Siamese, pairs, records, train, two_rates  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -56,7 +60,7 @@ def _collected(batches: int = 2, **options: Any) -> list[dict[str, Any]]:
 
 def test_all_of_ours_are_there() -> None:
     """In the order of the fields; each has a switch."""
-    assert collecting.families is families
+    assert collector.families is families
     assert tuple(it.name for it in families()) == BUILT_IN
     assert all(it.switch in TelemetryConfig.__annotations__ for it in families())
 
@@ -146,10 +150,10 @@ def test_names_that_are_taken() -> None:
     assert _collected()[0]["mine"] == 2
     with pytest.raises(StepwellError, match="already"):
         family("mine")(lambda context: 3)
-    with pytest.raises(StepwellError, match="no field"):
+    with pytest.raises(StepwellError, match="must be a field"):
         family("other", switch="track_others")(lambda context: 3)
     remove_family("mine")
-    with pytest.raises(StepwellError, match="there is no family"):
+    with pytest.raises(StepwellError, match="no family"):
         remove_family("mine")
 
 
@@ -165,7 +169,7 @@ def test_a_fault_is_one_warning_and_a_missing_field(
     def broken(context: Any) -> Any:
         raise error
 
-    _families[name] = Family(name, broken, there.switch, there.metrics)
+    _families[name] = MetricFamily(name, broken, there.switch, there.metrics)
     with caplog.at_level(logging.WARNING, logger="stepwell"):
         found = _collected(3, **EVERYTHING)
     assert len(found) == 3

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from stepwell._core.errors import StepwellError
 from stepwell.diagnostics.gradients import Gradients
 from stepwell.diagnostics.norms import fetch
-from stepwell.journal.errors import StepwellError
 from tests.diagnostics.models import KINDS, Bag, Block, gradient_norm64, loss_of, made, mlp, norm64
 
 pytestmark = pytest.mark.torch
@@ -396,7 +396,7 @@ def test_what_is_no_optimizer_is_said() -> None:
 
         def step(self) -> None: ...
 
-    with pytest.raises(StepwellError, match=r"no torch.optim.Optimizer"):
+    with pytest.raises(StepwellError, match=r"must be a torch\.optim\.Optimizer"):
         Gradients(made(mlp), Own()).take_next()
 
 

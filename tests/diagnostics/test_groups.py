@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
+from stepwell._core.errors import StepwellError, counts
 from stepwell.diagnostics.groups import grouped
-from stepwell.journal.errors import StepwellError, counts
 from tests.diagnostics.models import Block, made, mlp
 
 pytestmark = pytest.mark.torch
@@ -95,10 +95,10 @@ def test_a_function_says_where_a_parameter_belongs() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("layer", "group rule"),
+        ("layer", "groups must be"),
         ({"head": "*head"}, "regular expression"),
-        ({"overall": "head"}, "taken"),
-        (lambda name, one: 3, "str or None"),
+        ({"overall": "head"}, "reserved"),
+        (lambda name, one: 3, "text or None"),
         ("param_groups", "needs the optimizer"),
     ],
 )

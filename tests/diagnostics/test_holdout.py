@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 
 from stepwell.diagnostics.config import TelemetryConfig  # noqa: E402
 from stepwell.diagnostics.holdout import MAX_LOGITS, evaluate, keep_first  # noqa: E402
-from stepwell.diagnostics.no_trace import no_trace  # noqa: E402
+from stepwell.diagnostics.isolation import isolated_eval  # noqa: E402
 from tests.diagnostics.siamese import Siamese, pairs  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -131,7 +131,7 @@ def test_autocast_is_as_around_the_call() -> None:
 def test_it_is_evaluation_without_gradients() -> None:
     """Dropout is off in there, whatever modes the modules are in."""
     model = nn.Sequential(nn.Dropout(0.9))
-    with no_trace(model, CPU):
+    with isolated_eval(model, CPU):
         assert not torch.is_grad_enabled()
         assert torch.equal(model(torch.ones(9)), torch.ones(9))
     assert model.training
@@ -269,7 +269,7 @@ def test_very_many_logits_are_left_out() -> None:
 )
 def test_what_does_not_fit_is_said(output: Any, labels: Any) -> None:
     """Not guessed at."""
-    with pytest.raises(ValueError, match=r"labels|returned"):
+    with pytest.raises(ValueError, match=r"labels|return"):
         _evaluated(Gives(output), [(torch.zeros(2, 3), labels)])
 
 
@@ -305,12 +305,12 @@ def test_what_a_model_does_to_its_inputs_is_done_to_copies() -> None:
 
 def test_random_numbers_of_an_accelerator_of_another_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are put back too."""
-    from stepwell.diagnostics.no_trace import same_random_numbers
+    from stepwell.diagnostics.isolation import preserved_rng
 
     state = [7]
     monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.xpu, "get_rng_state_all", lambda: list(state))
     monkeypatch.setattr(torch.xpu, "set_rng_state_all", lambda given: state.__setitem__(0, *given))
-    with same_random_numbers():
+    with preserved_rng():
         state[0] = 8
     assert state == [7]

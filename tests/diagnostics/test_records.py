@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from stepwell._core.errors import StepwellError
 from stepwell.diagnostics import records, to_dataframe
-from stepwell.journal.errors import StepwellError
 
 
 def test_strict_json() -> None:
@@ -120,5 +120,5 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     with pytest.raises(StepwellError, match=r"no telemetry\.jsonl"):
         to_dataframe(tmp_path)
-    with pytest.raises(StepwellError, match="write a path"):
+    with pytest.raises(StepwellError, match="must be a path"):
         to_dataframe(7)

@@ -18,9 +18,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
+from stepwell._core import errors  # noqa: E402
+from stepwell._core.errors import StepwellError  # noqa: E402
 from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry  # noqa: E402
-from stepwell.journal import errors  # noqa: E402
-from stepwell.journal.errors import StepwellError  # noqa: E402
 from tests.diagnostics.siamese import Siamese, pairs, records, train, two_rates  # noqa: E402
 from tests.harness import environment, run_script  # noqa: E402
 
@@ -561,7 +561,10 @@ def test_an_index_that_is_none(
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1))
     for _ in range(3):
         telemetry.on_batch_end(None, None, batch_idx, 0)
-    assert len([it for it in caplog.records if "batch_idx is" in it.getMessage()]) == 1
+    assert (
+        len([it for it in caplog.records if "batch_idx must be a whole number" in it.getMessage()])
+        == 1
+    )
 
 
 def test_a_model_that_is_none(

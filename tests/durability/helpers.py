@@ -1,4 +1,4 @@
-"""Real processes to hurt: a child that does what it is told, one that runs a script, and disks."""
+"""Real processes and disks for fault injection: a child that executes commands, one that runs a script."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def attributes(frame: pl.DataFrame) -> list[Any]:
 
 def numbers(run: Any, name: str, key: str = "i") -> list[int]:
     """This attribute of the spans of a name, in the order in which they began."""
-    found = run.spans().filter(pl.col("name") == name).sort("id").collect()
-    return [entry[key] for entry in attributes(found) if entry is not None]
+    rows = run.spans().filter(pl.col("name") == name).sort("id").collect()
+    return [entry[key] for entry in attributes(rows) if entry is not None]
 
 
 def count(run: Any, name: str) -> int:
@@ -132,8 +132,8 @@ def count(run: Any, name: str) -> int:
 
 def values(run: Any, name: str) -> list[float]:
     """The values of a metric in the order of their steps."""
-    found = run.metrics().filter(pl.col("name") == name).sort("step").collect()
-    return found["value"].to_list()
+    rows = run.metrics().filter(pl.col("name") == name).sort("step").collect()
+    return rows["value"].to_list()
 
 
 def main_process(run: Any) -> dict[str, Any]:

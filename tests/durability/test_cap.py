@@ -72,7 +72,7 @@ def test_cap(tmp_path: Path, drop: str) -> None:
 
 @pytest.mark.full
 def test_cap_and_open_span(tmp_path: Path) -> None:
-    """A span that was entered before the oldest were dropped is still told, with its children."""
+    """A span that was entered before the oldest were dropped is still recorded, with its children."""
     with Child(tmp_path, STEPWELL_MAX_BYTES=str(CAP)) as child:
         child.do(TRAIN + "run = init('cap', dir='runs')\nouter = span('outer'); outer.__enter__()")
         child.do(f"train(0, {SPANS})\nouter.__exit__(None, None, None)\nrun.finish()")

@@ -63,7 +63,7 @@ def test_exit_without_finish(tmp_path: Path) -> None:
 
 
 def test_exit_inside_span(tmp_path: Path) -> None:
-    """A span that is open when the interpreter exits is told as unfinished, not as open."""
+    """A span that is open when the interpreter exits is unfinished, not open."""
     _, run = _end("run = init(); outer = span('outer'); outer.__enter__(); train()", tmp_path)
     _is_complete(run)
     (outer,) = run.spans().filter(pl.col("name") == "outer").collect().to_dicts()
@@ -73,7 +73,7 @@ def test_exit_inside_span(tmp_path: Path) -> None:
 
 
 def test_unhandled_exception(tmp_path: Path) -> None:
-    """An exception that nobody handles makes the run failed, and is named."""
+    """An unhandled exception gives the run the status failed, and is recorded."""
     done, run = _end("run = init(); train(); raise KeyError('no such batch')", tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "KeyError: 'no such batch'"
@@ -156,9 +156,9 @@ def test_exit(
 ) -> None:
     """An exit code other than 0 makes the run failed, wherever it is raised."""
     harness_run(DEEP.format(statement) + call, tmp_path)
-    about = document(tmp_path)
-    assert (about["status"], about["exit_code"]) == (status, exit_code)
-    assert (about["error"] or {}).get("message") == message
+    content = document(tmp_path)
+    assert (content["status"], content["exit_code"]) == (status, exit_code)
+    assert (content["error"] or {}).get("message") == message
 
 
 def test_an_exit_that_is_caught_is_no_end(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def document(cwd: Path) -> dict[str, Any]:
 
 
 def test_os_exit(tmp_path: Path) -> None:
-    """os._exit ends a process unseen: it is told as killed, and all is there."""
+    """After os._exit the status is killed, and all records are there."""
     done, run = _end("run = init(); train(); os._exit(3)", tmp_path)
     assert done.returncode == 3
     _is_complete(run)
@@ -263,7 +263,7 @@ def test_os_exit(tmp_path: Path) -> None:
     ),
 )
 def test_fatal_signal(tmp_path: Path, number: signal.Signals) -> None:
-    """A process that dies of a signal is told as killed, inside of what it was, and all is there."""
+    """After a fatal signal the status is killed, its spans are open, and all records are there."""
     code = f"run = init()\nwith span('outer'): train(); os.kill(os.getpid(), {int(number)})"
     done, run = _end(code, tmp_path)
     assert done.returncode == -number
@@ -316,7 +316,7 @@ except KeyboardInterrupt:
     ],
 )
 def test_an_interrupt_that_is_caught(tmp_path: Path, handler: str, status: str) -> None:
-    """Ctrl-C ends the run also where the program catches it, unless training goes on after it."""
+    """Ctrl-C ends the run even if the program catches it, unless training continues after it."""
     harness_run(CAUGHT.format(handler), tmp_path)
     assert document(tmp_path)["status"] == status
 

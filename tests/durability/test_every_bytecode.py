@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 import stepwell
-from stepwell.journal.recover import recover_process
+from stepwell.journal.recovery import recover_process
 from tests.harness import run_script
 
 SLOTS = 64
@@ -229,5 +229,5 @@ def test_a_handler_records_at_any_place_of_a_roll_over(
 def test_an_interrupt_at_any_place_of_a_roll_over_leaves_the_thread_its_lane(
     tmp_path: Path, first: int, every: int
 ) -> None:
-    """A program that catches Ctrl-C and goes on records inside the spans that were open before."""
+    """A program that catches Ctrl-C and continues records inside the spans that were open before."""
     run_everywhere(tmp_path, INTERRUPTED, first, every)

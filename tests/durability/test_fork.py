@@ -61,7 +61,7 @@ def test_fork_after_sealing(tmp_path: Path) -> None:
 
 
 def test_killed_child(tmp_path: Path) -> None:
-    """A forked child that is killed leaves all that it recorded, and what it was inside of."""
+    """A killed forked child leaves all of its records and its open spans."""
     with Child(tmp_path) as child:
         child.do(TRAIN + "run = init('fork', dir='runs')\ntrain('before', 100)")
         child.do(

@@ -61,7 +61,7 @@ def test_full_disk(disk: Path, tmp_path: Path) -> None:
         child.do("run.finish()")
         assert child.end() == 0
     assert "No space left on device" in warning
-    assert "training goes on" in warning
+    assert "Training continues" in warning
     run = only_run(disk)
     before = list(range(500))
     after = list(range(at, at + 500))

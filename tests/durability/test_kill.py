@@ -64,7 +64,7 @@ def test_kill(
         tables = Tables(run)
         verify(tables, victim.book)
         seen.append(tables.height())
-        # What is kept of a failed test is the round that failed.
+        # A failed test keeps the files of the failed round.
         shutil.rmtree(folder)
     print(f"\n{request.node.name}: {sum(seen):,} spans, {min(seen):,} to {max(seen):,} a round")
 

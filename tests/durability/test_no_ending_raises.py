@@ -132,7 +132,7 @@ def test_nothing_is_raised(tmp_path: Path, which: str) -> None:
 
 
 def test_the_exit_of_the_interpreter_needs_no_thread(tmp_path: Path) -> None:
-    """None can be started from the beginning of the run on, and nobody calls ``finish``."""
+    """No thread can be started from the start of the run on, and ``finish`` is not called."""
     code = """
         from stepwell.exporters.file import FileExporter
         from stepwell.loggers import ConsoleLogger, LoggersCollection
@@ -152,7 +152,7 @@ def test_the_exit_of_the_interpreter_needs_no_thread(tmp_path: Path) -> None:
     done = run_script(textwrap.dedent(code), tmp_path)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
-    assert "no thread can be started (can't start new thread): training goes on" in done.stdout
+    assert "Cannot start a thread (can't start new thread). Training continues" in done.stdout
     run = only_run(tmp_path / "runs")
     assert run.status == "finished"
     assert numbers(run, "item") == list(range(10))

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 import stepwell
-from stepwell.journal import system
+from stepwell._core import system
 from tests.durability.helpers import (
     Child,
     attributes,
@@ -44,7 +44,7 @@ def train(begin, count):
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
-    """A child that is told to spool."""
+    """A child with a spool."""
     with Child(tmp_path, STEPWELL_SPOOL=str(tmp_path / "spool")) as child:
         child.do(TRAIN + "run = init('spooled', dir='runs')")
         yield child
@@ -213,10 +213,10 @@ def _is_whole(run: Any, marks: list[list[int]]) -> None:
         items, metrics, leaves = (mark[number] for mark in marks)
         assert (tables.spans[f"item-{number}"]["status"] == "ok").sum() >= items
         assert (tables.spans[f"leaf-{number}"]["status"] == "ok").sum() >= leaves
-        found = tables.metrics[f"a-{number}"]["value"].to_list()
-        assert len(found) >= metrics
-        assert found == [float(i) for i in range(len(found))]
-    # One thread is inside of one of each kind at most: all others got their ends.
+        values = tables.metrics[f"a-{number}"]["value"].to_list()
+        assert len(values) >= metrics
+        assert values == [float(i) for i in range(len(values))]
+    # A thread has at most one open span of each kind: all others have ended.
     opened = run.open_spans().collect()["name"].to_list()
     assert len(opened) == len(set(opened))
 

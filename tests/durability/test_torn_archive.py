@@ -46,11 +46,11 @@ def _archive(run: Any, kind: str) -> Path:
     return path
 
 
-def _is_beginning(found: list[Any], wanted: list[Any], fraction: float) -> None:
+def _is_beginning(rows: list[Any], wanted: list[Any], fraction: float) -> None:
     """What was read is the beginning of what was written, up to about where the damage is."""
-    assert found == wanted[: len(found)]
-    assert len(found) > (fraction - 0.35) * len(wanted)
-    assert len(found) < len(wanted)
+    assert rows == wanted[: len(rows)]
+    assert len(rows) > (fraction - 0.35) * len(wanted)
+    assert len(rows) < len(wanted)
 
 
 def _read_everything(run: Any) -> None:
@@ -61,7 +61,7 @@ def _read_everything(run: Any) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fraction", [0.4, 0.7, 0.999])
 def test_truncated(run: Any, fraction: float) -> None:
-    """Of an archive cut off in the middle, what is before the cut is read."""
+    """Blocks before the end of a truncated archive are read."""
     for kind in ("spans", "metrics"):
         path = _archive(run, kind)
         data = path.read_bytes()
@@ -74,7 +74,7 @@ def test_truncated(run: Any, fraction: float) -> None:
 
 @pytest.mark.parametrize("fraction", [0.4, 0.7, 0.999])
 def test_flipped_bit(run: Any, fraction: float) -> None:
-    """Of an archive with one wrong bit, what is before it is read, and nothing wrong is told."""
+    """Blocks before a wrong bit are read, and no wrong data are returned."""
     for kind in ("spans", "metrics"):
         path = _archive(run, kind)
         data = bytearray(path.read_bytes())

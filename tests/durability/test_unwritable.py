@@ -1,4 +1,4 @@
-"""Folders that cannot be written, or vanish: training goes on, with one warning."""
+"""Folders that cannot be written, or are removed: training continues, with one warning."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ for _ in range(2):
 def _expect_one_warning(child: Child) -> None:
     (warning,) = child.do("answer = warnings")
     assert "cannot write to" in warning
-    assert "training goes on" in warning
+    assert "Training continues" in warning
 
 
 def test_path_below_file(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_no_permission(tmp_path: Path) -> None:
     place.mkdir(mode=0o755)
     try:
         with Child(tmp_path) as child:
-            # Once as root, so that all is imported: nobody may not read what root installed.
+            # Once as root, so that all is imported: the user "nobody" cannot read packages of root.
             child.do(TRAIN + "run = init('x', dir='runs')\ntrain(0, 10)\nrun.finish()")
             child.do(f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})")
             child.do(f"run = init('x', dir={str(place)!r})\ntrain(0, 1000)")

@@ -121,7 +121,7 @@ def _verify_items(tables: Tables, row: memoryview, who: str, leaves: int) -> lis
 
 
 def _verify_open(inside: list[int], ids: list[int], entered: int, leaving: int, left: int) -> None:
-    """What a thread was inside of is open; in the midst of a call it may be so or not yet."""
+    """The spans of a thread are open; during a call the innermost one may be open or not yet."""
     may = set(ids[left:])
     must = {ids[entered - 1]} if entered > max(leaving, left) else set()
     assert must <= set(inside) <= may, (inside, ids[-3:], entered, leaving, left)
@@ -153,9 +153,9 @@ def _verify_metrics(tables: Tables, row: memoryview, who: str) -> None:
 
 
 def _verify_events(tables: Tables, row: memoryview, who: str, items: list[int]) -> None:
-    found = [json.loads(a) for a in column(tables.events, f"event-{who}", "attributes")]
-    assert row[EVENT] <= len(found) <= row[EVENT] + 1
-    expected = [item_attributes(who, ITEMS_PER_EVENT * k) for k in range(len(found))]
-    assert found == expected
+    attributes = [json.loads(a) for a in column(tables.events, f"event-{who}", "attributes")]
+    assert row[EVENT] <= len(attributes) <= row[EVENT] + 1
+    expected = [item_attributes(who, ITEMS_PER_EVENT * k) for k in range(len(attributes))]
+    assert attributes == expected
     spans = column(tables.events, f"event-{who}", "span")
-    assert spans == [items[ITEMS_PER_EVENT * k] for k in range(len(found))]
+    assert spans == [items[ITEMS_PER_EVENT * k] for k in range(len(attributes))]

@@ -50,7 +50,7 @@ class Nursery:
         try:
             wait_until(lambda: all(row[ITEM_IN] for row in rows), seconds=120)
         except BaseException:
-            # It would go on for ten minutes, on all cores.
+            # It would run for ten minutes, on all cores.
             victim.kill()
             raise
         return victim

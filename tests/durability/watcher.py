@@ -75,7 +75,7 @@ def check_spans(spans: pl.DataFrame) -> None:
 
 
 def check_tree(spans: pl.DataFrame) -> None:
-    """Every parent is there as well; what is over has a duration, and all else is open."""
+    """Every parent is there; ended spans have a duration, and all others are open."""
     child = spans.filter(pl.col("parent").is_not_null())
     orphans = child.join(spans, left_on="parent", right_on="id", how="anti")
     assert orphans.is_empty(), orphans

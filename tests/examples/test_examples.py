@@ -1,4 +1,4 @@
-"""The examples run as they are, and leave what they say."""
+"""The training examples run unchanged, and their runs and exported files are complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITERATIONS = 36
 
 
 def _run(name: str, folder: Path) -> tuple[RecordedRun, pl.DataFrame, list[dict[str, Any]]]:
-    """Run an example in a folder: its run, its spans and the lines that it exported."""
+    """Run an example in a folder; return its run, its spans and the lines that it exported."""
     done = run_example(name, folder)
     assert done.stderr == ""
     run = run_of(done, folder)
@@ -31,18 +31,18 @@ def _run(name: str, folder: Path) -> tuple[RecordedRun, pl.DataFrame, list[dict[
     return run, spans, [json.loads(line) for line in lines]
 
 
-def _about(run: RecordedRun, event: str) -> list[dict[str, Any]]:
+def _attributes(run: RecordedRun, event: str) -> list[dict[str, Any]]:
     events = run.events().collect().sort("time_ns").filter(pl.col("name") == event)
     return [json.loads(text) for text in events["attributes"]]
 
 
 def _exported_spans(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The spans in an exported file by their id, as told when they ended."""
+    """Return the ended spans of an exported file by id."""
     return {line["id"]: line for line in lines if line["type"] in ("stop", "complete")}
 
 
 def test_context_managers(tmp_path: Path) -> None:
-    """The job with context managers has its whole tree in the run, and its short spans not in the file."""
+    """The run has the whole tree of spans; the exported file leaves out the short ones."""
     run, spans, lines = _run("training_context.py", tmp_path)
     assert edges(spans) == {
         ("application", None): 1,
@@ -60,14 +60,14 @@ def test_context_managers(tmp_path: Path) -> None:
         "session_tag": "example",
         "perf_tag": "two-layers",
     }
-    updates = _about(run, "training_metrics_update")
+    updates = _attributes(run, "training_metrics_update")
     assert [update["current_iteration"] for update in updates] == [9, 19, 29, 35]
     assert updates[-1]["num_train_samples"] == 32 * ITERATIONS
     assert updates[-1]["total_flops"] == 32 * ITERATIONS * 1000
     losses = run.metrics().collect().filter(pl.col("name") == "loss").sort("step")
     assert losses["step"].to_list() == list(range(ITERATIONS))
     assert updates[-1]["latest_loss"] == losses["value"][-1]
-    saves = _about(run, "save_checkpoint_success")
+    saves = _attributes(run, "save_checkpoint_success")
     assert [save["current_iteration"] for save in saves] == [12, 24, 36]
     sizes = [(tmp_path / f"checkpoint-{i}.pt").stat().st_size for i in range(3)]
     assert [save["checkpoint_size"] for save in saves] == sizes
@@ -85,7 +85,7 @@ def test_context_managers(tmp_path: Path) -> None:
 
 
 def test_callbacks(tmp_path: Path) -> None:
-    """Without on_train_end the application's end closes the loop, after its last update."""
+    """Without on_train_end the end of the application ends the loop, after a last update."""
     run, spans, lines = _run("training_callbacks.py", tmp_path)
     assert edges(spans) == {
         ("application", None): 1,
@@ -98,7 +98,7 @@ def test_callbacks(tmp_path: Path) -> None:
         for name, start, took in spans.select("name", "start_ns", "duration_ns").iter_rows()
     }
     assert ends["training_loop"] == ends["application"]
-    updates = _about(run, "training_metrics_update")
+    updates = _attributes(run, "training_metrics_update")
     assert [update["is_final"] for update in updates] == [False, False, False, True]
     assert [update["interval"] for update in updates] == [10, 10, 10, 6]
     exported = [line for line in lines if line.get("name") == "training_metrics_update"]
@@ -111,7 +111,7 @@ def test_callbacks(tmp_path: Path) -> None:
 
 
 def test_custom_spans(tmp_path: Path) -> None:
-    """Own spans, attributes and events are in the run, and what was chosen is in the file."""
+    """The run has the custom spans, attributes and events; the file has the selected spans."""
     run, spans, lines = _run("custom_spans.py", tmp_path)
     assert edges(spans) == {
         ("application", None): 1,
@@ -119,10 +119,10 @@ def test_custom_spans(tmp_path: Path) -> None:
         ("training_single_iteration", "training_loop"): 12,
         ("my_custom_span", "training_loop"): 1,
     }
-    (event,) = _about(run, "weights_measured")
-    found = {name: json.loads(text or "{}") for name, text in _columns(spans)}
-    assert found["training_loop"]["my_custom_attribute"] == "my_custom_value"
-    assert found["my_custom_span"] == {"kind": "norm", "norm": event["norm"]}
+    (event,) = _attributes(run, "weights_measured")
+    attributes = {name: json.loads(text or "{}") for name, text in _columns(spans)}
+    assert attributes["training_loop"]["my_custom_attribute"] == "my_custom_value"
+    assert attributes["my_custom_span"] == {"kind": "norm", "norm": event["norm"]}
     exported = _exported_spans(lines)
     by_name = {span["name"]: span for span in exported.values()}
     assert set(by_name) == {"training_loop", "my_custom_span"}

@@ -1,4 +1,4 @@
-"""The example of Hugging Face's libraries runs as it is, and leaves what it says."""
+"""The Hugging Face example runs unchanged and records both trainings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.full
 def test_trainer_and_accelerate_in_one_run(tmp_path: Path) -> None:
-    """8 steps of 16 samples in each of 3 epochs, by the Trainer and by a loop of one's own."""
+    """The Trainer and the Accelerate loop each make 8 steps of 16 samples in 3 epochs."""
     run = run_of(run_example("huggingface.py", tmp_path, modules=TRAINERS), tmp_path)
     spans = run.spans().collect()
     check_tree(spans)
     assert set(spans["status"]) == {"ok"}
-    found = edges(spans)
-    assert found["training_loop", "application"] == 2
-    assert found["training_single_iteration", "training_loop"] == 48
-    assert found["validation_loop", "training_loop"] == 3
-    assert found["checkpoint_save_sync", "training_loop"] == 3
+    counts = edges(spans)
+    assert counts["training_loop", "application"] == 2
+    assert counts["training_single_iteration", "training_loop"] == 48
+    assert counts["validation_loop", "training_loop"] == 3
+    assert counts["checkpoint_save_sync", "training_loop"] == 3
     metrics = run.metrics().collect()
     losses = metrics.filter(metrics["name"] == "loss")["value"].to_list()
     assert len(losses) == 48

@@ -1,4 +1,4 @@
-"""The example about loggers leaves its curves everywhere."""
+"""The loggers example delivers its curves to every backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for _name in ("torch", "mlflow", "wandb", "tensorboard", "prov"):
 pytestmark = [pytest.mark.full, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 STEPS = [0, 4, 8, 12, 16, 20, 24, 28, 32]
-"""Of three epochs with twelve batches each."""
+"""Every fourth of three epochs with twelve batches each."""
 
 
 def test_loggers(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The example of ``watch`` runs as it is."""
+"""The ``watch`` example runs unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 3 * 12
 
 
 def test_watch(tmp_path: Path) -> None:
-    """It leaves a run with all its iterations, losses and collections, and prints where."""
+    """The run has all iterations, losses and gradient norms, and its path is printed."""
     done = run_example("watch.py", tmp_path)
     assert done.stderr == ""
     run = run_of(done, tmp_path)

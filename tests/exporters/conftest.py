@@ -1,4 +1,4 @@
-"""What tests of exporters share: the MLflow server of the loggers' tests."""
+"""Fixtures of the exporter tests: the MLflow server of the logger tests."""
 
 from tests.loggers.mlflow_server import empty_database, server
 

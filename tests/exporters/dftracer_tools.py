@@ -53,5 +53,5 @@ def validated_lines(folder: Path) -> int:
 
 
 def counted_events(folder: Path) -> int:
-    """What ``dftracer_event_count`` counts: it takes every line of the new dialect, metadata too."""
+    """Return the count of ``dftracer_event_count``, which includes metadata in the new dialect."""
     return int(_run("dftracer_event_count", folder).strip().lstrip("~"))

@@ -42,8 +42,8 @@ class Receiver:
     """Listens on a free port of this machine.
 
     ``mode`` says how it behaves: ``ok``; ``overloaded`` (503); ``refusing`` (400); ``page`` (a web
-    page with status 200); ``noise`` (bytes that are no OTLP); ``moved`` (302); ``no http``;
-    ``partly`` (accepts with a count of rejected spans). It answers nobody while ``ready`` is not set.
+    page with status 200); ``noise`` (bytes that are not OTLP); ``moved`` (302); ``no http``;
+    ``partly`` (accepts with a count of rejected spans). It does not answer while ``ready`` is not set.
     """
 
     mode: str = "ok"
@@ -113,7 +113,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
+        """Ignore clients that closed the connection."""
 
 
 def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
@@ -137,11 +137,11 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
         def take(self, body: bytes) -> None:
             receiver.headers.append({k.lower(): v for k, v in self.headers.items()})
             receiver.spans.extend(decode(body))
-            told = ExportTraceServiceResponse()
+            response = ExportTraceServiceResponse()
             if receiver.mode == "partly":
-                told.partial_success.rejected_spans = 1
-                told.partial_success.error_message = "too old"
-            self.answer(200, told.SerializeToString(), "application/x-protobuf")
+                response.partial_success.rejected_spans = 1
+                response.partial_success.error_message = "too old"
+            self.answer(200, response.SerializeToString(), "application/x-protobuf")
 
         def answer(self, code: int, body: bytes, kind: str) -> None:
             self.send_response(code)

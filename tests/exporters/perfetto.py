@@ -96,11 +96,11 @@ class Perfetto:
         return [tuple(_number(value) for value in row) for row in rows]
 
     def problems(self) -> list[tuple[Any, ...]]:
-        """What it could not read, or had to guess."""
+        """Return the errors and warnings of the import."""
         return self.query("select name, value from stats where value > 0 and severity != 'info'")
 
     def screenshot(self, path: Path) -> None:
-        """What the page looks like, once it has drawn the tracks."""
+        """Return a screenshot of the page with the tracks."""
         self.page.wait_for_timeout(2000)
         self.page.keyboard.press("Escape")
         self.page.wait_for_timeout(1000)

@@ -1,4 +1,4 @@
-"""Training programs as processes of their own, told what to do a piece at a time."""
+"""Training programs in separate processes, which execute code that the test sends them."""
 
 from __future__ import annotations
 

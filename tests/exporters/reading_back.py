@@ -1,4 +1,4 @@
-"""What a run's tables say its exporters should have been given, and what a file exporter wrote."""
+"""The records that exporters should get, from a run's tables, and those that a file exporter wrote."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ import pytest
 import stepwell
 from stepwell import StepwellError, ai, open_run
 from stepwell.exporters import export_chrome
-from stepwell.exporters.trace_json import base_of, micros, parse_ranks, parse_steps
+from stepwell.exporters.trace.fields import format_micros, parse_ranks, parse_steps, time_base
 from stepwell.testing import FakeClock
 from tests.cli.cases import kill_a_run
 from tests.exporters.reading_back import _parse_strictly
 from tests.harness import run_stepwell
 from tests.processes.programs import execute, only_run, write_program
 
-BEGIN_US = (1_700_000_000_000_000_000 - base_of(1_700_000_000_000_000_000)) / 1000
+BEGIN_US = (1_700_000_000_000_000_000 - time_base(1_700_000_000_000_000_000)) / 1000
 """When the fake clock begins, as a trace counts."""
 
 
@@ -34,7 +34,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def drawn(path: Path) -> list[dict[str, Any]]:
-    """What is to be seen, without what Python's garbage collector did meanwhile."""
+    """Return the drawn events, without those of Python's garbage collector."""
     return [e for e in events_of(path) if e["ph"] != "M" and e["name"] != "gc"]
 
 
@@ -62,7 +62,7 @@ def test_a_small_run_word_for_word(tmp_path: Path) -> None:
     trace = json.loads(_export(run, tmp_path).read_text())
     assert trace["displayTimeUnit"] == "ns"
     assert trace["otherData"]["run"] == run.id
-    assert trace["otherData"]["base_ns"] == str(base_of(1_700_000_000_000_000_000))
+    assert trace["otherData"]["base_ns"] == str(time_base(1_700_000_000_000_000_000))
     named = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     assert [
         (e["name"], e["pid"], e["tid"], *e["args"].values())
@@ -189,7 +189,7 @@ def test_values_that_json_has_no_word_for(recorded: stepwell.Run, tmp_path: Path
 
 
 def test_tasks_that_overlap_are_drawn_apart(recorded: stepwell.Run, tmp_path: Path) -> None:
-    """Tasks of one thread get a line each; what is inside of one of them is on its line."""
+    """Tasks of one thread get a line each, and nested spans are on the line of their task."""
 
     async def task(number: int) -> None:
         with stepwell.span("task", number=number):
@@ -223,7 +223,7 @@ def test_tasks_that_overlap_are_drawn_apart(recorded: stepwell.Run, tmp_path: Pa
 
 
 def assert_nothing_overlaps(events: list[dict[str, Any]]) -> None:
-    """On every line each span is inside of another one, or apart from it."""
+    """Two spans of a line are nested or do not overlap."""
     lines: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:
         if event["ph"] == "X":
@@ -265,11 +265,11 @@ def test_many_threads_and_segments(recorded: stepwell.Run, tmp_path: Path) -> No
 
 
 def test_a_killed_run(tmp_path: Path) -> None:
-    """What was open has a begin and no end; all else is there."""
+    """Open spans have a begin and no end; everything else is complete."""
     kill_a_run(tmp_path / "runs")
     done = run_stepwell("export", "--to", "chrome", "-o", "t.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "t.json\n102 spans, 1 events, 100 values in 1 file\n"
+    assert done.stdout == "t.json\n102 spans, 1 event, 100 values in 1 file\n"
     found = drawn(tmp_path / "t.json")
     opened = [(e["name"], e["args"]) for e in found if e["ph"] == "B"]
     assert opened == [("epoch", {"status": "open"}), ("all-reduce", {"step": 99, "status": "open"})]
@@ -318,7 +318,7 @@ def test_ranks_and_workers_have_names(tmp_path: Path) -> None:
     assert {e["pid"] for e in events_of(tmp_path / "one.json")} == {4, 5, 6}
     names = [event["name"] for event in drawn(tmp_path / "one.json")]
     assert (names.count("train"), names.count("item")) == (4, 8)
-    with pytest.raises(StepwellError, match="none of these ranks: it has 0, 1"):
+    with pytest.raises(StepwellError, match="none of these ranks, only 0, 1"):
         export_chrome(run, tmp_path / "none.json", ranks=[7])
     assert not (tmp_path / "none.json").exists()
 
@@ -344,13 +344,13 @@ def test_ranks(text: str | None, ranks: list[int] | None) -> None:
 
 @pytest.mark.parametrize("text", ["x", "1-2", "5:5", "9:3", "-1:3", "1:2:3"])
 def test_steps_that_are_none(text: str) -> None:
-    with pytest.raises(StepwellError, match="--steps is"):
+    with pytest.raises(StepwellError, match="--steps must"):
         parse_steps(text)
 
 
 @pytest.mark.parametrize("text", ["x", "3-1", "1:2", "-4", "1,", "0-99999999999"])
 def test_ranks_that_are_none(text: str) -> None:
-    with pytest.raises(StepwellError, match="--ranks is"):
+    with pytest.raises(StepwellError, match="--ranks must"):
         parse_ranks(text)
 
 
@@ -359,18 +359,18 @@ def test_ranks_that_are_none(text: str) -> None:
     [(0, "0"), (1, "0.001"), (1000, "1"), (1_234_567, "1234.567"), (-1500, "-1.500")],
 )
 def test_microseconds(nanoseconds: int, text: str) -> None:
-    assert micros(nanoseconds) == text
+    assert format_micros(nanoseconds) == text
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--to", "chrome", "-o", "t.txt"), "-o is 't.txt': end the name in .json or .json.gz"),
-        (("--to", "chrome", "--dialect", "old"), "--dialect is for --to dftracer"),
-        (("--to", "dftracer", "--dialect", "x"), "dialect is 'x': write one of new, old"),
-        (("--to", "csv", "--steps", "1"), "--steps is for --to chrome or dftracer"),
-        (("--to", "chrome", "--steps", "7:9"), "there are no spans in steps 7:9"),
+        (("--to", "chrome", "-o", "t.txt"), "-o must end in .json or .json.gz, got 't.txt'"),
+        (("--to", "chrome", "--dialect", "old"), "--dialect needs --to dftracer"),
+        (("--to", "dftracer", "--dialect", "x"), "dialect must be 'new' or 'old', got 'x'"),
+        (("--to", "csv", "--steps", "1"), "--steps needs --to chrome or dftracer"),
+        (("--to", "chrome", "--steps", "7:9"), "no spans in steps 7:9"),
     ],
 )
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 import stepwell
 from stepwell import Run, StepwellError
 from stepwell.exporters import ChromeExporter, EventRecord, Source, SpanRecord
-from stepwell.exporters.trace_json import base_of, micros
-from stepwell.telemetry.exporter_loading import load_exporters
+from stepwell.exporters.trace.fields import format_micros, time_base
+from stepwell.telemetry.exporter_config import load_exporters
 from tests.exporters.reading_back import recorded_spans, train
 
 START = 1_700_000_000_000_000_000
@@ -38,7 +38,7 @@ def ended(id: int, parent: int | None, start: int, end: int, **attributes: Any) 
 
 def ns(event: dict[str, Any]) -> int:
     """The time of an event, in nanoseconds from START on."""
-    return round(event["ts"] * 1000) - (START - base_of(START))
+    return round(event["ts"] * 1000) - (START - time_base(START))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def test_the_events_word_for_word(tmp_path: Path) -> None:
     exporter.export([event, ended(1, None, 0, 5000, a=1, b=2)])
     exporter.close()
     where = '"pid":7,"tid":1,"ts":'
-    at = [micros(START - base_of(START) + time) for time in (0, 1001, 3000, 5000)]
+    at = [format_micros(START - time_base(START) + time) for time in (0, 1001, 3000, 5000)]
     assert (tmp_path / "t.json").read_text().splitlines() == [
         "[",
         '{"ph":"M","name":"process_name","pid":7,"tid":0,"args":{"name":"rank 0"}},',
@@ -78,7 +78,7 @@ def test_the_events_word_for_word(tmp_path: Path) -> None:
 
 
 def test_a_span_that_outlives_the_one_around(tmp_path: Path) -> None:
-    """It ends where that ends, and goes on on another line: no viewer could draw it otherwise."""
+    """It ends with its parent and continues on another line: viewers could not draw it otherwise."""
     exporter = opened(tmp_path / "t.json")
     exporter.export([begun(1, None, 0), begun(2, 1, 10), begun(3, 2, 20)])
     exporter.export([ended(1, None, 0, 50)])
@@ -166,7 +166,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.Mon
             return write(fd, data[:size])
         return write(fd, data)
 
-    monkeypatch.setattr("stepwell.exporters.trace_live.os.write", full)
+    monkeypatch.setattr("stepwell.exporters.trace.file.os.write", full)
     batch = [begun(1, None, 0), ended(1, None, 0, 9)]
     with pytest.raises(OSError, match="full"):
         exporter.export(batch)
@@ -178,7 +178,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("path", ["t.txt", "", 5, "t"])
 def test_a_path_that_is_none(path: Any) -> None:
-    with pytest.raises(StepwellError, match="file_path is"):
+    with pytest.raises(StepwellError, match="file_path must"):
         ChromeExporter(file_path=path)
 
 

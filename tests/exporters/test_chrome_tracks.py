@@ -1,4 +1,4 @@
-"""Spans of one thread on lines, where each stands inside of its parent and of nothing else."""
+"""Spans of one thread on lines, where each is nested in its parent only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.exporters.trace_tracks import FOREVER, Tracks
+from stepwell.exporters.trace.tracks import FOREVER, Tracks
 
 Placed = tuple[int, int | None, int, int | None]
 """id, parent, start, end"""
@@ -21,16 +21,16 @@ def lines(*spans: Placed) -> list[int]:
     ("spans", "expected"),
     [
         ([(1, None, 0, 9), (2, 1, 1, 5), (3, 2, 2, 3), (4, 1, 5, 9), (5, None, 9, 12)], [0] * 5),
-        # Tasks: each overlaps with the one before, all of them are inside of the first span.
+        # Tasks: each overlaps with the one before, all of them are nested in the first span.
         ([(1, None, 0, 20), (2, 1, 1, 10), (3, 1, 2, 12), (4, 1, 3, 9)], [0, 0, 1, 2]),
-        # What is inside of a task stays with it, and a line is used again once it is free.
+        # Nested spans stay on the line of their task, and a line is used again once it is free.
         ([(1, None, 0, 9), (2, None, 1, 8), (3, 1, 2, 3), (4, 2, 2, 3)], [0, 1, 0, 1]),
         ([(1, None, 0, 9), (2, None, 1, 8), (3, None, 8, 20)], [0, 1, 1]),
-        # In time it is inside of the first, but nobody entered it there.
+        # By time it is nested in the first span, but that is not its parent.
         ([(1, None, 0, 9), (2, None, 3, 5)], [0, 1]),
         # It outlives the span that it began in.
         ([(1, None, 0, 5), (2, 1, 1, 7), (3, None, 7, 8)], [0, 1, 0]),
-        # What is open goes on forever.
+        # Open spans have no end.
         ([(1, None, 0, None), (2, 1, 1, None), (3, 2, 1, 2), (4, None, 5, 6)], [0, 0, 0, 1]),
         # Spans of no length: a parent, its child, and a sibling at the same instant.
         ([(1, None, 3, 3), (2, 1, 3, 3), (3, None, 3, 4)], [0, 0, 0]),
@@ -77,7 +77,7 @@ def test_nothing_overlaps_or_stands_in_a_stranger(
 
 
 def test_a_span_that_ends_before_what_is_inside_of_it() -> None:
-    """Those that are still open are told, outermost first; the line is free then."""
+    """It returns the spans still open, outermost first, and frees the line."""
     tracks = Tracks()
     assert [tracks.place(1, None, 0, None), tracks.place(2, 1, 1, None)] == [0, 0]
     assert [tracks.place(3, 2, 2, None), tracks.place(4, 3, 3, 4)] == [0, 0]
@@ -87,7 +87,7 @@ def test_a_span_that_ends_before_what_is_inside_of_it() -> None:
 
 
 def test_an_end_that_is_known_ahead() -> None:
-    """What lasts longer than the span around will is not drawn in it."""
+    """A span that will outlive the one around it is not drawn in it."""
     tracks = Tracks()
     tracks.place(1, None, 0, None)
     tracks.expect(0, 1, 5)

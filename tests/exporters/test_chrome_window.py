@@ -15,10 +15,9 @@ import pytest
 import stepwell
 from stepwell import open_run
 from stepwell.exporters import export_chrome
-from stepwell.journal.archive import Frame, archive_files, pack, read_frames
+from stepwell.journal.archive import Block, archive_files, pack, read_blocks
 from stepwell.reading import RecordedRun
-from stepwell.reading.segments import Segment
-from stepwell.reading.window import spans_touched
+from stepwell.reading.segments import RecordedSegment, spans_touched
 from tests.exporters.test_chrome_export import drawn
 from tests.processes.programs import environ
 
@@ -28,7 +27,7 @@ STEPS, INNER = 1200, 60
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps of many spans inside of two long spans, of which one ends in the middle."""
+    """Record steps of many spans within two long spans, one of which ends in the middle."""
     run = stepwell.init("long", dir=tmp_path_factory.mktemp("runs"))
     around, inside = ExitStack(), ExitStack()
     whole = around.enter_context(run.span("application", kind="whole"))
@@ -55,14 +54,14 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(kind, number) of each segment whose payload is unpacked."""
     found: list[tuple[str, int]] = []
-    payload = Frame.payload
+    payload = Block.payload
 
-    def noted(self: Frame, *arguments: Any) -> bytes:
+    def noted(self: Block, *arguments: Any) -> bytes:
         if self.header.get("kind") in ("spans", "metrics", "attributes"):
             found.append((self.header["kind"], self.header["seq"]))
         return payload(self, *arguments)
 
-    monkeypatch.setattr(Frame, "payload", noted)
+    monkeypatch.setattr(Block, "payload", noted)
     return found
 
 
@@ -96,7 +95,7 @@ def test_a_window_of_steps(first: int, long_run: Path, tmp_path: Path) -> None:
     assert application["args"] == {"kind": "whole", "late": True}
 
 
-def run_segments(run: RecordedRun, kind: str) -> list[Segment]:
+def run_segments(run: RecordedRun, kind: str) -> list[RecordedSegment]:
     return [segment for tables in run.by_process() for segment in tables.process.of_kind(kind)]
 
 
@@ -129,7 +128,7 @@ def test_a_window_at_the_end(
 
 
 def test_segments_that_do_not_tell_when_they_end(long_run: Path, tmp_path: Path) -> None:
-    """Runs from before segments told that: all are unpacked, and what is found is the same."""
+    """Runs whose segments lack the times: all are decompressed, and the result is the same."""
     before = export_chrome(long_run, tmp_path / "a.json", steps=(300, 302))
     copy = tmp_path / "copy"
     for source in long_run.rglob("*"):
@@ -142,7 +141,7 @@ def test_segments_that_do_not_tell_when_they_end(long_run: Path, tmp_path: Path)
     [process] = copy.glob("rank-*")
     for path in [*archive_files(process, "spans"), *archive_files(process, "metrics")]:
         frames = []
-        for frame in read_frames(path):
+        for frame in read_blocks(path):
             header = {k: v for k, v in frame.header.items() if k not in ("until", "context")}
             frames.append(pack(header, frame.payload()))
         path.write_bytes(b"".join(frames))
@@ -151,9 +150,9 @@ def test_segments_that_do_not_tell_when_they_end(long_run: Path, tmp_path: Path)
     assert drawn(tmp_path / "b.json") == drawn(tmp_path / "a.json")
 
 
-def told(time: list[int], until: int | None, open: int = 0) -> Segment:
+def segment_of(time: list[int], until: int | None, open: int = 0) -> RecordedSegment:
     header = {"kind": "spans", "seq": 1, "lane": 0, "time": time, "until": until, "open": open}
-    return Segment("p", header, Frame(Path("x"), 0, 0, header))
+    return RecordedSegment("p", header, Block(Path("x"), 0, 0, header))
 
 
 @pytest.mark.parametrize(
@@ -172,14 +171,14 @@ def told(time: list[int], until: int | None, open: int = 0) -> Segment:
 )
 def test_which_segments_a_window_touches(window: tuple[int, int], expected: list[int]) -> None:
     """Worked out on paper: three segments of a lane, from 10 to 30, 40 to 70 and 68 to 100."""
-    segments = [told([10, 25], 30), told([40, 60], 70), told([68, 90], 100)]
+    segments = [segment_of([10, 25], 30), segment_of([40, 60], 70), segment_of([68, 90], 100)]
     assert [segments.index(s) for s in spans_touched(segments, window)] == expected
-    assert spans_touched([told([10, 25], 30, open=1)], (200, 210)) != []
-    assert len(spans_touched([told([10, 25], None)], (200, 210))) == 1
+    assert spans_touched([segment_of([10, 25], 30, open=1)], (200, 210)) != []
+    assert len(spans_touched([segment_of([10, 25], None)], (200, 210))) == 1
 
 
 def test_steps_that_only_spans_know(recorded: stepwell.Run, tmp_path: Path) -> None:
-    """Where the run itself was never told a step, the spans that say so themselves are taken."""
+    """If the run has no step context, spans with a step of their own are exported."""
     for step in range(10):
         with recorded.span("work", step=step), recorded.span("inside"):
             pass

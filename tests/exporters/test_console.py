@@ -1,4 +1,4 @@
-"""The console exporter: short lines for whoever watches."""
+"""The console exporter: a short line for each span and event."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepwell import Run
+from stepwell._core.text import duration
 from stepwell.exporters import ConsoleExporter, EventRecord, Source, SpanRecord
-from stepwell.journal.text import duration
 from tests.exporters.reading_back import train
 
 S = 1_000_000_000
@@ -19,7 +19,7 @@ SOURCE = Source("r-1", 0, 0, 4, "p", "node", 7, "app", {}, 100 * S)
 
 
 def printed(*batches: list[Any], source: Source = SOURCE, **options: Any) -> str:
-    """What these records look like."""
+    """Return the lines of these records."""
     stream = io.StringIO()
     exporter = ConsoleExporter(stream, **options)
     exporter.open(source)
@@ -123,7 +123,7 @@ def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too long for its width is cut rather than wrapped."""
+    """Lines that are too long are cut, not wrapped."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -148,7 +148,7 @@ def test_rank_0_speaks_for_all() -> None:
 
 
 def test_a_stream_that_knows_few_letters() -> None:
-    """What it cannot write is written by its number."""
+    """Characters that it cannot encode are written as escapes."""
     raw = io.BytesIO()
     exporter = ConsoleExporter(io.TextIOWrapper(raw, encoding="ascii"))
     exporter.open(SOURCE)
@@ -157,7 +157,7 @@ def test_a_stream_that_knows_few_letters() -> None:
 
 
 def test_standard_error(recorded: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """That is where it prints, to whatever stands in its place at the time."""
+    """It prints to the current ``sys.stderr``, even if that is replaced."""
     recorded.add_exporter(ConsoleExporter())
     train(0, 3)
     recorded.finish()
@@ -170,7 +170,7 @@ def test_standard_error(recorded: Run, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_no_standard_error(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program without one exports to nobody."""
+    """Without standard error, nothing is printed."""
     monkeypatch.setattr(sys, "stderr", None)
     recorded.add_exporter(ConsoleExporter())
     train(0, 1)

@@ -13,9 +13,9 @@ import pytest
 
 import stepwell
 from stepwell import Run, ai
+from stepwell._core.errors import StepwellError
 from stepwell.exporters import DFTracerExporter, EventRecord, Source, SpanRecord, export_dftracer
-from stepwell.exporters.dftracer_export import file_name
-from stepwell.journal.errors import StepwellError
+from stepwell.exporters.dftracer import file_name
 from stepwell.testing import FakeClock
 from tests.cli.cases import kill_a_run
 from tests.exporters.dftracer_tools import counted_events, validated_lines
@@ -38,7 +38,7 @@ def spans_of(path: Path) -> list[dict[str, Any]]:
 
 
 def record(tmp_path: Path) -> Run:
-    """What the document shows: an epoch, a checkpoint's init, metadata records."""
+    """Record the example of the documentation: an epoch, a checkpoint's init, metadata records."""
     with FakeClock() as clock:
         run = stepwell.init("doc", dir=tmp_path / "runs")
         for _ in ai.pipeline.epoch.iter(range(1)):
@@ -172,7 +172,7 @@ def test_a_broken_line_is_found(tmp_path: Path) -> None:
 
 
 def test_a_killed_run(tmp_path: Path) -> None:
-    """What was open lasts until the last sign of life, and says so."""
+    """Open spans last until the process last recorded, with the status "open"."""
     kill_a_run(tmp_path / "runs")
     done = run_stepwell(
         "export", "--to", "dftracer", "--dialect", "old", "-o", "t.pfw", cwd=tmp_path
@@ -237,7 +237,7 @@ def test_the_exporter(recorded: Run, tmp_path: Path, name: str, dialect: str) ->
 
 
 def test_a_live_trace_without_an_end(tmp_path: Path) -> None:
-    """What was written before a kill are whole lines, packed or not."""
+    """After a kill, the file consists of complete lines, compressed or not."""
     exporter = DFTracerExporter(tmp_path / "t.pfw.gz")
     exporter.open(Source("r", 0, 2, 4, "p", "node", 5, "a"))
     span = SpanRecord(

@@ -1,4 +1,4 @@
-"""What the page about exporters shows works as it is written there."""
+"""The examples on the page about exporters work as written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import stepwell
 from stepwell import Run
 from stepwell.exporters import FileExporter
-from stepwell.telemetry.exporter_loading import load_exporters
+from stepwell.telemetry.exporter_config import load_exporters
 from stepwell.testing import FakeClock
 from tests.exporters.reading_back import recorded_spans, train
 

@@ -12,8 +12,8 @@ import pytest
 
 import stepwell
 from stepwell import Run, StepwellError
+from stepwell._core import errors
 from stepwell.exporters import EventRecord, FileExporter, Source, SpanRecord
-from stepwell.journal import errors
 from tests.durability.helpers import Child, fill, mounted
 from tests.exporters.reading_back import (
     lines_of,
@@ -132,7 +132,7 @@ def test_a_run_without_a_record(recorded: Run, tmp_path: Path) -> None:
 
 
 def test_a_restart_appends(tmp_path: Path) -> None:
-    """What an earlier attempt wrote stays, and a line it did not finish spoils none of the new."""
+    """Lines of an earlier attempt are kept, and an incomplete one does not damage new lines."""
     path = tmp_path / "t.json"
     for attempt in range(3):
         with stepwell.init(dir=tmp_path / "runs", run_id="job-1") as run:
@@ -187,7 +187,7 @@ def test_where_the_program_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [(3, "write a path"), ("", "write a path"), (".", "folder")]
+    ("given", "said"), [(3, "must be a path"), ("", "must be a path"), (".", "folder")]
 )
 def test_a_wrong_path(given: Any, said: str) -> None:
     """It is refused where it is written down."""
@@ -196,7 +196,7 @@ def test_a_wrong_path(given: Any, said: str) -> None:
 
 
 class Disk:
-    """Lets so many more bytes be written, then is full; counts the calls."""
+    """A disk that accepts a number of bytes and is then full; counts the calls."""
 
     def __init__(self) -> None:
         self.room = 1 << 30
@@ -294,13 +294,13 @@ def test_somebody_else_wrote_while_the_disk_was_full(tmp_path: Path, disk: Disk)
 @pytest.mark.root
 @pytest.mark.parametrize("kind", others_in_full(["tmpfs", "ext4"], ["tmpfs"]))
 def test_a_really_full_disk(tmp_path: Path, kind: str) -> None:
-    """Training goes on, and when there is space again the file gets every line once."""
+    """Training continues, and when there is space again the file gets every line once."""
     with mounted(kind, 24, tmp_path) as point, Child(tmp_path) as child:
         path = point / "t.json"
         child.do(
             "from stepwell.exporters import FileExporter\n"
-            "from stepwell.telemetry import feeding\n"
-            "feeding.QUARANTINE_DELAY = 0.5\n"
+            "from stepwell.telemetry import feed\n"
+            "feed.QUARANTINE_DELAY = 0.5\n"
             "def train(begin, count):\n"
             "    for i in range(begin, begin + count):\n"
             "        with span('item', i=i): pass\n"
@@ -383,7 +383,7 @@ def test_forked_processes_leave_the_file_alone(tmp_path: Path) -> None:
 
 
 def test_killed(tmp_path: Path) -> None:
-    """What was written before a kill is there, every line of it whole."""
+    """After a kill, the file consists of complete lines."""
     with Child(tmp_path) as child:
         child.do(
             "from stepwell.exporters import FileExporter\n"

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import StepwellError
 from stepwell.exporters import ExportCustomizationMode, ExportFilter
-from stepwell.telemetry.export_filter import SHORT_SPANS
+from stepwell.telemetry.exporter import SHORT_SPANS
 from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
 
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
@@ -53,15 +53,15 @@ def test_what_a_filter_keeps(chosen: ExportFilter, kept: list[str], left_out: li
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((ALL, ["a"]), "EXPORT_ALL_SPANS goes without a span_name_filter"),
-        ((ALL, []), "EXPORT_ALL_SPANS goes without a span_name_filter"),
-        ((ONLY, None), "WHITELIST_SPANS needs the names of spans"),
-        ((BUT, []), "BLACKLIST_SPANS needs the names of spans"),
-        ((BUT, "a"), "span_name_filter=['a']"),
-        ((BUT, 3), "BLACKLIST_SPANS needs the names of spans"),
-        ((BUT, ["a", 3]), "span_name_filter has 3"),
-        (("everything", None), "ExportCustomizationMode.EXPORT_ALL_SPANS"),
-        ((None, ["a"]), "write one of ExportCustomizationMode"),
+        ((ALL, ["a"]), "span_name_filter must be left out with ALL_SPANS"),
+        ((ALL, []), "span_name_filter must be left out with ALL_SPANS"),
+        ((ONLY, None), "must be a list of span names with ALLOW_LIST"),
+        ((BUT, []), "must be a list of span names with DENY_LIST"),
+        ((BUT, "a"), "must be a list of span names with DENY_LIST"),
+        ((BUT, 3), "must be a list of span names with DENY_LIST"),
+        ((BUT, ["a", 3]), "span_name_filter must contain strings or members of an enum, got 3"),
+        (("everything", None), "ExportMode.ALL_SPANS"),
+        ((None, ["a"]), "mode must be one of ExportMode.ALL_SPANS"),
     ],
 )
 def test_a_wrong_filter(arguments: tuple[Any, Any], said: str) -> None:
@@ -78,5 +78,5 @@ def test_a_filter_survives_the_way_to_another_process(chosen: ExportFilter) -> N
 
 
 def test_the_short_spans_are_those_of_the_vocabulary() -> None:
-    """What exporters leave out by default is what the training vocabulary calls short."""
+    """Exporters leave out the short spans of the training vocabulary by default."""
     assert set(SHORT_SPANS) == {getattr(n, "value", n) for n in DEFAULT_SPANS_EXPORT_BLACKLIST}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.exporters import EventRecord, Record, SpanRecord
-from stepwell.exporters.joining import join_short
+from stepwell.exporters.record_format import join_short
 
 
 def start(id: int, thread: str = "T") -> SpanRecord:
@@ -18,7 +18,7 @@ def event(span: int, thread: str = "T") -> EventRecord:
     return EventRecord("event", "e", span, thread, span, {})
 
 
-def told(records: list[Record]) -> str:
+def summary(records: list[Record]) -> str:
     return " ".join(f"{r.type}:{getattr(r, 'id', '')}" for r in join_short(records))
 
 
@@ -31,17 +31,17 @@ def test_a_span_with_nothing_inside() -> None:
 def test_what_is_inside_comes_behind_the_start() -> None:
     """A span around others, or around an event, keeps its two records."""
     spans = [start(1), start(2), stop(2), start(3), event(3), stop(3), stop(1)]
-    assert told(spans) == "start:1 complete:2 start:3 event: stop:3 stop:1"
+    assert summary(spans) == "start:1 complete:2 start:3 event: stop:3 stop:1"
 
 
 def test_threads_do_not_matter_to_each_other() -> None:
-    """What another thread did meanwhile is not inside."""
+    """Records of another thread do not keep a start and a stop apart."""
     spans = [start(1, "A"), start(2, "B"), event(9, "C"), stop(1, "A"), stop(2, "B")]
-    assert told(spans) == "event: complete:1 complete:2"
+    assert summary(spans) == "event: complete:1 complete:2"
 
 
 def test_halves() -> None:
     """A start or a stop whose other half is not among the records stays what it is."""
-    assert told([stop(1), start(2)]) == "stop:1 start:2"
-    assert told([start(1), stop(2)]) == "start:1 stop:2"
-    assert told([]) == ""
+    assert summary([stop(1), start(2)]) == "stop:1 start:2"
+    assert summary([start(1), stop(2)]) == "start:1 stop:2"
+    assert summary([]) == ""

@@ -25,7 +25,7 @@ def logged(caplog: pytest.LogCaptureFixture, *records: Any, **options: Any) -> l
 
 
 def test_the_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """What happened, to what, where, for how long, and with which attributes."""
+    """A line has the type, name, run, duration, status and attributes."""
     attributes = {"i": 3, "note": "two words", "path": "/a/b", "none": None, "list": [1, "x"]}
     lines = logged(
         caplog,
@@ -96,7 +96,7 @@ def test_a_run(recorded: Run, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_handler_that_records(recorded: Run) -> None:
-    """What a handler of the user's records does not come back to be logged again."""
+    """Records of a user's log handler are not logged again."""
     lines: list[str] = []
 
     class Handler(logging.Handler):

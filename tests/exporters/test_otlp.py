@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from stepwell._core.errors import StepwellError
 from stepwell.exporters import OTLPExporter
-from stepwell.exporters.otlp_spans import MOST_EVENTS
-from stepwell.journal.errors import StepwellError
+from stepwell.exporters.otlp.spans import MOST_EVENTS
 from stepwell.journal.records import EventRecord, SpanRecord
 from stepwell.telemetry.exporter import Source
 from tests.exporters.otlp_receiver import Receiver, Span
@@ -157,9 +157,9 @@ def test_a_span_that_caught_an_error_is_no_failure(receiver: Receiver) -> None:
 
 
 def test_a_span_that_its_process_left_open_is_an_error(receiver: Receiver) -> None:
-    """What a kill interrupted ends with an error that says so."""
+    """A span interrupted by a kill ends with an error status."""
     span = send(receiver, [start(1, "a")], [stop(1, "a", status="unfinished")])["a"]
-    assert (span.status, span.message) == ("error", "its process ended before it did")
+    assert (span.status, span.message) == ("error", "the process ended before the span")
 
 
 def test_a_late_event_is_a_span_of_no_length_below_its_own(receiver: Receiver) -> None:
@@ -229,19 +229,19 @@ def test_a_short_span_is_not_announced(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"),
+    ("mode", "reason"),
     [
         ("overloaded", "HTTP 503"),
         ("refusing", "HTTP 400 Bad Request no such experiment"),
-        ("page", "text/html: no OTLP receiver"),
-        ("noise", "its answer is no OTLP"),
+        ("page", "text/html: not an OTLP receiver"),
+        ("noise", "its response is not OTLP"),
         ("moved", "HTTP 302"),
         ("no http", "BadStatusLine"),
         ("down", "Connection refused"),
     ],
 )
 def test_what_was_not_taken_is_sent_again_as_it_was(
-    receiver: Receiver, mode: str, told: str
+    receiver: Receiver, mode: str, reason: str
 ) -> None:
     """Whatever the receiver answers but a yes: it raises, says why, and nothing is lost or changed."""
     exporter = exporter_for(receiver)
@@ -251,9 +251,9 @@ def test_what_was_not_taken_is_sent_again_as_it_was(
         receiver.down()
     receiver.mode = mode
     for _ in range(2):
-        with pytest.raises(ConnectionError, match="did not take 2 spans") as caught:
+        with pytest.raises(ConnectionError, match="did not accept 2 spans") as caught:
             exporter.export(batch)
-        assert told in str(caught.value)
+        assert reason in str(caught.value)
     receiver.mode = "ok"
     if mode == "down":
         receiver.up()
@@ -295,11 +295,11 @@ def test_many_spans_go_out_in_several_requests(receiver: Receiver) -> None:
 def test_spans_that_the_receiver_rejects_for_good_are_said(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A partial success is no reason to send again, and is not passed over in silence."""
+    """A partial success gives a warning, and is not sent again."""
     receiver.mode = "partly"
     send(receiver, [stop(1, "a", kind="complete")])
     assert receiver.requests == 1
-    assert "rejected 1 spans for good: too old" in caplog.text
+    assert "permanently rejected 1 spans: too old" in caplog.text
 
 
 def test_headers_and_compression_reach_the_receiver(receiver: Receiver) -> None:
@@ -327,21 +327,24 @@ def test_the_standard_variables_are_the_default(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endpoint": "localhost:4318"}, "endpoint is 'localhost:4318': write the address"),
-        ({"endpoint": "ftp://host/x"}, "endpoint is 'ftp://host/x'"),
-        ({"endpoint": "http://"}, "endpoint is 'http://'"),
+        (
+            {"endpoint": "localhost:4318"},
+            "endpoint must be a URL such as 'http://localhost:4318/v1/traces', got 'localhost:4318'",
+        ),
+        ({"endpoint": "ftp://host/x"}, "got 'ftp://host/x'"),
+        ({"endpoint": "http://"}, "got 'http://'"),
         ({"endpoint": "http://host:99999"}, "Port out of range"),
-        ({"endpoint": 4318}, "endpoint is 4318"),
-        ({"headers": ["a"]}, "headers is a list: write a dict"),
+        ({"endpoint": 4318}, "got 4318"),
+        ({"headers": ["a"]}, "got a list"),
         ({"headers": "token"}, "header 1 has no '='"),
-        ({"headers": {"bad name": "x"}}, "'bad name' is no name of an HTTP header"),
-        ({"headers": {"a": "secret\r\nb: c"}}, "the header 'a' has a line break"),
-        ({"headers": {"a": None}}, "the header 'a' is a NoneType: write a string"),
-        ({"headers": {"a": "sécret€"}}, "the header 'a' has letters that HTTP cannot carry"),
-        ({"timeout": 0}, "timeout is 0: write a number of seconds, more than 0"),
-        ({"announce_after": -1}, "announce_after is -1: write a number of seconds, 0 or more"),
-        ({"linger": float("nan")}, "linger is nan"),
-        ({"compression": "zip"}, "compression is 'zip': write one of none, gzip, deflate"),
+        ({"headers": {"bad name": "x"}}, "got 'bad name'"),
+        ({"headers": {"a": "secret\r\nb: c"}}, "header 'a' contains a line break"),
+        ({"headers": {"a": None}}, "header 'a' must be a string, got a NoneType"),
+        ({"headers": {"a": "sécret€"}}, "header 'a' contains characters that HTTP does not allow"),
+        ({"timeout": 0}, "timeout must be a number of seconds, more than 0, got 0"),
+        ({"announce_after": -1}, "announce_after must be a number of seconds, 0 or more, got -1"),
+        ({"linger": float("nan")}, "linger must be a number of seconds"),
+        ({"compression": "zip"}, "compression must be 'none', 'gzip' or 'deflate', got 'zip'"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options: dict, message: str) -> None:

@@ -47,10 +47,10 @@ class Traces:
         return json.loads(body) if body[:1] == b"{" else body
 
     def one(self, id: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """What is known of a trace: about it, and its spans by their ids."""
+        """Return the info of a trace, and its spans by id."""
         path = f"/api/3.0/mlflow/traces/get?trace_id={id}&allow_partial=true"
-        told = (self.get(path) or {}).get("trace", {})
-        return told.get("trace_info", {}), {s["span_id"]: s for s in told.get("spans", [])}
+        trace = (self.get(path) or {}).get("trace", {})
+        return trace.get("trace_info", {}), {s["span_id"]: s for s in trace.get("spans", [])}
 
     def all(self) -> list[str]:
         """The ids of all traces of the first experiment."""

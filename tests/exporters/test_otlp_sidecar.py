@@ -114,7 +114,7 @@ def test_a_receiver_that_answers_nonsense_gets_it_again(
         trainer.do(TREE)
         log = trainer.folder / "export-otlp.log"
         wait_until(log.exists)
-        assert "not delivered, it is tried again" in log.read_text()
+        assert "not delivered, will retry" in log.read_text()
         assert receiver.spans == []
         receiver.mode = "ok"
         assert trainer.do("answer = run.flush(100)") is True
@@ -136,7 +136,7 @@ def test_a_killed_training_is_delivered_all_the_same(receiver: Receiver, tmp_pat
         wait_until(lambda: has_ended(trainer.sidecar))
     assert receiver.tree() == EXPECTED | {("doomed", "application")}
     (doomed,) = receiver.named("doomed")
-    assert (doomed.status, doomed.message) == ("error", "its process ended before it did")
+    assert (doomed.status, doomed.message) == ("error", "the process ended before the span")
 
 
 def test_what_nobody_took_is_noted_and_said_once(tmp_path: Path) -> None:
@@ -348,6 +348,6 @@ print(len(warnings), warnings[0], run.path)
     assert done.returncode == 0, done.stderr
     count, *_, path = done.stdout.split()
     assert count == "1"
-    assert "exporter otlp cannot be started" in done.stdout
+    assert "Exporter otlp cannot be started" in done.stdout
     assert forward(Path(path), receiver).returncode == 0
     assert receiver.tree() == EXPECTED

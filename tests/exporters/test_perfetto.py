@@ -102,7 +102,7 @@ def perfetto_says(viewer: Perfetto) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_every_span(viewer: Perfetto, recorded: Run, tmp_path: Path, name: str) -> None:
-    """Each span, to the nanosecond, inside of its parent, on its thread; each value and event."""
+    """Perfetto shows each span, to the nanosecond, in its parent and thread; each value and event."""
     record(recorded)
     recorded.finish()
     export_chrome(recorded.path, tmp_path / name)
@@ -140,7 +140,7 @@ def test_every_span(viewer: Perfetto, recorded: Run, tmp_path: Path, name: str) 
 
 
 def test_tasks(viewer: Perfetto, recorded: Run, tmp_path: Path) -> None:
-    """Spans of tasks that overlap keep their length, and none is drawn inside of a stranger."""
+    """Overlapping spans of tasks keep their duration, and are drawn in their parents only."""
 
     async def task(number: int) -> None:
         with stepwell.span(f"task {number}"):
@@ -180,7 +180,7 @@ answer = str(run.path)
 
 
 def test_a_trace_cut_off_by_kill(viewer: Perfetto, tmp_path: Path) -> None:
-    """What the exporter wrote until then is there, with what was open; the export of the run is whole."""
+    """The live trace has everything up to the kill, with open spans; the export of the run is complete."""
     with Child(tmp_path) as child:
         path = Path(child.do(LIVE, root=str(tmp_path)))
         child.kill()

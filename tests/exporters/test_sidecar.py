@@ -15,8 +15,7 @@ import pytest
 
 from stepwell import Run
 from stepwell.telemetry import sidecar_process
-from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.exporter import Exporter
+from stepwell.telemetry.exporter import Exporter, ExportFilter
 from stepwell.telemetry.sidecar_notes import Notes
 from tests.harness import COLD_SIDECARS, environment, run_script
 
@@ -153,11 +152,11 @@ def test_the_exit_of_a_python_that_starts_no_threads_any_more_delivers(
 
 
 def test_one_that_cannot_be_made_there_is_said_with_its_reason(tmp_path: Path) -> None:
-    """One warning, training goes on, and it is not tried for ever."""
+    """There is one warning, training continues, and it is not retried endlessly."""
     done = train(tmp_path, "Lines(PATH, 'constructor')")
     assert (done.flushed, done.lines) == (False, [])
     (warning,) = done.warnings
-    assert "exporter lines cannot be started" in warning
+    assert "Exporter lines cannot be started" in warning
     assert "no licence in this process" in warning
 
 
@@ -172,7 +171,7 @@ def test_one_that_dies_again_and_again_is_left_alone(tmp_path: Path) -> None:
 def test_a_class_of_the_script_itself_is_refused(tmp_path: Path) -> None:
     """The script cannot be imported a second time."""
     done = train(tmp_path, "InTheScript(PATH)")
-    assert "put its class into a module" in done.refused
+    assert "move its class into a module" in done.refused
     assert done.warnings == []
 
 
@@ -194,7 +193,7 @@ def test_the_name_of_an_exporter_makes_no_path(name: str, tmp_path: Path) -> Non
 
 
 class Ticks(Exporter):
-    """What it has to do now and then fails while it is told to."""
+    """An exporter whose ``tick`` fails while ``failing`` is set."""
 
     out_of_process = True
     times: ClassVar[list[float]] = []
@@ -215,18 +214,18 @@ def test_what_fails_now_and_then_is_tried_less_and_less_often(
     monkeypatch.setattr(sidecar_process, "time", clock)
     monkeypatch.setattr(Ticks, "times", [])
     (folder,) = recorded.path.glob("rank-*")
-    about = {"folder": str(folder), "linger": 1, "class": f"{__name__}.Ticks", "options": {}}
-    about |= {"filter": ExportFilter().to_json(), "name": "ticks", "notes": "export-ticks"}
+    setup = {"folder": str(folder), "linger": 1, "class": f"{__name__}.Ticks", "options": {}}
+    setup |= {"filter": ExportFilter().to_json(), "name": "ticks", "notes": "export-ticks"}
     notes = Notes(folder, "export-ticks")
     logging.getLogger("stepwell").removeHandler(notes)
-    following = sidecar_process.Follow(about, notes)
+    worker = sidecar_process.SidecarWorker(setup, notes)
     for _ in range(260):
-        following._tick()
+        worker._tick()
         now += 0.5
     assert [time - 1000 for time in Ticks.times] == [0, 1, 3, 7, 15, 31, 61, 91, 121]
     monkeypatch.setattr(Ticks, "failing", False)
     now += 30
     for _ in range(4):
-        following._tick()
+        worker._tick()
         now += 0.5
     assert [b - a for a, b in pairwise(Ticks.times[-4:])] == [0.5, 0.5, 0.5]

@@ -102,14 +102,14 @@ class Fuzz:
 
     def round(self, file: str, reader: str, seed: int) -> Kind:
         """One file with one reader."""
-        found = self.worker.do(file, reader, seed)
+        outcome = self.worker.do(file, reader, seed)
         kind = self.kinds[reader, _kind(file)]
         kind.count += 1
-        kind.refused += found["outcome"] == "refused"
-        kind.seconds = max(kind.seconds, found["seconds"])
-        kind.mb = max(kind.mb, found["mb"])
-        if found["outcome"] not in ("read", "refused") or found["mb"] > MOST_MB:
-            kind.bad.append(f"--file {file} --reader {reader} --seed {seed}\n{found['trace']}")
+        kind.refused += outcome["outcome"] == "refused"
+        kind.seconds = max(kind.seconds, outcome["seconds"])
+        kind.mb = max(kind.mb, outcome["mb"])
+        if outcome["outcome"] not in ("read", "refused") or outcome["mb"] > MOST_MB:
+            kind.bad.append(f"--file {file} --reader {reader} --seed {seed}\n{outcome['trace']}")
         return kind
 
 

@@ -88,10 +88,10 @@ def _erase(data: bytes, rng: random.Random) -> bytes:
 
 def _value(data: bytes, rng: random.Random) -> bytes:
     """Put another value into JSON."""
-    found = [match.span() for match in _VALUE.finditer(data, 0, 100_000)]
-    if not found:
+    spans = [match.span() for match in _VALUE.finditer(data, 0, 100_000)]
+    if not spans:
         return _number(data, rng)
-    begin, end = rng.choice(found)
+    begin, end = rng.choice(spans)
     return data[:begin] + rng.choice(VALUES) + data[end:]
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from stepwell import StepwellError, list_runs, open_run
 from stepwell.analysis.report import report
 from stepwell.importing import import_trace
-from stepwell.journal.follow import Follower, everything
-from stepwell.journal.follow_log import LogFollower
-from stepwell.journal.recover import recover_process
+from stepwell.journal.follower.log import LogFollower
+from stepwell.journal.follower.trace import Follower, everything
+from stepwell.journal.recovery import recover_process
 from stepwell.reading.process import process_folders
 from tests.reading.strangers import read_everything
 

@@ -87,9 +87,9 @@ def _dftracer() -> Iterator[dict[str, Any]]:
     yield {"id": 0, "name": "HH", "cat": "dftracer", "pid": 1, "tid": 1, "ph": "M", "args": args}
     for i in range(60):
         times = {"ts": T0 + 10 * i, "dur": 25, "ph": "X"}
-        about = {"id": i, "name": "read", "cat": "POSIX", "pid": 1, "tid": 1 + i % 2}
+        event = {"id": i, "name": "read", "cat": "POSIX", "pid": 1, "tid": 1 + i % 2}
         yield {
-            **about,
+            **event,
             **times,
             "args": {"hhash": args["hhash"], "step": i, "epoch": 0, "level": 1},
         }

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepwell.journal.recover import recover_process
+from stepwell.journal.recovery import recover_process
 from tests.fuzz.__main__ import Fuzz, fuzzing
 from tests.fuzz.readers import recover
 from tests.fuzz.samples import make_runs

@@ -29,7 +29,7 @@ def environment(**variables: str) -> dict[str, str]:
 
     Programs find stepwell and the ``tests`` package. System metrics are off: tests count metrics. So are the
     lines at the start and end of a run: tests compare what programs
-    print. Readers do not use the cache of whoever runs the tests.
+    print. Readers do not use the user's cache.
     """
     kept = {
         name: value

@@ -22,7 +22,6 @@ from typing import Any
 from tests.harness import server
 from tests.harness.environment import environment
 
-CLI_MODULES = ("comparing", "exporting", "listing", "querying", "reporting", "summary", "waiting")
 PRELOADED = (
     "numpy",
     "polars",
@@ -43,16 +42,22 @@ PRELOADED = (
     "typer",
     "typer._adapters",
     "typer.rich_utils",
-    "stepwell.cli.main",
-    *(f"stepwell.cli.{name}" for name in CLI_MODULES),
+    "stepwell.cli.app",
+    "stepwell.cli.compare",
+    "stepwell.cli.export",
+    "stepwell.cli.ls",
+    "stepwell.cli.query",
+    "stepwell.cli.report",
+    "stepwell.cli.show",
+    "stepwell.cli.progress",
     "stepwell.analysis.compare",
     "stepwell.analysis.live",
     "stepwell.analysis.report",
-    "stepwell.reading.find",
+    "stepwell.reading.lookup",
     "stepwell.integrations.torch",
     "tests.harness.programs",
 )
-"""What scripts and commands import."""
+"""Modules that scripts and commands import."""
 CLI = "import sys; sys.argv[0] = 'stepwell'; from stepwell.cli import main; main()"
 
 
@@ -72,13 +77,13 @@ SDKS = (
     "alembic.command",
     "stepwell.telemetry.sidecar_process",
     "stepwell.exporters.otlp",
-    "stepwell.loggers.delivery.sending",
+    "stepwell.loggers.delivery.feed",
     "stepwell.loggers.prov.backend",
     "stepwell.loggers.backends.mlflow.backend",
     "stepwell.loggers.backends.tensorboard.backend",
     "stepwell.loggers.backends.wandb.backend",
 )
-"""What a sidecar imports."""
+"""Modules that a sidecar imports."""
 TRAINERS = (
     *PRELOADED,
     "lightning.pytorch",
@@ -87,12 +92,12 @@ TRAINERS = (
     "transformers",
     "transformers.trainer",
     "transformers.models.gpt2.modeling_gpt2",
-    "stepwell.integrations.lightning.hooking",
+    "stepwell.integrations.lightning.hooked_trainer",
     "stepwell.integrations.transformers",
     "stepwell.integrations.accelerate",
     "stepwell.compat.one_logger",
 )
-"""What programs with a trainer of Lightning or Hugging Face import; for ``modules=``."""
+"""Modules that programs with a trainer of Lightning or Hugging Face import; for ``modules=``."""
 
 
 COLD_SIDECARS = {"TESTS_PID": ""}
@@ -107,7 +112,7 @@ SUPPORTED = {
 
 
 _servers: dict[str, subprocess.Popen[bytes] | None] = {}
-"""The servers that this process knows to be there, by address; None: another one has started it."""
+"""Running servers by address; None if another process has started it."""
 _tests: list[int] = []
 """The id of this process, if it runs tests: then it may start servers."""
 
@@ -152,7 +157,7 @@ def _answers(address: str) -> bool:
 
 
 def run_tests_here() -> None:
-    """Say that this process runs tests; servers end with the process that started all of these."""
+    """Declare that this process runs tests; servers end with the process that started all of these."""
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     os.environ["TESTS_PID"] = str(os.getppid() if is_worker else os.getpid())
     _tests[:] = [os.getpid()]
@@ -160,7 +165,7 @@ def run_tests_here() -> None:
 
 
 def _leave_servers(owner: int) -> None:
-    """They end by themselves, which deserves no warning."""
+    """Suppress the ResourceWarning about servers, which end on their own."""
     if owner == os.getpid():
         for process in _servers.values():
             if process is not None:

@@ -112,7 +112,7 @@ def test_begin_and_end_pairs(tmp_path: Path) -> None:
         ("outer", "forever", 7000, "ok", {"a": 1, "b": 2}),
         ("inner", "outer", 1000, "ok", {}),
     ]
-    assert done.left_out == {"it ends what never began": 1}
+    assert done.left_out == {"end without a begin": 1}
 
 
 def test_instants_counters_names_and_what_is_left_out(tmp_path: Path) -> None:
@@ -152,17 +152,17 @@ def test_instants_counters_names_and_what_is_left_out(tmp_path: Path) -> None:
     ]
     assert run.name == "My trace"
     assert done.left_out == {
-        "it is a counter without a number": 1,
-        "it is a flow arrow": 2,
-        "its phase is 'b'": 1,
-        "it ends before it starts": 1,
-        "it has no time": 1,
+        "counter without a number": 1,
+        "flow arrow": 2,
+        "unknown phase 'b'": 1,
+        "ends before it starts": 1,
+        "no timestamp": 1,
     }
-    told = run.about["imported_from"]
-    assert told["kind"] == "chrome"
-    assert told["files"] == ["t.json"]
-    assert told["left_out"] == done.left_out
-    assert told["stepwell_version"]
+    origin = run.about["imported_from"]
+    assert origin["kind"] == "chrome"
+    assert origin["files"] == ["t.json"]
+    assert origin["left_out"] == done.left_out
+    assert origin["stepwell_version"]
 
 
 def test_gpu_streams_of_a_torch_profiler_trace_are_threads(tmp_path: Path) -> None:
@@ -208,12 +208,12 @@ def test_a_real_torch_profiler_trace(tmp_path: Path) -> None:
     run, done = imported(tmp_path, file)
     assert done.kinds == ["torch profiler"]
     assert done.taken["spans"] == len(complete) == len(spans_of(run))
-    assert set(done.left_out) <= {"it is a flow arrow"}
+    assert set(done.left_out) <= {"flow arrow"}
     assert depths_agree(run)
     assert shape(run, "name", "in").count(("my step", None)) == 5
-    told = {(e.name, e.cpu_parent.name) for e in profiler.events() if e.cpu_parent is not None}
+    pairs = {(e.name, e.cpu_parent.name) for e in profiler.events() if e.cpu_parent is not None}
     found = {(row["name"], row["in"]) for row in spans_of(run) if row["in"] is not None}
-    missing = {(n, p) for n, p in told if n.startswith("aten::")} - found
+    missing = {(n, p) for n, p in pairs if n.startswith("aten::")} - found
     assert missing == set()
     assert {e["on"] is not None for e in events_of(run) if e["name"] == "[memory]"} == {True}
     base = document["baseTimeNanoseconds"]

@@ -25,13 +25,13 @@ def some(path: Path, count: int) -> Path:
 
 @pytest.mark.full
 def test_import_then_everything_else(tmp_path: Path) -> None:
-    """The figures are told, and list, show, export and forward take the run like any other."""
+    """It prints the counts, and list, show, export and forward accept the run like any other."""
     write_lines(tmp_path / "a.json", some(tmp_path / "a", 20).read_text(), "{torn")
     done = run_stepwell("import", "a.json", "--name", "my trace", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
-    assert first == "chrome: took 20 spans"
-    assert rest[:2] == ["left out 1 records:", "  1: it is no valid JSON"]
+    assert first == "chrome: imported 20 spans"
+    assert rest[:2] == ["left out 1 record:", "  1: invalid JSON"]
     assert rest[-1].startswith("run my-trace-")
     [run] = stepwell.list_runs(tmp_path / "runs")
     assert run.name == "my trace"
@@ -47,7 +47,7 @@ def test_import_then_everything_else(tmp_path: Path) -> None:
     )
     assert sent.returncode == 0, sent.stderr
     assert "20 spans" in sent.stdout
-    assert run_stepwell("recover", cwd=tmp_path).stdout == "nothing to recover\n"
+    assert run_stepwell("recover", cwd=tmp_path).stdout == "Nothing to recover.\n"
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:

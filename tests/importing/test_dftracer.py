@@ -149,7 +149,7 @@ def test_units_of_time(tmp_path: Path) -> None:
 
 
 def test_files_of_several_processes_become_one_run(tmp_path: Path) -> None:
-    """A folder of them: ranks as they are told, forked children as workers of their parent."""
+    """A folder of traces: ranks as recorded, forked children as workers of their parent."""
     folder = tmp_path / "traces"
     folder.mkdir()
     for rank, pid in ((1, 41), (0, 40)):
@@ -184,7 +184,7 @@ def test_files_of_several_processes_become_one_run(tmp_path: Path) -> None:
 
 
 def test_broken_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
-    """Unescaped texts, torn lines and words for NaN: what can be read is taken, the rest is told."""
+    """Unescaped texts, torn lines and NaN as words: readable records are imported, others are counted."""
     file = write_lines(
         tmp_path / "t.pfw",
         meta("HH", "node-1", HOST),
@@ -206,8 +206,8 @@ def test_broken_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
         "nonfinite": {"l": "nan", "m": "-inf"},
     }
     assert done.taken["spans"] == 4
-    assert set(done.left_out) == {"it is no valid JSON"}
-    assert done.left_out["it is no valid JSON"] == 4
+    assert set(done.left_out) == {"invalid JSON"}
+    assert done.left_out["invalid JSON"] == 4
 
 
 PROGRAM = """
@@ -229,7 +229,7 @@ log.finalize()
 
 @pytest.mark.full
 def test_a_real_trace(tmp_path: Path) -> None:
-    """What dftracer 2.2 itself writes. DFTRACER_PYTHON is a Python that has it."""
+    """A trace written by dftracer 2.2. DFTRACER_PYTHON is a Python that has it installed."""
     python = os.environ.get("DFTRACER_PYTHON", "")
     if not python and find_spec("dftracer"):
         python = sys.executable

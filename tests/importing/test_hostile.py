@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.importing import import_files, import_trace, nesting, objects, sources
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell.importing import import_files, import_trace, run_writer, sources
 from tests.importing.reading_back import depths_agree, imported, shape, spans_of, write_lines
 
 
@@ -26,18 +26,18 @@ def line(name: str, ts: Any, dur: Any, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no record to take"),
-        (b"\n \n", "no record to take"),
-        (b"[]", "no record to take"),
-        (b'{"traceEvents":[]}', "no record to take"),
+        (b"", "no records to import"),
+        (b"\n \n", "no records to import"),
+        (b"[]", "no records to import"),
+        (b'{"traceEvents":[]}', "no records to import"),
         (b"hello", "does not begin as JSON"),
         (b"\x89PNG\r\n\x1a\n", "does not begin as JSON"),
         (b'{"a":1}', "neither a phase"),
         (b'{"a":', "no list traceEvents"),
-        (b"[1,2,3]", "no record to take"),
-        (b"[[[[[[", "no record to take"),
-        (b'[{"ph":"s"}]', "it is a flow arrow"),
-        (gzip.compress(b"", mtime=0)[:5], "no record to take"),
+        (b"[1,2,3]", "no records to import"),
+        (b"[[[[[[", "no records to import"),
+        (b'[{"ph":"s"}]', "flow arrow"),
+        (gzip.compress(b"", mtime=0)[:5], "no records to import"),
     ],
 )
 def test_what_is_no_trace_is_refused_and_leaves_nothing(
@@ -55,9 +55,9 @@ def test_what_is_no_trace_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere.pfw", "there is no file"),
-        ("nothing*.pfw", "there is no file"),
-        (".", "no trace in"),
+        ("nowhere.pfw", "no such file"),
+        ("nothing*.pfw", "no such file"),
+        (".", "no traces in"),
     ],
 )
 def test_a_file_that_is_not_there(tmp_path: Path, path: str, message: str) -> None:
@@ -67,15 +67,15 @@ def test_a_file_that_is_not_there(tmp_path: Path, path: str, message: str) -> No
 
 def test_wrong_arguments(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "t.json", line("a", 1, 1))
-    with pytest.raises(StepwellError, match="kind is 'perf'"):
+    with pytest.raises(StepwellError, match="got 'perf'"):
         import_files([file], tmp_path / "runs", kind="perf")
     with pytest.raises(StepwellError, match="cannot be a run id"):
         import_files([file], tmp_path / "runs", run_id="../x")
     import_files([file], tmp_path / "runs", run_id="taken")
-    with pytest.raises(StepwellError, match="exists already"):
+    with pytest.raises(StepwellError, match="already exists"):
         import_files([file], tmp_path / "runs", run_id="taken")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StepwellError, match="no regular file"):
+    with pytest.raises(StepwellError, match="not a regular file"):
         import_files([tmp_path / "pipe"], tmp_path / "runs")
 
 
@@ -137,7 +137,7 @@ def test_json_that_is_nested_deeply(tmp_path: Path) -> None:
     )
     run, done = imported(tmp_path, file)
     assert [row["name"] for row in spans_of(run)] == ["a", "b"]
-    assert done.left_out == {"it is no valid JSON": 1}
+    assert done.left_out == {"invalid JSON": 1}
 
 
 def test_spans_that_are_nested_deeply(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_spans_that_are_nested_deeply(tmp_path: Path) -> None:
     lines = [line(f"n{i % 5}", i, 2 * (count - i)) for i in range(count)]
     run, done = imported(tmp_path, write_lines(tmp_path / "t.json", *lines))
     depths = [row["depth"] for row in spans_of(run)]
-    assert depths == [min(i, nesting.MAX_DEPTH) for i in range(count)]
-    assert f"{count - nesting.MAX_DEPTH} spans are nested deeper" in done.notes[0]
+    assert depths == [min(i, run_writer.MAX_DEPTH) for i in range(count)]
+    assert f"{count - run_writer.MAX_DEPTH} spans are nested deeper" in done.notes[0]
     assert depths_agree(run)
 
 
 def test_a_record_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is passed over, what comes behind it is taken."""
-    monkeypatch.setattr(objects, "MAX_OBJECT", 50_000)
+    monkeypatch.setattr(sources, "MAX_OBJECT", 50_000)
     monkeypatch.setattr(sources, "CHUNK", 10_000)
     file = write_lines(
         tmp_path / "t.json",
@@ -169,7 +169,7 @@ def test_a_record_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
 def test_a_cut_off_gzip_file_is_taken_as_far_as_it_goes(tmp_path: Path, keep: float) -> None:
-    """The records before the cut are there, and the cut is told."""
+    """The records before the cut are imported, and a note mentions the cut."""
     lines = [line(f"n{i}", i * 10, 5, args={"x": os.urandom(20).hex()}) for i in range(3000)]
     packed = gzip.compress("\n".join(["[", *lines]).encode())
     file = tmp_path / "t.pfw.gz"
@@ -222,13 +222,13 @@ def bomb(path: Path, unit: bytes, total: int) -> Path:
     ],
 )
 def test_a_zip_bomb_is_refused(tmp_path: Path, unit: bytes) -> None:
-    """What unpacks to hundreds of times its size is no trace; memory stays small while it is found out."""
+    """A file that decompresses to hundreds of times its size is rejected, with little memory."""
     file = bomb(tmp_path / "t.json.gz", unit, 400 << 20)
     assert file.stat().st_size < 4 << 20
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "from stepwell.importing import import_trace\n"
-        "from stepwell.journal.errors import StepwellError\n"
+        "from stepwell._core.errors import StepwellError\n"
         "try: import_trace(sys.argv[1], sys.argv[2])\n"
         "except StepwellError as error: print(error)\n"
         "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0])\n"
@@ -236,7 +236,7 @@ def test_a_zip_bomb_is_refused(tmp_path: Path, unit: bytes) -> None:
     command = [sys.executable, "-c", program, str(file), str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     message, peak = done.stdout.strip().splitlines()
-    assert "no trace" in message
+    assert "trace" in message
     assert int(peak) < 300 << 10
 
 

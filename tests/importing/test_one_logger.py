@@ -85,9 +85,9 @@ def test_a_training_run(tmp_path: Path) -> None:
     assert (process["rank"], process["world_size"], process["host"]) == (3, 8, "n7")
     assert run.about["imported_from"]["tool_version"] == "2.3.1"
     assert done.left_out == {
-        "it ends what never began": 1,
-        "its type is 'strange'": 1,
-        "it is no valid JSON": 1,
+        "end without a begin": 1,
+        "unknown type 'strange'": 1,
+        "invalid JSON": 1,
     }
 
 

@@ -50,7 +50,7 @@ def record(folder: Path, iterations: int = 40) -> Any:
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_by_way_of_a_chrome_trace(tmp_path: Path, name: str) -> None:
     """Tree, times to the nanosecond, statuses, steps, metrics and events; categories may be filled in."""
-    export = pytest.importorskip("stepwell.exporters.chrome_export").export_chrome
+    export = pytest.importorskip("stepwell.exporters.chrome").export_chrome
     before = record(tmp_path)
     export(before, tmp_path / name)
     after, done = imported(tmp_path, tmp_path / name)
@@ -73,7 +73,7 @@ def test_by_way_of_a_chrome_trace(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["trace.pfw", "trace.pfw.gz"])
 def test_by_way_of_a_dftracer_trace(tmp_path: Path, name: str, dialect: str) -> None:
     """The same tree; times to the microsecond, which is what the format has."""
-    export = pytest.importorskip("stepwell.exporters.dftracer_export").export_dftracer
+    export = pytest.importorskip("stepwell.exporters.dftracer").export_dftracer
     before = record(tmp_path)
     (tmp_path / "out").mkdir()
     export(before, tmp_path / "out" / name, dialect=dialect)
@@ -90,15 +90,15 @@ def test_by_way_of_a_dftracer_trace(tmp_path: Path, name: str, dialect: str) -> 
     assert floored[0] == floored[1]
     assert metrics_of(after) == [(n, t // 1000 * 1000, v) for n, t, v in metrics_of(before)]
     if dialect == "old":
-        # Levels tell what is inside of what even where nothing took a microsecond.
+        # Levels show the nesting even of spans shorter than a microsecond.
         assert tree(after, "status", "step", "epoch", "depth") == tree(
             before, "status", "step", "epoch", "depth"
         )
 
 
 def test_open_spans_stay_open(tmp_path: Path) -> None:
-    """A run that never ended is exported and imported with what it was inside of."""
-    export = pytest.importorskip("stepwell.exporters.chrome_export").export_chrome
+    """A run that never ended is exported and imported with its open spans."""
+    export = pytest.importorskip("stepwell.exporters.chrome").export_chrome
     run = stepwell.init("live", dir=tmp_path / "original")
     with stepwell.span("outer"), stepwell.span("inner"):
         export(run.path, tmp_path / "t.json")
@@ -110,7 +110,7 @@ def test_open_spans_stay_open(tmp_path: Path) -> None:
 
 def test_an_imported_run_can_be_exported_again(tmp_path: Path) -> None:
     """Twice around: nothing gets lost on the way."""
-    export = pytest.importorskip("stepwell.exporters.chrome_export").export_chrome
+    export = pytest.importorskip("stepwell.exporters.chrome").export_chrome
     before = record(tmp_path, 10)
     export(before, tmp_path / "1.json")
     first, _ = imported(tmp_path, tmp_path / "1.json")

@@ -1,4 +1,4 @@
-"""Rows that do not fit into memory are sorted all the same."""
+"""Rows are sorted even if they do not fit into memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.importing import sorting
-from stepwell.importing.sorting import Row, Sorter
+from stepwell.importing import rows as rows_module
+from stepwell.importing.rows import RowSorter, TraceRow
 
 
 @pytest.mark.parametrize(("count", "piece"), [(50, 1 << 20), (5000, 10_000), (20_000, 4000)])
 def test_rows_come_back_sorted_whatever_fits_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, piece: int
 ) -> None:
-    """In memory, in some pieces, and in so many pieces that they are merged in stages."""
-    monkeypatch.setattr(sorting, "MOST_AT_ONCE", 8)
+    """In memory, in a few pieces, and in many pieces that are merged in stages."""
+    monkeypatch.setattr(rows_module, "MOST_AT_ONCE", 8)
     random.seed(3)
     rows = [
-        Row(
+        TraceRow(
             random.randrange(3),
             random.randrange(-5, 10**18),
             random.randrange(2),
@@ -32,7 +32,7 @@ def test_rows_come_back_sorted_whatever_fits_into_memory(
         )
         for i in range(count)
     ]
-    sorter = Sorter(tmp_path, piece)
+    sorter = RowSorter(tmp_path, piece)
     for row in rows:
         sorter.add(row)
     assert sorter.count == count

@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 
 import stepwell
-from stepwell.journal.archive import archive_files, read_frames
-from stepwell.journal.document import write_json
-from stepwell.journal.follow import Follower
+from stepwell._core.files import write_json
+from stepwell.journal.archive import archive_files, read_blocks
+from stepwell.journal.follower.trace import Follower
 from stepwell.journal.format import ABANDONED, ERROR, SPAN_SLOTS
-from stepwell.journal.recover import recover_process
-from stepwell.journal.writing import OPEN, ProcessWriter
+from stepwell.journal.process_writer import OPEN, ProcessWriter
+from stepwell.journal.recovery import recover_process
 
 NAME = "rank-00000.attempt-0.pid-7"
 ORIGIN = 1_700_000_000_000_000_000
@@ -78,7 +78,7 @@ def test_spans_keep_parents_and_depths_from_segment_to_segment(folder: Path) -> 
     assert found == expected
     assert rows["start_ns"].to_list() == [ORIGIN + 10 + i for i in range(60_000)]
     assert rows["status"].unique().to_list() == ["ok"]
-    segments = [f for p in archive_files(folder / NAME, "spans") for f in read_frames(p)]
+    segments = [f for p in archive_files(folder / NAME, "spans") for f in read_blocks(p)]
     assert len([f for f in segments if f.header["kind"] == "spans"]) >= 4
     assert all(f.header["slots"] <= SPAN_SLOTS for f in segments if f.header["kind"] == "spans")
 
@@ -100,7 +100,7 @@ def test_open_spans_are_taken_along_and_counted_once(folder: Path) -> None:
         ("leaf", 3 * SPAN_SLOTS),
         ("outer", 1),
     ]
-    frames = [f for p in archive_files(folder / NAME, "spans") for f in read_frames(p)]
+    frames = [f for p in archive_files(folder / NAME, "spans") for f in read_blocks(p)]
     counted = [f.header["spans"] for f in frames if f.header["kind"] == "spans"]
     assert len(counted) == 4
     assert sum(counted) == 3 * SPAN_SLOTS + 2

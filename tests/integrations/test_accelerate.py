@@ -1,4 +1,4 @@
-"""A loop of Accelerate leaves in the run what it logs, and with ``prepare`` what it does."""
+"""Accelerate: logged values are recorded, and with ``prepare`` the training loop too."""
 
 from __future__ import annotations
 

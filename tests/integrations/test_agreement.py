@@ -1,4 +1,4 @@
-"""One model, trained in five ways: each tells the same story."""
+"""One model, trained in five ways: all integrations record the same."""
 
 from __future__ import annotations
 

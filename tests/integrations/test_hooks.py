@@ -14,9 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import stepwell
 from stepwell import Run
+from stepwell._core.errors import StepwellError
 from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry
-from stepwell.integrations.torch import watching_diagnostics
-from stepwell.journal.errors import StepwellError
+from stepwell.integrations.torch import diagnostics
 from tests.guarded_hooks import changes, guard
 from tests.integrations.torch.loops import make_loader, make_model, make_optimizer
 from tests.loggers.logged import Own
@@ -59,7 +59,7 @@ def test_watch_diagnostics_and_watched_models_at_once(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cells run again, models that are gone, and all of it over one optimizer, beyond the first steps."""
-    monkeypatch.setattr(watching_diagnostics, "DENSE", 10)
+    monkeypatch.setattr(diagnostics, "DENSE", 10)
     logger: Own = Own(log_freq="batch").create_logger_context()
     model = make_model()
     optimizer, loader = make_optimizer(model), make_loader()

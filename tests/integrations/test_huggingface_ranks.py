@@ -1,4 +1,4 @@
-"""Two ranks, started as torchrun would: all of them record, or only the first, as asked for."""
+"""Two ranks, started like torchrun does: all record, or only the first, as configured."""
 
 from __future__ import annotations
 

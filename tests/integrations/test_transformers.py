@@ -1,4 +1,4 @@
-"""A Trainer with the callback leaves in the run what the Trainer itself reports."""
+"""A Trainer with the callback: the run agrees with the reports of the Trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints, resuming, and trainings that do not come to their end."""
+"""Checkpoints, resuming, and trainings that fail or are interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings of Hugging Face's Trainer that take a second."""
+"""Short trainings with the Hugging Face Trainer."""
 
 from __future__ import annotations
 

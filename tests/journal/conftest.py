@@ -8,7 +8,8 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.journal import errors, lane
+from stepwell._core import errors
+from stepwell.journal import lane
 from stepwell.journal.format import HEADER_BYTES, ROW_BYTES, SPAN_SLOTS
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 
 import stepwell
-from stepwell.journal.document import PROCESS
-from stepwell.journal.follow import Follower
+from stepwell.journal.follower.trace import Follower
+from stepwell.journal.format import PROCESS
 from stepwell.journal.records import EventRecord, SpanRecord
 
 Record = SpanRecord | EventRecord
@@ -24,7 +24,7 @@ def process_folder(run: Path) -> Path:
 
 
 class Following:
-    """A follower and all that it has given out."""
+    """A follower and all records that it has returned."""
 
     def __init__(self, run: Path, keep: Callable[[str], bool] | None = None) -> None:
         self.run = run
@@ -39,7 +39,7 @@ class Following:
         return new
 
     def to_end(self) -> None:
-        """Look until all of an ended process was given out."""
+        """Poll until all records of an ended process were returned."""
         while not self.follower.over:
             before = len(self.records)
             self.poll()
@@ -50,7 +50,7 @@ class Following:
         return [r for r in self.records if r.type == type and name in (None, r.name)]
 
     def check(self) -> None:
-        """Exactly the kept spans of the run were given out, once, in order and as they are."""
+        """Exactly the kept spans of the run were returned: once, in order, with the right content."""
         check_order(self.records)
         table = spans_of(self.run, self.follower.folder.name)
         wanted = {key: row for key, row in table.items() if self.keep(row["name"])}
@@ -90,8 +90,8 @@ class Following:
             if span == own or row["name"] == "error":
                 wanted.append((row["name"], span, json.loads(row["attributes"] or "{}")))
         given = [r for r in self.records if isinstance(r, EventRecord) and r.type != "attributes"]
-        found = [(r.name, r.span, r.attributes) for r in given if r.name != "artifact"]
-        assert sorted(found, key=str) == sorted(wanted, key=str)
+        returned = [(r.name, r.span, r.attributes) for r in given if r.name != "artifact"]
+        assert sorted(returned, key=str) == sorted(wanted, key=str)
 
 
 def seen_as(record: SpanRecord) -> tuple[Any, ...]:

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal import clock
-from stepwell.journal.document import PROCESS
-from stepwell.journal.follow_log import LogFollower
-from stepwell.journal.format import STEP_BIAS
+from stepwell._core import clock
+from stepwell.journal.follower.log import LogFollower
+from stepwell.journal.format import METRIC, PROCESS, STEP_BIAS
 from stepwell.journal.metrics import write_row
-from stepwell.journal.names import METRIC, names
+from stepwell.journal.names import names
 from stepwell.journal.state import current_journal, current_lane
 
 
@@ -38,14 +37,14 @@ def folder_of(run: Path) -> Path:
 
 def through_json(cursor: dict[str, Any]) -> dict[str, Any]:
     """What a cursor is after it was kept in a file."""
-    found: dict[str, Any] = json.loads(json.dumps(cursor, allow_nan=False))
-    return found
+    copy: dict[str, Any] = json.loads(json.dumps(cursor, allow_nan=False))
+    return copy
 
 
 def all_of(follower: LogFollower) -> list[Any]:
-    """What it gives out until it has nothing more."""
-    found: list[Any] = []
+    """Poll until there are no more records, and return all of them."""
+    collected: list[Any] = []
     while records := follower.poll():
         assert len(records) <= follower.limit
-        found += records
-    return found
+        collected += records
+    return collected

@@ -21,10 +21,10 @@ def parse_strictly(text: str | bytes) -> Any:
 def metrics_of(run: Run) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of each metric by name, in the order they were written."""
     run.flush()
-    found: dict[str, list[tuple[int, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     for row in open_run(run.path).metrics().collect().iter_rows(named=True):
-        found.setdefault(row["name"], []).append((row["step"], row["value"]))
-    return found
+        points.setdefault(row["name"], []).append((row["step"], row["value"]))
+    return points
 
 
 def values_of(run: Run) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Archives: frames that were written completely are read, whatever happened behind them."""
+"""Archives: blocks that were written completely are read, whatever follows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from stepwell.journal.archive import MAGIC, Archive, archive_files, pack, read_frames
+from stepwell.journal.archive import MAGIC, Archive, archive_files, pack, read_blocks
 
 HEADER = {"process": "p", "kind": "spans", "seq": 0}
 
@@ -24,7 +24,7 @@ def read(folder: Path) -> list[tuple[int, bytes]]:
     return [
         (f.header["seq"], f.payload())
         for p in archive_files(folder, "spans")
-        for f in read_frames(p)
+        for f in read_blocks(p)
     ]
 
 
@@ -39,7 +39,7 @@ def test_a_frame_is_laid_out_as_documented(tmp_path: Path) -> None:
 
 
 def test_frames_are_read_in_the_order_they_were_appended(tmp_path: Path) -> None:
-    """What is appended is what is read."""
+    """Blocks are read as they were appended."""
     archive = Archive(tmp_path, "spans")
     for seq in range(5):
         archive.append(frame(seq, bytes([seq]) * seq))
@@ -75,7 +75,7 @@ def test_a_torn_tail_hides_no_earlier_frame(tmp_path: Path, left: int) -> None:
 
 
 def test_any_corrupted_byte_is_noticed(tmp_path: Path) -> None:
-    """A frame with one wrong byte, wherever it is, is not given out."""
+    """A block with one wrong byte, anywhere, is not returned."""
     path = tmp_path / "spans-00000.zst"
     good, damaged = frame(0), frame(1)
     for at in range(len(damaged)):
@@ -126,7 +126,7 @@ def signed(head: bytes, packed: bytes, /, **wrong: Any) -> bytes:
 
 @pytest.mark.parametrize("head", [b"", b"{", b"\xff\xff", b"[" * 100_000])
 def test_a_header_that_is_no_json_ends_the_file(tmp_path: Path, head: bytes) -> None:
-    """A frame made by a stranger, with a right checksum, raises nothing."""
+    """A malicious block with a correct checksum raises nothing."""
     (tmp_path / "spans-00000.zst").write_bytes(frame(0) + signed(head, b""))
     assert [seq for seq, _ in read(tmp_path)] == [0]
 
@@ -145,7 +145,7 @@ def test_a_payload_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
     one = zstandard.ZstdCompressor().compress(bytes(300 << 20))
     path = tmp_path / "spans-00000.zst"
     path.write_bytes(signed(b'{"process":"p","kind":"spans","seq":0}', one))
-    [bomb] = read_frames(path)
+    [bomb] = read_blocks(path)
     tracemalloc.start()
     with pytest.raises(ValueError, match="too large"):
         bomb.payload()
@@ -155,11 +155,11 @@ def test_a_payload_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_payload_that_does_not_say_its_size_is_refused(tmp_path: Path) -> None:
-    """Ours always say it, so one that does not is a stranger's."""
+    """Valid blocks always state their size; a block that does not is refused."""
     packer = zstandard.ZstdCompressor(write_content_size=False)
     path = tmp_path / "spans-00000.zst"
     path.write_bytes(signed(b'{"process":"p","kind":"spans","seq":0}', packer.compress(b"x" * 99)))
-    [strange] = read_frames(path)
+    [strange] = read_blocks(path)
     with pytest.raises(ValueError, match="too large"):
         strange.payload()
 
@@ -175,4 +175,4 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path, kind: str) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    assert list(read_frames(path)) == []
+    assert list(read_blocks(path)) == []

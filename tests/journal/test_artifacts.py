@@ -89,7 +89,7 @@ def test_the_same_content_is_stored_once(recorded: Run, tmp_path: Path) -> None:
 def test_a_missing_file_is_one_warning_and_counted(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It raises nothing; each is counted as dropped, and nothing half-made is left behind."""
+    """It raises nothing; each is counted as dropped, and no partial file remains."""
     run.artifact(tmp_path / "nowhere.pt")
     run.artifact(tmp_path / "nowhere else.pt")
     run.artifact(b"fine", "fine")
@@ -104,7 +104,7 @@ def test_a_missing_file_is_one_warning_and_counted(
 def test_one_unreadable_file_of_a_folder_costs_itself_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files before and behind it are kept, and one drop is counted."""
+    """The files before and after it are stored, and one drop is counted."""
     folder = tmp_path / "out"
     folder.mkdir()
     for name in ("a", "b", "c"):
@@ -126,7 +126,7 @@ def test_one_unreadable_file_of_a_folder_costs_itself_alone(
 
 @pytest.mark.parametrize("source", [5, None, object(), "a\0b", ["list"]])
 def test_what_is_no_file_raises_nothing(run: Run, source: Any) -> None:
-    """A wrong argument is a warning; recording goes on."""
+    """A wrong argument gives a warning; recording continues."""
     run.artifact(source)
     run.artifact(b"fine", "fine")
     assert [row["name"] for row in rows_of(run)] == ["fine"]

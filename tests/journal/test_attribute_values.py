@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from stepwell import Run
-from stepwell.journal.values import encode
+from stepwell._core.values import encode
 from tests.journal.readback import carried_by_all, parse_strictly, spans_of
 
 
@@ -110,8 +110,8 @@ VALUES: list[tuple[str, Any, Any]] = [
 @pytest.mark.parametrize(("name", "value", "kept"), VALUES, ids=[name for name, _, _ in VALUES])
 def test_every_kind_of_attribute_is_kept(recorded: Run, name: str, value: Any, kept: Any) -> None:
     """The same value arrives on spans, events and artifacts, alone and beside a NaN."""
-    for found in carried_by_all(recorded, v=value, beside=math.nan):
-        assert found == {"v": kept, "beside": None, "nonfinite": {"beside": "nan"}}
+    for attributes in carried_by_all(recorded, v=value, beside=math.nan):
+        assert attributes == {"v": kept, "beside": None, "nonfinite": {"beside": "nan"}}
     assert parse_strictly(encode({"v": value})) == {"v": kept}
 
 
@@ -119,8 +119,8 @@ def test_every_kind_of_attribute_is_kept(recorded: Run, name: str, value: Any, k
 def test_what_is_not_finite_is_null_and_named(recorded: Run, kind: Any) -> None:
     """NaN and infinities become null; ``nonfinite`` says where they were and which."""
     values = {"a": kind(math.nan), "b": [1, kind(math.inf)], "c": {"d": kind(-math.inf)}, "e": None}
-    for found in carried_by_all(recorded, **values):
-        assert found == {
+    for attributes in carried_by_all(recorded, **values):
+        assert attributes == {
             "a": None,
             "b": [1, None],
             "c": {"d": None},
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_null_and_named(recorded: Run, kind: Any) -> None:
 
 
 def test_setting_an_attribute_again_replaces_what_it_was(recorded: Run) -> None:
-    """``set`` adds and replaces; a number that is finite now is no longer named as one that is not."""
+    """``set`` adds and replaces; a number that is finite now is no longer listed as non-finite."""
     with recorded.span("s", a=math.nan, b=math.inf, c=1) as span:
         span.set(a=2.0, d=math.nan)
         span.set(d=-math.inf, e="x" * 9000)
@@ -158,8 +158,8 @@ def test_an_attribute_may_be_called_nonfinite(recorded: Run) -> None:
 def test_very_long_texts_are_cut_and_say_so(recorded: Run) -> None:
     """8,192 characters are kept, with the length that it had; a long key keeps 256."""
     long = "ä" * 100_000
-    for found in carried_by_all(recorded, long=long, **{"k" * 500: 1}):
-        assert found == {
+    for attributes in carried_by_all(recorded, long=long, **{"k" * 500: 1}):
+        assert attributes == {
             "long": "ä" * 8192 + "…<cut: 100000 characters>",
             "k" * 256 + "…<cut: 500 characters>": 1,
         }
@@ -167,8 +167,8 @@ def test_very_long_texts_are_cut_and_say_so(recorded: Run) -> None:
 
 def test_texts_at_the_limit_are_not_cut(recorded: Run) -> None:
     """Exactly 8,192 characters fit."""
-    for found in carried_by_all(recorded, text="x" * 8192):
-        assert found == {"text": "x" * 8192}
+    for attributes in carried_by_all(recorded, text="x" * 8192):
+        assert attributes == {"text": "x" * 8192}
 
 
 def test_a_value_may_change_after_the_call(recorded: Run) -> None:

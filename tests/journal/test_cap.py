@@ -36,8 +36,8 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int | None) -> Non
 
 @pytest.mark.parametrize("text", ["many", "-1", "1e9", "5X", "1.2.3M", "M", "inf", "nan", "1,5G"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
-    """It is no number with a unit."""
-    with pytest.raises(ValueError, match="is no size"):
+    """A text that is not a number with a unit raises ValueError."""
+    with pytest.raises(ValueError, match="must be a size"):
         parse_size(text)
 
 

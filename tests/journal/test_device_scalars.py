@@ -70,9 +70,9 @@ def test_values_are_fetched_in_one_copy(recorded: Run, monkeypatch: pytest.Monke
     recorded.log({"g": on_device(0.5, requires_grad=True), "nan": on_device(float("nan"))})
     monkeypatch.undo()
     monkeypatch.setattr(scalars, "fetch", lambda t: (fetches.append(len(t)), fetch(t))[1])
-    found = metrics_of(recorded)
-    assert found.pop("nan")[0][1] != 0  # NaN is unequal to everything
-    assert found == {
+    metrics = metrics_of(recorded)
+    assert metrics.pop("nan")[0][1] != 0  # NaN is unequal to everything
+    assert metrics == {
         "a": [(3, 0.1)],
         "n": [(3, float(2**40))],
         "b": [(4, 1.5)],
@@ -131,7 +131,7 @@ def test_finish_waits_for_what_is_on_the_device(recorded: Run) -> None:
 
 
 def test_a_tensor_of_many_is_described_without_being_looked_at(recorded: Run) -> None:
-    """What is no scalar becomes an event with its type, shape and device."""
+    """A value that is not a scalar becomes an event with its type, shape and device."""
     recorded.log({"a": on_device([1.0, 2.0])})
     [(name, about)] = events_of(recorded)
     assert (name, about["value"]) == ("a", "<Device: torch.float32 (2,) on cuda:0>")
@@ -139,8 +139,8 @@ def test_a_tensor_of_many_is_described_without_being_looked_at(recorded: Run) ->
 
 def test_attributes_on_a_device_are_described_without_being_looked_at(recorded: Run) -> None:
     """An attribute set is written at once, so it says what was there rather than wait for it."""
-    for found in carried_by_all(recorded, loss=on_device(1.0)):
-        assert found == {"loss": "<Device: torch.float32 () on cuda:0>"}
+    for attributes in carried_by_all(recorded, loss=on_device(1.0)):
+        assert attributes == {"loss": "<Device: torch.float32 () on cuda:0>"}
 
 
 def test_a_device_that_fails_costs_its_own_values_alone(

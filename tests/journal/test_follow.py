@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from stepwell import Run
-from stepwell.journal import segment_rows
-from stepwell.journal.follow import Follower
-from stepwell.journal.format import NAME_SHIFT
+from stepwell.journal.follower import rows
+from stepwell.journal.follower.trace import Follower
+from stepwell.journal.format import NAME_SHIFT, SPAN
 from stepwell.journal.journal import Journal
-from stepwell.journal.names import SPAN, names
+from stepwell.journal.names import names
 from stepwell.journal.state import current_journal, current_lane
-from stepwell.telemetry.live import open_span, word_of
+from stepwell.telemetry.span_handle import intern_name, open_span
 from tests.journal.following import Following, process_folder
 
 
@@ -26,7 +26,7 @@ def error_in(run: Run, name: str) -> None:
 
 
 def test_start_and_stop(recorded: Run) -> None:
-    """An open span is given out at once, and its end when it has come."""
+    """The start of a span is returned at once, and its stop after it has ended."""
     following = Following(recorded.path)
     with recorded.span("outer", a=1) as outer:
         (start,) = following.poll()
@@ -96,7 +96,7 @@ def test_left_open_at_finish(recorded: Run) -> None:
 
 
 def test_kept_names(recorded: Run) -> None:
-    """Of spans that are not kept, nothing is given out but their errors, on an ancestor."""
+    """Of spans that are not kept, only errors are returned, on an ancestor."""
     following = Following(recorded.path, keep=lambda name: name.startswith("kept"))
     with recorded.span("kept a"), recorded.span("filtered"), recorded.span("filtered too"):
         recorded.event("inside")
@@ -165,17 +165,17 @@ def test_ended_while_it_is_read(
     outer.__enter__()
     if is_known:
         following.poll()
-    read = segment_rows._column
+    read = rows._column
     changes = [{"b": 2}]
 
     def change_first(fd: int, column: int, begin: int, end: int) -> bytes:
-        if column == segment_rows.START and changes:
+        if column == rows.START and changes:
             outer.set(**changes.pop())
             outer.__exit__(None, None, None)
         return read(fd, column, begin, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segment_rows, "_column", change_first)
+        patch.setattr(rows, "_column", change_first)
         following.poll()
     following.poll()
     following.check()
@@ -204,7 +204,7 @@ def test_written_late(recorded: Run) -> None:
 
 
 def test_error_from_outside(recorded: Run) -> None:
-    """An event that is called error is one, whoever records it."""
+    """An event named error is an error, also if the user records it."""
     following = Following(recorded.path)
     recorded.event("error", exception_message="mine")
     (record,) = following.poll()
@@ -212,16 +212,16 @@ def test_error_from_outside(recorded: Run) -> None:
 
 
 def test_artifacts_and_values(recorded: Run) -> None:
-    """An artifact and a logged value that is no number are events."""
+    """An artifact and a logged value that is not a number are events."""
     following = Following(recorded.path)
     recorded.artifact(b"content", "weights", epoch=3)
     recorded.log({"note": "text"}, step=7)
     recorded.flush()
     artifact, value = sorted(following.poll(), key=lambda record: record.name)
     assert (artifact.type, artifact.name) == ("event", "artifact")
-    about = artifact.attributes
-    assert (about["name"], about["size"], about["epoch"]) == ("weights", 7, 3)
-    assert len(about["sha256"]) == 64
+    file_fields = artifact.attributes
+    assert (file_fields["name"], file_fields["size"], file_fields["epoch"]) == ("weights", 7, 3)
+    assert len(file_fields["sha256"]) == 64
     assert (value.name, value.attributes) == ("note", {"value": "text", "step": 7})
 
 
@@ -242,7 +242,7 @@ def test_late_attributes(recorded: Run) -> None:
 
 
 def test_attributes_of_filtered_spans(recorded: Run) -> None:
-    """Late attributes of a span that is not kept concern nobody."""
+    """Late attributes of a span that is not kept are not returned."""
     journal = current_journal()
     assert journal is not None
     following = Following(recorded.path, keep=lambda name: name == "outer")
@@ -279,8 +279,8 @@ def test_given_times(recorded: Run) -> None:
     following = Following(recorded.path)
     now = time.perf_counter_ns()
     hour = 3600 * 10**9
-    late = open_span(word_of("late"), start=now + hour)
-    inside = open_span(word_of("inside"), start=now - hour)
+    late = open_span(intern_name("late"), start=now + hour)
+    inside = open_span(intern_name("inside"), start=now - hour)
     recorded.event("here")
     following.poll()
     with recorded.span("quick"):

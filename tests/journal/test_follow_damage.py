@@ -1,4 +1,4 @@
-"""The follower and what can go wrong with files: torn, removed, damaged, or made by a stranger."""
+"""The follower and bad files: torn, removed, damaged or malicious."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import stepwell
 from stepwell import Run
 from stepwell.journal.archive import archive_files
 from stepwell.journal.lane import Lane
-from stepwell.journal.recover import recover_process
+from stepwell.journal.recovery import recover_process
 from tests.durability.helpers import Child
 from tests.journal.following import Following, check_order, process_folder
 from tests.journal.test_follow_processes import follow
@@ -44,7 +44,7 @@ def test_torn_event_lines(recorded: Run) -> None:
 
 
 def test_overlong_line(recorded: Run) -> None:
-    """A line of many megabytes is nothing of ours, and what stands behind it is read."""
+    """A line of many megabytes is skipped, and the lines after it are read."""
     following = Following(recorded.path)
     events = process_folder(recorded.path) / "events.jsonl"
     recorded.event("one")
@@ -78,7 +78,7 @@ def test_torn_archive(tmp_path: Path, slots: int) -> None:
 
 
 def test_size_cap(tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the size cap removed before a look is gone and counted; the rest is given out."""
+    """Segments that the size cap removed before a look are counted as lost; the rest is returned."""
     monkeypatch.setenv("STEPWELL_MAX_BYTES", "64K")
     run = stepwell.init("test", dir=tmp_path / "runs")
     kept = ("outer", "small 0", "small 39")
@@ -119,7 +119,7 @@ KILL = """
 import os
 from stepwell.journal import lane
 from stepwell.journal.lane import Lane
-from stepwell.journal.recover import recover_process
+from stepwell.journal.recovery import recover_process
 switch = Lane._switch
 calls = [0]
 def die(*arguments):
@@ -142,7 +142,7 @@ with span("outer", a=1), span("inner", b=2):
 
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_while_rolling_over(tmp_path: Path, after: bool) -> None:
-    """Killed between copying what is open and saying so: no span is given out twice."""
+    """After a kill between copying open spans and marking the originals, no span is returned twice."""
     with Child(tmp_path) as child:
         child.do(KILL.replace("AFTER", str(after)))
         following = follow(tmp_path, keep=lambda name: name != "small")
@@ -192,7 +192,7 @@ def test_given_up_while_rolling_over(
     carry = Lane._carry
 
     def give_up_first(lane: Lane, *arguments: Any) -> int:
-        lane.give_up()
+        lane.abandon_open()
         following.poll()
         return carry(lane, *arguments)
 
@@ -230,14 +230,14 @@ DOCUMENTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("about", DOCUMENTS)
-def test_strange_documents(recorded: Run, about: Any) -> None:
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_strange_documents(recorded: Run, document: Any) -> None:
     """Whatever process.json says, a look raises nothing."""
     with recorded.span("outer"):
         recorded.event("here")
     recorded.finish()
     path = process_folder(recorded.path) / "process.json"
-    path.write_text(json.dumps(about))
+    path.write_text(json.dumps(document))
     following = Following(recorded.path)
     for _ in range(3):
         following.poll()
@@ -246,7 +246,7 @@ def test_strange_documents(recorded: Run, about: Any) -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_damage(recorded: Run, slots: int, tmp_path: Path, finished: bool) -> None:
-    """Bytes that were changed at random never raise, and never make it go on for ever."""
+    """Random changes of bytes never raise, and never cause an endless loop."""
     with recorded.span("outer", a=1) as outer:
         for i in range(3):
             with recorded.span("item", i=i):
@@ -260,8 +260,8 @@ def test_damage(recorded: Run, slots: int, tmp_path: Path, finished: bool) -> No
     if finished:
         shutil.copytree(recorded.path, tmp_path / "copy")
     folder = process_folder(tmp_path / "copy")
-    about = json.loads((folder / "process.json").read_text())
-    (folder / "process.json").write_text(json.dumps({**about, "status": "killed"}))
+    document = json.loads((folder / "process.json").read_text())
+    (folder / "process.json").write_text(json.dumps({**document, "status": "killed"}))
     chance = random.Random(7)
     originals = {path: path.read_bytes() for path in folder.iterdir() if path.name[:5] != "proce"}
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Following a log: what is given out, to whom, once, and the same again between two cursors."""
+"""Following a log: each record is returned once, to its loggers, and again between two cursors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.journal.follow_log import LogFollower
+from stepwell.journal.follower.log import LogFollower
 from stepwell.journal.format import ROW_BYTES
 from stepwell.journal.pump import Pump
 from stepwell.journal.records import ItemRecord, MetricRecord, StatusRecord
@@ -34,7 +34,7 @@ def seen(records: list[Any]) -> list[tuple[Any, ...]]:
     return [(r.name, r.step, r.value) for r in records if isinstance(r, MetricRecord)]
 
 
-# What is given out
+# Records
 
 
 def test_each_logger_gets_what_is_for_it(recorded: Run) -> None:
@@ -64,15 +64,15 @@ def test_a_metric_has_its_step_epoch_time_and_thread(recorded: Run) -> None:
     thread = threading.Thread(target=stepwell.log, args=({"a": 5.0},), name="worker")
     thread.start()
     thread.join()
-    found = all_of(follow(recorded))
-    assert [(r.value, r.step, r.epoch, r.thread) for r in found] == [
+    records = all_of(follow(recorded))
+    assert [(r.value, r.step, r.epoch, r.thread) for r in records] == [
         (1.0, 0, None, "MainThread"),
         (2.0, 1, None, "MainThread"),
         (3.0, 10, 0, "MainThread"),
         (4.0, -5, 0, "MainThread"),
         (5.0, 12, 1, "worker"),
     ]
-    times = [r.time_ns for r in found]
+    times = [r.time_ns for r in records]
     assert times == sorted(times)
 
 
@@ -88,11 +88,11 @@ def test_numbers_that_are_none_are_exact(recorded: Run) -> None:
 
 
 def test_items_come_with_what_is_known_of_them(recorded: Run) -> None:
-    """In the order of their times among the metrics; what is not ours is left in attributes."""
+    """Items are ordered by time among the metrics; unknown fields stay in the attributes."""
     write_line("item", "lr", item="param", audience=[1, 2], step=None, epoch=None, value=0.1)
     log_for("2", "loss", 0.5, 3)
-    about = {"content": "ab" * 32, "file": "c.png", "media": "image/png", "size": 3}
-    write_line("item", "c", item="figure", audience=[2], step=3, epoch=1, dpi=80, **about)
+    file_fields = {"content": "ab" * 32, "file": "c.png", "media": "image/png", "size": 3}
+    write_line("item", "c", item="figure", audience=[2], step=3, epoch=1, dpi=80, **file_fields)
     write_line("item", "other", item="text", audience=[1], value="for somebody else")
     write_line("event", "no item")
     param, loss, figure = all_of(follow(recorded, 2))
@@ -100,7 +100,7 @@ def test_items_come_with_what_is_known_of_them(recorded: Run) -> None:
     assert param.audience == (1, 2)
     assert seen([loss]) == [("loss", 3, 0.5)]
     assert isinstance(figure, ItemRecord)
-    assert (figure.content, figure.file, figure.media, figure.size) == tuple(about.values())
+    assert (figure.content, figure.file, figure.media, figure.size) == tuple(file_fields.values())
     assert (figure.step, figure.epoch, figure.attributes) == (3, 1, {"dpi": 80})
 
 
@@ -185,11 +185,11 @@ def test_between_two_cursors_is_always_the_same(recorded: Run, tmp_path: Path) -
         other = follow(recorded, 1)
         for i in random.Random(1).sample(range(len(batches)), 12):
             assert other.between(cursors[i], cursors[i + 1]) == batches[i]
-            # And goes on right behind.
+            # And continues after it.
             if i + 1 < len(batches):
                 other.limit = 101
                 assert other.poll()[:1] == batches[i + 1][:1]
-    # Times too, also where whoever begins again knows nothing of the first one.
+    # Times too, also for a new follower without the state of the first one.
     assert follow(recorded, 1).between({}, cursors[1]) == batches[0]
     given = [record for batch in batches for record in batch]
     whole = all_of(follow(recorded, 1, cursor=cursors[0]))
@@ -230,7 +230,7 @@ def test_a_follower_that_begins_again_all_the_time_misses_nothing(recorded: Run)
 def test_a_sealed_segment_whose_file_is_still_there_counts_once(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between sealing and removing: whoever begins again must not take it for another one."""
+    """After a kill between sealing and removing a segment, a new follower must not read it twice."""
     # A full segment and one in use, none of them sealed yet.
     seal = Pump.seal_retired
     monkeypatch.setattr(Pump, "seal_retired", lambda pump: None)
@@ -259,7 +259,7 @@ def test_a_sealed_segment_whose_file_is_still_there_counts_once(
 
 
 def test_the_status_of_a_logger_that_ended_comes_last(recorded: Run) -> None:
-    """The run goes on, and the other logger with it."""
+    """The run continues, and so does the other logger."""
     log_for("1+2", "loss", 1.0, 0)
     write_line("logger", "mlflow", number=1, to="mlflow")
     write_line("logger", "mlflow", number=1, status="failed")
@@ -275,7 +275,7 @@ def test_the_status_of_a_logger_that_ended_comes_last(recorded: Run) -> None:
 
 @pytest.mark.parametrize("status", ["finished", "failed", "killed"])
 def test_a_logger_that_says_nothing_ends_as_its_process_does(recorded: Run, status: str) -> None:
-    """Known once everything was given out."""
+    """The status is returned after all records."""
     log_for("1", "loss", 1.0, 0)
     follower = follow(recorded, 1)
     assert len(all_of(follower)) == 1
@@ -310,7 +310,7 @@ def test_after_a_kill_everything_is_there(tmp_path: Path, spooled: bool) -> None
 
 
 def test_what_is_long_ago_can_be_left_out(recorded: Run, slots: int) -> None:
-    """Then it begins with the latest segments; and who asks is told of each step."""
+    """It begins with the latest segments, and reports each step to ``on_context``."""
     contexts: list[tuple[int, int | None, int | None]] = []
     for i in range(3 * slots):
         recorded.set_step(i, 7)

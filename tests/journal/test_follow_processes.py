@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.journal.recover import recover_process
+from stepwell.journal.recovery import recover_process
 from tests.durability.helpers import Child, files_below, only_run
 from tests.harness import wait_until
 from tests.journal.following import Following, process_folder
@@ -88,7 +88,7 @@ def test_while_it_runs(child: Child, tmp_path: Path) -> None:
 
 
 def test_killed(child: Child, tmp_path: Path) -> None:
-    """After kill -9 the rest is given out, and what was open stops as unfinished."""
+    """After kill -9 the rest is returned, and open spans stop as unfinished."""
     following = follow(tmp_path, keep=lambda name: name != "small")
     child.do("outer = span('outer', a=1); outer.__enter__(); work(0, 100)")
     following.poll()
@@ -106,7 +106,7 @@ def test_killed(child: Child, tmp_path: Path) -> None:
 
 
 def test_killed_and_recovered(child: Child, tmp_path: Path) -> None:
-    """Recovery in the midst of following changes nothing of what is given out."""
+    """Recovery while following does not change the records."""
     one, two = follow(tmp_path), follow(tmp_path)
     child.do("outer = span('outer', a=1); outer.__enter__(); work(0, 100)")
     one.poll()
@@ -161,7 +161,7 @@ def test_spool(spooled: Child, tmp_path: Path) -> None:
 
 
 def test_spool_killed(spooled: Child, tmp_path: Path) -> None:
-    """What a killed process left in its spool is given out."""
+    """Records that a killed process left in its spool are returned."""
     following = follow(tmp_path, keep=lambda name: name != "small")
     spooled.do("outer = span('outer'); outer.__enter__(); work(0, 50)")
     following.poll()
@@ -175,18 +175,18 @@ def test_spool_killed(spooled: Child, tmp_path: Path) -> None:
 def elsewhere(folder: Path) -> None:
     """Make a process look as one of another machine."""
     path = folder / "process.json"
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps({**about, "boot": "another", "host": "elsewhere"}))
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "boot": "another", "host": "elsewhere"}))
 
 
 def has_stops(following: Following, count: int) -> bool:
-    """Whether so many items have ended, after one more look."""
+    """Poll once; return whether this many items have ended."""
     following.poll()
     return len(items(following)) == count
 
 
 def test_on_another_machine(spooled: Child, tmp_path: Path) -> None:
-    """Whoever cannot see the spool follows the copies, and is told the same in the end."""
+    """A follower without access to the spool reads the copies, and returns the same records in the end."""
     following = follow(tmp_path, keep=lambda name: name != "small")
     folder = following.follower.folder
     following.follower._boot = "this machine"

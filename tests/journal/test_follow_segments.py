@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from stepwell import Run
-from stepwell.journal.follow_spans import MAX_SEGMENTS
+from stepwell.journal.follower.rows import LiveRows
+from stepwell.journal.follower.span_segments import SegmentFiles
+from stepwell.journal.follower.spans import MAX_SEGMENTS
 from stepwell.journal.format import SPAN_SLOTS
-from stepwell.journal.segment_files import SegmentFiles
-from stepwell.journal.segment_rows import LiveRows
-from stepwell.telemetry.live import Span, open_span, word_of
+from stepwell.telemetry.span_handle import Span, intern_name, open_span
 from tests.journal.following import Following
 
 pytestmark = pytest.mark.usefixtures("slots")
@@ -106,7 +106,7 @@ def test_late_first_look(recorded: Run) -> None:
 
 @pytest.mark.full
 def test_backlog_comes_in_parts(recorded: Run) -> None:
-    """Very much at once is given out bit by bit, in order, over all threads."""
+    """A large backlog is returned in parts, in order, over all threads."""
     threads = [threading.Thread(target=small_spans, args=(recorded, 5000)) for _ in range(3)]
     with recorded.span("outer"):
         for thread in threads:
@@ -292,8 +292,8 @@ def test_tasks(recorded: Run, kept: str) -> None:
 
 
 def test_parents_of_other_threads(recorded: Run, restless: None) -> None:
-    """A parent that is given by hand is given out before its children in other threads."""
-    outer, child = word_of("outer"), word_of("child")
+    """An explicit parent is returned before its children in other threads."""
+    outer, child = intern_name("outer"), intern_name("child")
     following = Following(recorded.path, keep=lambda name: name != "small")
 
     def work(parent: Span) -> None:
@@ -321,7 +321,7 @@ def test_parents_of_other_threads(recorded: Run, restless: None) -> None:
 
 
 def test_frames_of_others(recorded: Run) -> None:
-    """Workers that were folded into the archives are not given out."""
+    """Workers that were folded into the archives are not returned."""
     following = Following(recorded.path)
     with recorded.span("outer"):
         child = os.fork()

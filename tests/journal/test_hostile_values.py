@@ -61,9 +61,9 @@ def test_a_value_that_fails_costs_no_other_metric(run: Run, value: Any) -> None:
 @pytest.mark.parametrize("value", HOSTILE, ids=IDS)
 def test_an_attribute_that_fails_is_replaced_by_a_description(run: Run, value: Any) -> None:
     """Its neighbours are kept; in its place is its type between angle brackets."""
-    for found in carried_by_all(run, good=1, bad=value, deep=[{"bad": value}, 2]):
-        assert (found["good"], found["deep"][1]) == (1, 2)
-        for shown in (found["bad"], found["deep"][0]["bad"]):
+    for attributes in carried_by_all(run, good=1, bad=value, deep=[{"bad": value}, 2]):
+        assert (attributes["good"], attributes["deep"][1]) == (1, 2)
+        for shown in (attributes["bad"], attributes["deep"][0]["bad"]):
             assert shown == "x" or str(shown).startswith(f"<{type(value).__name__}: ")
 
 
@@ -85,7 +85,9 @@ def test_logging_something_else_than_a_dict_is_one_warning(
         run.log(value)
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     kind = type(value).__name__
-    assert said == [f'log() takes a dict such as {{"loss": 0.3}}, not {kind}: nothing was recorded']
+    assert said == [
+        f'log() takes a dict such as {{"loss": 0.3}}, got {kind}. Nothing was recorded.'
+    ]
     assert values_of(run) == {"loss": [1.0, 1.0, 1.0]}
 
 
@@ -95,9 +97,13 @@ def test_a_dict_that_contains_itself_is_followed_for_a_while(run: Run) -> None:
     values["again"] = values
     run.log(values)
     run.log({"later": 2.0})
-    found = values_of(run)
-    assert (found["x"], found["again/x"], found["later"]) == ([1.0], [1.0], [2.0])
-    assert len(found) < 100
+    recorded_values = values_of(run)
+    assert (recorded_values["x"], recorded_values["again/x"], recorded_values["later"]) == (
+        [1.0],
+        [1.0],
+        [2.0],
+    )
+    assert len(recorded_values) < 100
 
 
 def test_structures_that_contain_themselves_are_cut(run: Run) -> None:
@@ -106,9 +112,9 @@ def test_structures_that_contain_themselves_are_cut(run: Run) -> None:
     cycle += [cycle] * 50
     mapping: dict[str, Any] = {"n": 1}
     mapping["self"] = mapping
-    for found in carried_by_all(run, mapping=mapping):
-        assert found["mapping"]["self"]["self"]["n"] == 1
-        assert "nested too deeply" in str(found)
+    for attributes in carried_by_all(run, mapping=mapping):
+        assert attributes["mapping"]["self"]["self"]["n"] == 1
+        assert "nested too deeply" in str(attributes)
     with run.span("wide", cycle=cycle):
         pass
     assert "cut" in str(spans_of(run)[-1])
@@ -119,9 +125,9 @@ def test_deeply_nested_attributes_are_cut(run: Run) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    for found in carried_by_all(run, deep=deep, beside=1):
-        assert found["beside"] == 1
-        assert "<list: nested too deeply>" in str(found["deep"])
+    for attributes in carried_by_all(run, deep=deep, beside=1):
+        assert attributes["beside"] == 1
+        assert "<list: nested too deeply>" in str(attributes["deep"])
     while deep:  # taken apart by hand: CPython itself would recurse
         deep = deep[0]
 
@@ -129,19 +135,19 @@ def test_deeply_nested_attributes_are_cut(run: Run) -> None:
 def test_a_huge_dict_is_cut_and_says_so(run: Run) -> None:
     """Of a dict of a million keys the beginning is kept, or a note of its size; never all of it."""
     huge = {f"key {i}": i for i in range(1_000_000)}
-    for found in carried_by_all(run, huge=huge, beside=1):
-        assert found["beside"] == 1
-        assert found["huge"]["key 0"] == 0
-        assert found["huge"]["cut"] == "<1000000 items>"
-        assert len(found["huge"]) == 1001
+    for attributes in carried_by_all(run, huge=huge, beside=1):
+        assert attributes["beside"] == 1
+        assert attributes["huge"]["key 0"] == 0
+        assert attributes["huge"]["cut"] == "<1000000 items>"
+        assert len(attributes["huge"]) == 1001
 
 
 def test_an_attribute_set_is_bounded_however_it_is_made(run: Run) -> None:
     """No shape of attributes makes a record of more than 64 KiB; an artifact keeps its sha256."""
     large = {f"k{i}": "t" * 300 for i in range(900)}
-    for found in carried_by_all(run, **large):
-        assert len(str(found)) < 1 << 16
-        assert "cut" in found
+    for attributes in carried_by_all(run, **large):
+        assert len(str(attributes)) < 1 << 16
+        assert "cut" in attributes
     wide = [[["x"] * 500] * 500] * 2
     run.event("wide", wide=wide)
     assert len(str(events_of(run)[-1])) < 1 << 16
@@ -156,12 +162,12 @@ def test_more_names_than_the_table_holds_share_one(
     run.log({f"over {i}": float(i) for i in range(5)})
     run.log({f"over {i}": float(i) for i in range(5)})
     run.log({"known": 2.0})
-    found = values_of(run)
-    assert found["known"] == [1.0, 2.0]
-    assert (found["over 0"], found["over 1"]) == ([0.0, 0.0], [1.0, 1.0])
-    assert found["(too many names)"] == [2.0, 3.0, 4.0, 2.0, 3.0, 4.0]
+    values = values_of(run)
+    assert values["known"] == [1.0, 2.0]
+    assert (values["over 0"], values["over 1"]) == ([0.0, 0.0], [1.0, 1.0])
+    assert values["(too many names)"] == [2.0, 3.0, 4.0, 2.0, 3.0, 4.0]
     assert [r.getMessage()[:9] for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "more than"
+        "More than"
     ]
     with run.span("also over", x=1):
         pass
@@ -181,9 +187,9 @@ def test_an_error_that_cannot_be_printed_ends_span_and_run_all_the_same(run: Run
         raise raised
     assert caught.value is raised
     [document] = run.path.glob("*/process.json")
-    about = parse_strictly(document.read_text())
-    assert about["status"] == "failed"
-    assert about["error"]["type"].endswith("Unprintable")
+    content = parse_strictly(document.read_text())
+    assert content["status"] == "failed"
+    assert content["error"]["type"].endswith("Unprintable")
     [(name, attributes)] = events_of(run)
     assert (name, attributes["exception_message"]) == (
         "error",
@@ -199,8 +205,8 @@ def test_each_exception_is_recorded_once_on_its_innermost_span(run: Run) -> None
                 raise ValueError(i)
         except ValueError:
             pass
-    found = [about["exception_message"] for _, about in events_of(run)]
-    assert found == [str(i) for i in range(20)]
+    messages = [attributes["exception_message"] for _, attributes in events_of(run)]
+    assert messages == [str(i) for i in range(20)]
 
 
 def test_a_thread_with_a_very_long_name_records(run: Run) -> None:

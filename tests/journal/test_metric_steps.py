@@ -79,21 +79,21 @@ ABSURD = [2**62, -(2**62), 10**5000, math.nan, math.inf, "many", [1], Failing()]
 def test_an_absurd_step_is_one_warning_and_the_current_step(
     run: Run, caplog: pytest.LogCaptureFixture, step: Any
 ) -> None:
-    """A step that is none keeps the values at the current step, and says so once."""
+    """Values with an invalid step are recorded at the current step, with one warning."""
     run.set_step(5)
     run.log({"a": 1.0}, step=step)
     run.log({"a": 2.0}, step=step)
     assert metrics_of(run) == {"a": [(5, 1.0), (5, 2.0)]}
     [said] = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert said.startswith("step=")
-    assert said.endswith("the current step is used instead")
+    assert said.startswith("step must be a whole number below 2**62, got ")
+    assert said.endswith(". The current step is used instead.")
 
 
 @pytest.mark.parametrize("step", [*ABSURD, -1, 2**39], ids=range(len(ABSURD) + 2))
 def test_an_absurd_current_step_is_one_warning_and_unknown(
     run: Run, caplog: pytest.LogCaptureFixture, step: Any
 ) -> None:
-    """``set_step`` with no step a run could have makes it unknown: values are counted again."""
+    """An invalid step makes the current step unknown: values are counted again."""
     run.set_step(5, epoch=1)
     run.set_step(step)
     run.set_step(step)
@@ -102,7 +102,7 @@ def test_an_absurd_current_step_is_one_warning_and_unknown(
     assert metrics_of(run) == {"a": [(0, 1.0)]}
     assert open_run(run.path).events().collect()["step"].to_list() == [None]
     [said] = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert said.startswith("step ")
+    assert said.startswith("step must be a whole number from 0 to ")
     assert "recorded as unknown" in said
 
 

@@ -7,7 +7,9 @@ import decimal
 import enum
 import fractions
 import math
+import mmap
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import torch
 import stepwell
 from stepwell import Run
 from stepwell.journal.format import METRIC_ROWS
+from stepwell.journal.metrics import latest
+from stepwell.journal.state import state
 from tests.harness import run_script
 from tests.journal.readback import events_of, metrics_of, values_of
 
@@ -92,9 +96,9 @@ def test_every_kind_of_scalar_becomes_its_number(recorded: Run) -> None:
 def test_what_is_not_finite_is_kept_exactly(recorded: Run, kind: Any) -> None:
     """NaN and both infinities are metric values like any other."""
     recorded.log({"nan": kind(math.nan), "inf": kind(math.inf), "minus": kind(-math.inf)})
-    found = values_of(recorded)
-    assert math.isnan(found.pop("nan")[0])
-    assert found == {"inf": [math.inf], "minus": [-math.inf]}
+    values = values_of(recorded)
+    assert math.isnan(values.pop("nan")[0])
+    assert values == {"inf": [math.inf], "minus": [-math.inf]}
 
 
 NO_NUMBERS: list[tuple[str, Any, Any]] = [
@@ -132,7 +136,7 @@ def test_the_event_of_a_value_says_at_which_step_it_was_logged(recorded: Run) ->
     recorded.set_step(4)
     recorded.log({"note": "current"})
     recorded.log({"note": "given"}, step=9)
-    assert [about["step"] for _, about in events_of(recorded)] == [None, 4, 9]
+    assert [attributes["step"] for _, attributes in events_of(recorded)] == [None, 4, 9]
 
 
 def test_nested_dicts_become_names_with_slashes(recorded: Run) -> None:
@@ -152,8 +156,8 @@ def test_nested_dicts_cross_the_end_of_a_segment(recorded: Run, free: int) -> No
     for _ in range(METRIC_ROWS - free):
         recorded.log({"filler": 0.0})
     recorded.log({"nested": {"x": 1.0, "y": 2.0}, "beside": 4.0, "too": 5})
-    found = {k: v for k, v in values_of(recorded).items() if not k.startswith("filler")}
-    assert found == {"nested/x": [1.0], "nested/y": [2.0], "beside": [4.0], "too": [5.0]}
+    values = {k: v for k, v in values_of(recorded).items() if not k.startswith("filler")}
+    assert values == {"nested/x": [1.0], "nested/y": [2.0], "beside": [4.0], "too": [5.0]}
 
 
 # In a process of its own, as names stay with a process: every later run would have all of them.
@@ -221,3 +225,27 @@ def test_a_very_long_name_is_cut_and_says_so(recorded: Run) -> None:
     assert name == "m" * 1000 + "…<cut: 1000000 characters>"
     assert events_of(recorded)[0][0] == "e" * 1000 + "…<cut: 1000000 characters>"
     assert sum(p.stat().st_size for p in recorded.path.rglob("names.jsonl")) < 1_000_000
+
+
+def test_the_latest_value_is_found_while_another_segment_is_unmapped(recorded: Run) -> None:
+    """The pump unmaps the segments of a thread that has ended, also while they are being searched."""
+    logged, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        stepwell.log({"loss": 2.0}, step=1)
+        logged.set()
+        done.wait(60)
+
+    stepwell.log({"loss": 1.0}, step=0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    logged.wait(60)
+    lanes = list(state.journal.lanes) if state.journal is not None else []
+    assert latest("loss", lanes) == 2.0
+    gone = mmap.mmap(-1, mmap.PAGESIZE)
+    gone.close()
+    kept, lanes[-1].rows = lanes[-1].rows, gone
+    assert latest("loss", lanes) == 1.0
+    lanes[-1].rows = kept
+    done.set()
+    thread.join()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from stepwell.journal import names as module
-from stepwell.journal.names import METRIC, SPAN, NameTable
+from stepwell.journal.format import METRIC, SPAN
+from stepwell.journal.names import NameTable
 from stepwell.reading.process import _names
 
 
@@ -25,19 +26,19 @@ def opened(path: Path) -> int:
 
 
 def written(path: Path) -> dict[int, tuple[str, str, str]]:
-    """What a careful stranger would make of the file: the last complete line of each id."""
-    found = {}
+    """Parse the file independently: the last complete line of each id."""
+    names = {}
     for line in path.read_bytes().split(b"\n"):
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        found[entry["id"]] = (entry["kind"], entry["category"], entry["name"])
-    return found
+        names[entry["id"]] = (entry["kind"], entry["category"], entry["name"])
+    return names
 
 
 class Faulty:
-    """``os.write`` that takes so many bytes at each call, or raises."""
+    """An ``os.write`` that accepts this many bytes at each call, or raises."""
 
     def __init__(self, *steps: int | OSError | None) -> None:
         self.steps = list(steps)
@@ -61,7 +62,7 @@ def test_a_name_keeps_its_id(path: Path) -> None:
 
 
 def test_names_from_before_and_after_attaching_are_written(path: Path) -> None:
-    """A file that is attached gets what is known, and each new name before its id is used."""
+    """An attached file gets all names, and each new name before its id is used."""
     table = NameTable()
     before = table.intern(SPAN, "before")
     table.attach(opened(path))
@@ -75,17 +76,17 @@ def test_names_from_before_and_after_attaching_are_written(path: Path) -> None:
 def test_a_short_write_is_made_good(
     path: Path, monkeypatch: pytest.MonkeyPatch, torn_at: int
 ) -> None:
-    """A line that was cut off is written again, by ``retry``, on a line of its own, with those behind it."""
+    """``retry`` writes a line that was cut off again, on a new line, with all later ones."""
     table = NameTable()
     table.attach(opened(path))
     monkeypatch.setattr(os, "write", Faulty(torn_at))
     first = table.intern(SPAN, "first name that is torn")
     second = table.intern(SPAN, "second")
     table.retry()
-    found = written(path)
-    assert found[first] == (SPAN, "", "first name that is torn")
-    assert found[second] == (SPAN, "", "second")
-    assert _names(path.read_text()) == found
+    names_read = written(path)
+    assert names_read[first] == (SPAN, "", "first name that is torn")
+    assert names_read[second] == (SPAN, "", "second")
+    assert _names(path.read_text()) == names_read
 
 
 def test_a_full_disk_is_made_good_by_retry(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +130,8 @@ def test_a_pipe_that_takes_little_at_a_time_gets_everything() -> None:
             received += os.read(reader, 1 << 20)
         except BlockingIOError:
             break
-    found = {entry[2] for entry in _names(received.decode()).values()}
-    assert found >= {f"{i} " + "x" * 90 for i in range(40)}
+    names_read = {entry[2] for entry in _names(received.decode()).values()}
+    assert names_read >= {f"{i} " + "x" * 90 for i in range(40)}
     os.close(reader)
     os.close(writer)
 
@@ -151,13 +152,13 @@ def test_another_file_gets_all_names_again(tmp_path: Path) -> None:
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the limit new names share an id per kind, and known ones keep theirs."""
     table = NameTable()
-    known = table.intern(SPAN, "known")
+    number = table.intern(SPAN, "known")
     monkeypatch.setattr(module, "MAX_NAMES", 4)
     last = table.intern(SPAN, "last")
     over = {table.intern(SPAN, f"over {i}") for i in range(10)}
     assert [table.key(i)[2] for i in over] == ["(too many names)"]
     assert table.key(table.intern(METRIC, "over"))[0] == METRIC
-    assert (table.intern(SPAN, "known"), table.intern(SPAN, "last")) == (known, last)
+    assert (table.intern(SPAN, "known"), table.intern(SPAN, "last")) == (number, last)
 
 
 def test_threads_agree_on_ids(path: Path) -> None:

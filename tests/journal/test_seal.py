@@ -25,7 +25,7 @@ from stepwell.journal.format import (
     parse_header,
 )
 from stepwell.journal.seal import join_planes, seal, split_planes
-from stepwell.reading.segments import Segment, sealed_segments
+from stepwell.reading.segments import RecordedSegment, sealed_segments
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), max_size=200)
 
@@ -35,7 +35,7 @@ def pages(kind: str, size: int, body: bytes) -> bytes:
     return (header.ljust(HEADER_BYTES, b"\0") + body).ljust(size, b"\0")
 
 
-def sealed(tmp_path: Path, kind: str, size: int, body: bytes) -> Segment:
+def sealed(tmp_path: Path, kind: str, size: int, body: bytes) -> RecordedSegment:
     frame = seal("proc", pages(kind, size, body))
     assert frame is not None
     place = tmp_path / ("metrics-00000.zst" if kind == "metrics" else "spans-00000.zst")
@@ -83,8 +83,8 @@ def test_metric_rows_come_back(
     """Clock, value bits, step word and name word of every row are those that were written."""
     body = b"".join(struct.pack("@QdQQ", *row, i + 1) for i, row in enumerate(rows))
     segment = sealed(tmp_path_factory.mktemp("m"), "metrics", METRIC_BYTES, body)
-    found = [tuple(map(int, row)) for row in zip(*segment.columns, strict=True)]
-    assert found == list(struct.iter_unpack("@QQQQ", body))
+    unpacked = [tuple(map(int, row)) for row in zip(*segment.columns, strict=True)]
+    assert unpacked == list(struct.iter_unpack("@QQQQ", body))
 
 
 TEXTS = st.lists(
@@ -141,22 +141,22 @@ def summary(metas: list[int], starts: list[int], ends: list[int]) -> dict[str, A
 def test_the_header_of_a_sealed_segment_sums_it_up() -> None:
     """It tells the first and last start of spans that began here, and how many are open."""
     link = 2 | LINK_WORD
-    found = summary([0, link, 7 << 16, 8 << 16, 9 << 16], [0, 501, 10, 30, 40], [0, 0, 0, 35, 0])
-    assert found["slots"] == 5
-    assert found["links"] == [[2, 500]]
-    assert found["time"] == [30, 40]
-    assert found["open"] == 2
+    fields = summary([0, link, 7 << 16, 8 << 16, 9 << 16], [0, 501, 10, 30, 40], [0, 0, 0, 35, 0])
+    assert fields["slots"] == 5
+    assert fields["links"] == [[2, 500]]
+    assert fields["time"] == [30, 40]
+    assert fields["open"] == 2
 
 
 def test_a_link_that_stands_for_a_span_is_no_continuation() -> None:
     """A slot that targets itself does not say that the span went on here."""
-    found = summary([0, 1 | LINK_WORD, 1 | 7 << 16], [0, 501, 30], [0, 0, 35])
-    assert found["links"] == []
-    assert found["open"] == 0
+    fields = summary([0, 1 | LINK_WORD, 1 | 7 << 16], [0, 501, 30], [0, 0, 35])
+    assert fields["links"] == []
+    assert fields["open"] == 0
 
 
 def test_a_header_is_read_only_when_it_is_complete() -> None:
-    """Half a header page, another format or no JSON are no header."""
+    """Half a header page, another format or invalid JSON is not a header."""
     fields = {"kind": "spans", "seq": 1, "lane": 2}
     page = pack_header(fields).ljust(HEADER_BYTES, b"\0")
     assert parse_header(page) == {"stepwell": 1, **fields}
@@ -170,7 +170,7 @@ def test_a_header_is_read_only_when_it_is_complete() -> None:
 
 
 def test_a_file_that_was_cut_off_is_sealed_as_far_as_it_goes() -> None:
-    """As its reader sees it: what is not there is empty."""
+    """A missing part of a file counts as empty, as for readers."""
     whole = pages("spans", SPAN_BYTES, pack_columns([0, 7 << 16], [0, 10], [0, 35]))
     assert seal("p", whole[:-100]) == seal("p", whole) == seal("p", whole + b"more")
 
@@ -190,10 +190,10 @@ def test_a_summary_tells_when_spans_began_and_ended(tmp_path: Path) -> None:
     starts = [0, 50, 501, 7, 20, 70]
     ends = [0, 55, 0, 90, 95 | failed, carried]
     body = pack_columns(metas, starts, ends)
-    found = sealed(tmp_path, "spans", SPAN_BYTES, body).header
+    block_header = sealed(tmp_path, "spans", SPAN_BYTES, body).header
     # The span in slot 3 began in another segment, at 7.
-    assert found["time"] == [20, 70]
-    assert found["until"] == 95
+    assert block_header["time"] == [20, 70]
+    assert block_header["until"] == 95
 
 
 def test_a_summary_tells_of_the_steps_that_were_set(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_a_summary_tells_of_the_steps_that_were_set(tmp_path: Path) -> None:
     ]
     body = b"".join(struct.pack("@QQdQ", clock, word, 0.0, name) for clock, word, name in rows)
     body += struct.pack("@QQdQ", 40, 77, 1.5, 4)
-    found = sealed(tmp_path, "metrics", METRIC_BYTES, body).header
-    assert found["time"] == [10, 40]
-    assert found["until"] == 40
-    assert found["context"] == [10, 30, 5 << 24, 3 << 24 | 2, 3, 9]
+    block_header = sealed(tmp_path, "metrics", METRIC_BYTES, body).header
+    assert block_header["time"] == [10, 40]
+    assert block_header["until"] == 40
+    assert block_header["context"] == [10, 30, 5 << 24, 3 << 24 | 2, 3, 9]
     plain = sealed(tmp_path, "metrics", METRIC_BYTES, struct.pack("@QQdQ", 40, 77, 1.5, 4)).header
     assert plain["context"] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell import Run
-from stepwell.journal.follow_log import LogFollower
+from stepwell.journal.follower.log import LogFollower
 from stepwell.journal.records import ItemRecord, MetricRecord
 from stepwell.loggers import Logger
 from stepwell.telemetry.artifacts import artifact_path

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepwell.loggers.backends.mlflow.names import cut, key_of
-from stepwell.loggers.delivery.names import escape, shortened, unescape
+from stepwell.loggers.delivery.files import escape, shortened, unescape
 
 
 def is_simple(character: str) -> bool:

@@ -96,7 +96,7 @@ def test_a_delivery_that_cannot_begin_does_not_stop_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is said, and what is logged is in the run."""
-    from stepwell.loggers.delivery import sending as deliveries
+    from stepwell.loggers.delivery import feed as deliveries
 
     def fail(run: Run, backend: Any) -> None:
         raise OSError("no space")

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import Run
 from stepwell.loggers.backends.console import ConsoleBackend
-from stepwell.loggers.delivery.sending import start_delivery
+from stepwell.loggers.delivery.feed import start_delivery
 from stepwell.telemetry import artifacts
 from tests.journal.logging_rows import log_for, write_line
 

@@ -59,14 +59,16 @@ def test_prov4ml_is_another_name() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Own(savedir=5), "savedir is 5: write a folder"),  # type: ignore[arg-type]
-        (lambda: TensorBoardLogger(framework="jax"), "write 'pytorch' or 'tensorflow'"),  # type: ignore[arg-type]
-        (lambda: WandBLogger(offline_mode="no"), "offline_mode is 'no': write True or False"),  # type: ignore[arg-type]
-        (lambda: WandBLogger(tags="a,b"), "tags is 'a,b': write a list of texts"),
-        (lambda: MLFlowLogger(experiment_name=5), "experiment_name is 5: write a text"),  # type: ignore[arg-type]
+        (lambda: Own(savedir=5), "savedir must be a folder, such as 'mllogs', got 5"),  # type: ignore[arg-type]
+        (lambda: WandBLogger(offline_mode="no"), "offline_mode must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: WandBLogger(tags="a,b"), "tags must be a list of texts"),
+        (lambda: MLFlowLogger(experiment_name=5), "experiment_name must be a text or None, got 5"),  # type: ignore[arg-type]
         (lambda: MLFlowLogger(tracking_uri="https://me:pw@host"), "MLFLOW_TRACKING_PASSWORD"),
-        (lambda: Prov4MLLogger(save_after_n_logs=0), "save_after_n_logs is 0: write a whole"),
-        (lambda: Prov4MLLogger(create_svg=1), "create_svg is 1: write True or False"),  # type: ignore[arg-type]
+        (
+            lambda: Prov4MLLogger(save_after_n_logs=0),
+            "save_after_n_logs must be a whole number of at least 1",
+        ),
+        (lambda: Prov4MLLogger(create_svg=1), "create_svg must be True or False, got 1"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_arguments_are_refused_at_once(make: Any, said: str) -> None:

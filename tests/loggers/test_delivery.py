@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,10 +16,11 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell.loggers.delivery import state
 from stepwell.loggers.delivery.backend import NotYet
-from stepwell.loggers.delivery.forwarding import ForwardedLog, forward_log
-from stepwell.loggers.delivery.sending import LogDelivery, LogFeed, start_delivery
+from stepwell.loggers.delivery.feed import LogDelivery, LogFeed, start_delivery
+from stepwell.loggers.delivery.forwarder import ForwardedLog, forward_log
 from stepwell.loggers.delivery.state import Busy
 from tests.durability.helpers import Child
 from tests.exporters.programs import end
@@ -28,7 +30,7 @@ from tests.loggers.lines_backend import LinesBackend
 
 BACKEND = "tests.loggers.lines_backend.LinesBackend"
 BEGIN = """
-from stepwell.loggers.delivery.sending import start_delivery
+from stepwell.loggers.delivery.feed import start_delivery
 from tests.journal.logging_rows import log_for, write_line
 from tests.loggers.lines_backend import LinesBackend
 run = init("training", dir="runs")
@@ -303,7 +305,7 @@ def test_a_backend_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
         (warning,) = trainer.do("answer = warnings")
         assert f"stepwell forward {trainer.path} --to lines" in warning
         assert trainer.end() == 0
-        with pytest.raises(Exception, match="another process is delivering this just now"):
+        with pytest.raises(Exception, match="another process is delivering these records"):
             forward_log(trainer.path, BACKEND)
         hang.unlink()
         wait_until(lambda: has_ended(trainer.sidecar))
@@ -370,17 +372,22 @@ def test_what_another_rank_publishes_is_waited_for(recorded: Run, tmp_path: Path
     waiting.close()
 
 
-def test_a_state_that_cannot_be_kept_is_no_delivery(recorded: Run, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_kept_is_no_delivery(
+    recorded: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the note of what is about to be delivered, it could come twice."""
     out = tmp_path / "out"
     feed = feed_of(recorded, out)
     log_for("1", "loss", 0.0, 0)
-    in_the_way = feed.memory.path.with_name(f".{feed.memory.path.name}.{os.getpid()}")
-    in_the_way.mkdir()
-    assert not feed.step()
-    assert "Directory" in str(feed.last_error)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "sync", full)
+        assert not feed.step()
+    assert "No space" in str(feed.last_error)
     assert calls(out, "deliver") == []
-    in_the_way.rmdir()
     assert feed.drain(time.monotonic() + 5)
     assert calls(out, "deliver") == [[1, False]]
     feed.close()
@@ -390,7 +397,7 @@ def test_a_damaged_state_is_for_somebody_to_decide(recorded: Run, tmp_path: Path
     """To begin anew would deliver everything twice."""
     feed = feed_of(recorded, tmp_path / "out")
     feed.memory.path.write_text("{")
-    with pytest.raises(StepwellError, match="is damaged: nobody knows what was delivered"):
+    with pytest.raises(StepwellError, match="is damaged, so it is unknown"):
         feed.claim()
     feed.close()
 
@@ -417,7 +424,7 @@ def test_a_content_is_found_by_its_sha256_alone(recorded: Run) -> None:
     sha = "ab" * 32
     assert backend.content_path(sha) == recorded.path / "artifacts" / sha
     for wrong in ("../../etc/passwd", "", sha.upper(), sha + "\n"):
-        with pytest.raises(ValueError, match="is no sha256"):
+        with pytest.raises(ValueError, match="sha256 must be"):
             backend.content_path(wrong)
 
 

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.loggers import KINDS, BackendRun
-from stepwell.loggers import mlflow as mlflow_module
-from stepwell.loggers import tensorboard as tensorboard_module
-from stepwell.loggers import wandb as wandb_module
+from stepwell.loggers import KINDS, BackendRun, MLFlowLogger, TensorBoardLogger, WandBLogger
 from tests.loggers.logged import items, metrics
 from tests.loggers.needs import needs
 
@@ -39,12 +36,8 @@ def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     torch = pytest.importorskip("torch")
     import stepwell
 
-    for module, name in (
-        (mlflow_module, "MLFlowLogger"),
-        (tensorboard_module, "TensorBoardLogger"),
-        (wandb_module, "WandBLogger"),
-    ):
-        monkeypatch.setattr(getattr(module, name), "backend_class", "")
+    for logger_class in (MLFlowLogger, TensorBoardLogger, WandBLogger):
+        monkeypatch.setattr(logger_class, "backend_class", "")
     space: dict[str, Any] = {
         "epochs": 2,
         "loader": [(1, 2)] * 150,
@@ -75,7 +68,7 @@ def test_models_and_contexts_in_mlflow(
     uri = f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"
     trained, x = torch.nn.Linear(3, 2), torch.ones(5, 3)
     space: dict[str, Any] = {"model": trained, "x": x}
-    with mlflow_module.MLFlowLogger(tracking_uri=uri).start_logging() as logger:
+    with MLFlowLogger(tracking_uri=uri).start_logging() as logger:
         space["logger"] = logger
         exec(block('context="validation"'), space)
         exec(block("registered_model_name="), space)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.telemetry.priority import SESSION_NICE
+from stepwell.telemetry.os_process import SESSION_NICE
 from tests.durability.helpers import PRELUDE
 from tests.exporters.programs import end
 from tests.harness import (
@@ -196,8 +196,8 @@ def test_without_progress_it_gives_up(tmp_path: Path, hang: Path) -> None:
             "run.finish()\nanswer = None"
         )
         assert trainer.do("answer = warnings") == [
-            "lines is missing 250 of 350 records (no progress for 1.5 s); delivery goes on in the background "
-            f"for up to 60 s, and `stepwell forward {trainer.path} --to lines` delivers the rest."
+            "lines is missing 250 of 350 records (no progress for 1.5 s); delivery continues in the "
+            f"background for up to 60 s, and `stepwell forward {trainer.path} --to lines` delivers the rest."
         ]
         hang.unlink()
         wait_until(lambda: has_ended(trainer.sidecar))
@@ -332,7 +332,7 @@ def test_an_interrupt_ends_the_wait_alone(tmp_path: Path, hang: Path) -> None:
         assert trainer.do("run.finish()\nanswer = run.status") == "finished"
         (warning,) = trainer.do("answer = warnings")
         assert warning.endswith(
-            " records (interrupted); delivery goes on in the background for up to 60 s, and "
+            " records (interrupted); delivery continues in the background for up to 60 s, and "
             f"`stepwell forward {trainer.path} --to lines` delivers the rest."
         )
         outside = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
@@ -348,7 +348,7 @@ def test_an_interrupt_at_the_exit_of_the_interpreter(tmp_path: Path, hang: Path)
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from stepwell.loggers.delivery.sending import start_delivery
+from stepwell.loggers.delivery.feed import start_delivery
 from tests.loggers.lines_backend import LinesBackend
 run = init("training", dir="runs")
 delivery = start_delivery(run, LinesBackend(number=1, path={str(tmp_path / "out.jsonl")!r}))
@@ -372,7 +372,7 @@ TERMINAL = """
 import os, sys
 import stepwell
 from stepwell.telemetry import notices
-from stepwell.loggers.delivery.sending import start_delivery
+from stepwell.loggers.delivery.feed import start_delivery
 from tests.journal.logging_rows import log_for
 from tests.loggers.lines_backend import LinesBackend
 show = notices.ProgressLine.show
@@ -412,7 +412,9 @@ def test_a_terminal_shows_what_is_waited_for(tmp_path: Path, hang: Path, quiet: 
         # It has counted, which it does after as long as the line appears after.
         assert program.stdout.readline() == "waiting\n"
         if not quiet:
-            shown.until("\rstepwell: lines: 100 of 1,350 records (Ctrl-C: go on in the background)")
+            shown.until(
+                "\rstepwell: lines: 100 of 1,350 records (Ctrl-C: continue in the background)"
+            )
         hang.unlink()
         assert program.wait(60) == 0
         shown.until_end()

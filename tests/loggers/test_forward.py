@@ -11,15 +11,15 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.loggers.delivery.forwarding import (
+from stepwell.loggers.delivery.forwarder import (
     BACKENDS,
     forward_log,
     is_backend,
     registered_loggers,
 )
 from stepwell.telemetry import artifacts
-from stepwell.telemetry.exporter_loading import find_class
-from stepwell.telemetry.forwarding import NotTaken
+from stepwell.telemetry.exporter_config import find_class
+from stepwell.telemetry.forward import NotTaken
 from tests.durability.helpers import run_script
 from tests.harness import run_stepwell
 from tests.journal.logging_rows import folder_of, log_for, write_line
@@ -123,11 +123,9 @@ def test_the_command_says_what_it_did(recorded: Run, tmp_path: Path) -> None:
     done = command(*words)
     assert done.returncode == 0, done.stderr
     process = folder_of(recorded.path).name
-    assert done.stdout == f"{process}: 1 records\n{recorded.id}: 1 records sent to {LINES}\n"
+    assert done.stdout == f"{process}: 1 record\n{recorded.id}: 1 record sent to {LINES}\n"
     again = command(*words)
-    assert again.stdout.splitlines()[-1] == (
-        f"{recorded.id}: nothing that had not been delivered before sent to {LINES}"
-    )
+    assert again.stdout.splitlines()[-1] == f"{recorded.id}: {LINES} already has all records"
     assert len(arrived(out)) == 1
 
 
@@ -154,9 +152,9 @@ def test_what_makes_no_sense_is_refused(recorded: Run) -> None:
     recorded.finish()
     done = command(str(recorded.path), "--to", "tensorboard", "--only", "epoch")
     assert done.returncode != 0
-    assert "tensorboard gets none" in done.stderr
+    assert "tensorboard does not receive spans" in done.stderr
     done = command(str(recorded.path), "--to", "mlfow")
-    assert "there is no exporter 'mlfow' (did you mean 'mlflow'?)" in " ".join(done.stderr.split())
+    assert "no exporter named 'mlfow' (did you mean 'mlflow'?)" in " ".join(done.stderr.split())
 
 
 def test_the_names_stand_for_backends() -> None:

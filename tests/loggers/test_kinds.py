@@ -16,7 +16,7 @@ from stepwell.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from stepwell.loggers.items.making import MAKERS
+from stepwell.loggers.items.converters import CONVERTERS
 from stepwell.loggers.kinds import check_kind
 from tests.loggers.logged import Own, records
 
@@ -53,7 +53,7 @@ def test_all_documented_kinds_are_there() -> None:
 def test_each_kind_has_a_way_into_the_run() -> None:
     """None is declared and then not known."""
     others = {"metric", "watch", "system", "carbon", "execution_time", "prov_documents"}
-    assert MAKERS.keys() | others == set(DOCUMENTED)
+    assert CONVERTERS.keys() | others == set(DOCUMENTED)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_nearest_kind_is_offered(wrong: str, meant: str) -> None:
 @pytest.mark.parametrize("wrong", [None, 3, "", "zzzzzz", ["metric"], object()])
 def test_what_is_like_no_kind_gets_the_list_alone(wrong: object) -> None:
     """Whatever it is."""
-    with pytest.raises(StepwellError, match="write one of 'metric'") as error:
+    with pytest.raises(StepwellError, match="kind must be one of 'metric'") as error:
         check_kind(wrong)
     assert "did you mean" not in str(error.value)
 

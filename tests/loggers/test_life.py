@@ -9,7 +9,7 @@ import pytest
 
 import stepwell
 from stepwell import Run, StepwellError
-from stepwell.journal import errors
+from stepwell._core import errors
 from stepwell.loggers import (
     ConsoleLogger,
     EmptyLogger,
@@ -17,7 +17,7 @@ from stepwell.loggers import (
     MLFlowLogger,
     Prov4MLLogger,
     WandBLogger,
-    recording,
+    writer,
 )
 from tests.loggers.logged import Another, Own, items, logger_lines, metrics
 
@@ -146,7 +146,7 @@ def test_start_logging_tells_how_it_ended(
 def test_an_error_while_creating_is_not_hidden(root: Path) -> None:
     """By another one about destroying what was never created."""
     with (
-        pytest.raises(StepwellError, match="rank is"),
+        pytest.raises(StepwellError, match="rank must be"),
         Own().start_logging(rank="first"),  # type: ignore[arg-type]
     ):
         pass
@@ -194,7 +194,7 @@ def test_without_a_context_it_says_what_to_call(
         stepwell.init()
     with pytest.raises(StepwellError) as error:
         use(logger)
-    assert f".{call}() comes before its context" in str(error.value)
+    assert f".{call}() needs a context" in str(error.value)
     assert "create_logger_context()" in str(error.value)
     assert "start_logging()" in str(error.value)
 
@@ -207,14 +207,14 @@ def test_after_it_was_destroyed_that_is_said(root: Path) -> None:
     assert "destroyed" not in str(error.value)
     with logger.start_logging():
         pass
-    with pytest.raises(StepwellError, match="The one that it had was destroyed"):
+    with pytest.raises(StepwellError, match="Its earlier context was destroyed"):
         logger.log(1.0, "loss")
 
 
 def test_destroying_twice_is_harmless(root: Path) -> None:
     """As in a `finally` behind a `with`; before anything was created it is a mistake."""
     for logger in (Own(), LoggersCollection([Own()])):
-        with pytest.raises(StepwellError, match="comes before its context"):
+        with pytest.raises(StepwellError, match="needs a context"):
             logger.destroy_logger_context()
         with logger.start_logging():
             logger.destroy_logger_context()
@@ -228,7 +228,9 @@ def test_a_timeout_that_is_none_is_refused(recorded: Run) -> None:
         logger.create_logger_context()
         wrong: Any = "5 s"
         for call in (logger.flush, logger.backend_run, logger.destroy_logger_context):
-            with pytest.raises(StepwellError, match="timeout is '5 s': write a number of seconds"):
+            with pytest.raises(
+                StepwellError, match="timeout must be a number of seconds, got '5 s'"
+            ):
                 call(wrong)
         assert logger.is_initialized
         logger.destroy_logger_context(timeout=5)
@@ -241,7 +243,9 @@ def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None
         backend_class = "tests.loggers.no_such.Backend"
 
     logger = Lost()
-    with pytest.raises(StepwellError, match=r"backend_class is 'tests.loggers.no_such.Backend'"):
+    with pytest.raises(
+        StepwellError, match=r"backend_class must be .*, got 'tests.loggers.no_such.Backend'"
+    ):
         logger.create_logger_context()
     assert not logger.is_initialized
     assert stepwell.active_run() is None
@@ -250,19 +254,25 @@ def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: MLFlowLogger(tracking_uri="http://[bad"), "tracking_uri is 'http://"),
-        (lambda: MLFlowLogger(tracking_uri="https://token@host"), "a password or token in it"),
-        (lambda: MLFlowLogger(tracking_uri="http://host/?token=abc"), "a password or token in it"),
-        (lambda: MLFlowLogger(run_id=["a"]), "run_id is"),  # type: ignore[arg-type]
-        (lambda: MLFlowLogger(experiment_id=True), "experiment_id is"),  # type: ignore[arg-type]
-        (lambda: MLFlowLogger().create_logger_context(run_id=["a"]), "run_id is"),
+        (
+            lambda: MLFlowLogger(tracking_uri="http://[bad"),
+            "tracking_uri must be an address, got 'http://",
+        ),
+        (lambda: MLFlowLogger(tracking_uri="https://token@host"), "contains a password or token"),
+        (
+            lambda: MLFlowLogger(tracking_uri="http://host/?token=abc"),
+            "contains a password or token",
+        ),
+        (lambda: MLFlowLogger(run_id=["a"]), "run_id must be"),  # type: ignore[arg-type]
+        (lambda: MLFlowLogger(experiment_id=True), "experiment_id must be"),  # type: ignore[arg-type]
+        (lambda: MLFlowLogger().create_logger_context(run_id=["a"]), "run_id must be"),
         (
             lambda: LoggersCollection([MLFlowLogger()]).create_logger_context(run_name=3),
-            "run_name is 3",
+            "run_name must be a text or None, got 3",
         ),
-        (lambda: WandBLogger(tags=5), "tags is 5"),  # type: ignore[arg-type]
-        (lambda: ConsoleLogger(savedir="a\0b"), "savedir is"),
-        (lambda: Prov4MLLogger(provenance_save_dir=None), "provenance_save_dir is None"),  # type: ignore[arg-type]
+        (lambda: WandBLogger(tags=5), "tags must be a list of texts"),  # type: ignore[arg-type]
+        (lambda: ConsoleLogger(savedir="a\0b"), "savedir must be a folder"),
+        (lambda: Prov4MLLogger(provenance_save_dir=None), "provenance_save_dir must be a folder"),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_that_makes_no_sense_is_said_at_once(root: Path, make: Any, said: str) -> None:
@@ -284,29 +294,29 @@ def test_of_many_metrics_that_are_no_numbers_ten_are_said(
     recorded: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The names may be new each time."""
-    for key in [key for key in errors.counts if key.startswith(recording.NO_NUMBER)]:
+    for key in [key for key in errors.counts if key.startswith(writer.NOT_A_NUMBER)]:
         monkeypatch.delitem(errors.counts, key)
     with Own(log_freq="batch").start_logging() as logger:
         for number in range(30):
             logger.log("text", f"words/{number}")
     assert caplog.text.count("goes to no backend") == 10
     for number in range(10):
-        del errors.counts[f"{recording.NO_NUMBER}words/{number}"]
+        del errors.counts[f"{writer.NOT_A_NUMBER}words/{number}"]
 
 
 def test_a_status_that_is_none_is_refused(recorded: Run) -> None:
     """It lists those that are."""
     logger = Own().create_logger_context()
-    with pytest.raises(StepwellError, match="finished, failed, interrupted, killed"):
+    with pytest.raises(StepwellError, match="'finished', 'failed', 'interrupted' or 'killed'"):
         logger.destroy_logger_context(status="done")
     assert logger.is_initialized
 
 
 def test_create_takes_no_option_that_it_does_not_know(recorded: Run) -> None:
     """Each says what it takes."""
-    with pytest.raises(StepwellError, match=r"takes no 'run_id': it takes rank"):
+    with pytest.raises(StepwellError, match="no argument 'run_id'; it has rank"):
         Own().create_logger_context(run_id="x")
-    with pytest.raises(StepwellError, match="it takes rank, run_id, run_name, parent_run_id"):
+    with pytest.raises(StepwellError, match="it has rank, run_id, run_name, parent_run_id"):
         MLFlowLogger().create_logger_context(run="x")
 
 

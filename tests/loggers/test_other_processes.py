@@ -54,7 +54,7 @@ def test_a_context_stays_at_home(recorded: Run) -> None:
     other = pickle.loads(pickle.dumps(logger))
     assert not other.is_initialized
     assert not other["own"].is_initialized
-    with pytest.raises(StepwellError, match="went to another process is created there"):
+    with pytest.raises(StepwellError, match="needs a new context there"):
         other.log(1.0, "loss")
     logger.log(2.0, "loss")
     recorded.finish()
@@ -104,7 +104,7 @@ def test_a_spawned_child_of_a_recording_process_logs_into_its_run(tmp_path: Path
         "    sys.exit(process.exitcode)\n"
     )
     done = run_script(script, env=strict(tmp_path), check=True)
-    assert "goes to no backend" in done.stderr
+    assert "are not delivered to a backend" in done.stderr
     (run,) = stepwell.list_runs(tmp_path / "runs")
     assert run.metrics().collect()["value"].to_list() == [7.0]
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.loggers.prov.drawing import svg_of
-from stepwell.loggers.prov.graph import Edge, Graph, Node, graph_of
-from stepwell.loggers.prov.graph_text import dot_of, mermaid_of
+from stepwell.loggers.prov.graph import Edge, Graph, GraphNode, graph_of
+from stepwell.loggers.prov.graph_files import dot_of, mermaid_of, svg_of
 from stepwell.loggers.prov.layout import Box, lay_out
 from stepwell.loggers.prov.statements import Name, Statements
 
@@ -133,13 +132,13 @@ def test_a_ladder_is_drawn_without_crossings() -> None:
     top = [Edge(f"a{i + 1}", f"a{i}", "used") for i in range(4)]
     bottom = [Edge(f"b{i + 1}", f"b{i}", "used") for i in range(4)]
     names = ["a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3", "a4", "b4"]
-    layout = lay_out(Graph({n: Node(n, "entity", n) for n in names}, [*top, *bottom]))
+    layout = lay_out(Graph({n: GraphNode(n, "entity", n) for n in names}, [*top, *bottom]))
     above = {layout.boxes[f"a{i}"].y < layout.boxes[f"b{i}"].y for i in range(5)}
     assert len(above) == 1
 
 
 def test_a_circle_in_a_strangers_document_is_no_endless_loop() -> None:
-    nodes = {name: Node(name, "entity", name) for name in "abc"}
+    nodes = {name: GraphNode(name, "entity", name) for name in "abc"}
     edges = [Edge("a", "b", "used"), Edge("b", "c", "used"), Edge("c", "a", "used")]
     assert len(lay_out(Graph(nodes, edges)).boxes) == 3
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stepwell
-from stepwell.loggers.delivery.forwarding import forward_log
+from stepwell.loggers.delivery.forwarder import forward_log
 from tests.loggers.needs import needs
 from tests.loggers.reading_back import Left
 from tests.loggers.tensorboard_reading import accumulated, hparams, texts

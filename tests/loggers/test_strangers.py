@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from stepwell import Run, StepwellError
-from stepwell.cli.forwarding import parse_receiver
+from stepwell.cli.forward import parse_receiver
 from stepwell.loggers.backends.mlflow import runs
-from stepwell.loggers.delivery import places
-from stepwell.loggers.delivery.forwarding import forward_log, is_backend
-from stepwell.telemetry import artifacts, forwarding
-from stepwell.telemetry.forwarding import NotTaken
+from stepwell.loggers.delivery import forwarder
+from stepwell.loggers.delivery.forwarder import forward_log, is_backend
+from stepwell.telemetry import artifacts, forward
+from stepwell.telemetry.forward import NotTaken
 from tests.harness.marks import others_in_full
 from tests.journal.logging_rows import folder_of, log_for, write_line
 
@@ -100,7 +100,7 @@ def test_where_it_goes_is_said_first(
     recorded.finish()
     forward_log(recorded.path, "tensorboard")
     (said,) = [r.getMessage() for r in caplog.records if "goes to" in r.getMessage()]
-    assert said == f"tensorboard goes to savedir '{kept}', as the run folder says"
+    assert said == f"tensorboard goes to savedir '{kept}', as stored in the run folder"
     caplog.clear()
     write = {"savedir": str(given)}
     forward_log(recorded.path, CLASSES["console"], write)
@@ -130,7 +130,7 @@ def test_an_address_that_only_the_run_folder_says_is_confirmed(
         raise ConnectionError("it does not answer")
 
     monkeypatch.setattr(runs, "connect", refuse)
-    monkeypatch.setattr(forwarding, "TRIES", 1)
+    monkeypatch.setattr(forward, "TRIES", 1)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(StepwellError, match=rf"credentials .* --to mlflow={ADDRESS}$"):
         forward_log(recorded.path, "mlflow")
@@ -155,9 +155,9 @@ def test_an_address_on_the_command_line() -> None:
     assert parse_receiver("mlflow=http://x/?b=c", {"a": 1}) == ("mlflow", address)
     assert parse_receiver("otlp=http://x", {}) == ("otlp", {"endpoint": "http://x"})
     for words, said in [
-        ("tensorboard=http://x", "tensorboard has no address"),
+        ("tensorboard=http://x", "tensorboard does not take an address"),
         ("mlflow=", "such as --to mlflow=http"),
-        ("mlflow=http://y", "write one of them"),
+        ("mlflow=http://y", "use one of them"),
         ("mlfow=http://x", "did you mean 'mlflow'"),
     ]:
         with pytest.raises(StepwellError, match=said):
@@ -167,7 +167,7 @@ def test_an_address_on_the_command_line() -> None:
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """This user has none of the files."""
-    monkeypatch.setattr(places, "ROOT", -1)
+    monkeypatch.setattr(forwarder, "ROOT", -1)
     monkeypatch.setattr(os, "geteuid", lambda: 424242)
 
 
@@ -223,5 +223,5 @@ def test_the_name_of_an_own_logger_asks_for_its_class(recorded: Run) -> None:
     """The folder does not decide which code runs."""
     stored(1, "lines")
     recorded.finish()
-    with pytest.raises(StepwellError, match=r"write --to with its class, .* 'x\.Y'"):
+    with pytest.raises(StepwellError, match=r"pass its class to --to.* 'x\.Y'"):
         is_backend(recorded.path, "lines")

@@ -15,7 +15,7 @@ import pytest
 
 from stepwell.loggers.backends.tensorboard.backend import TensorBoardBackend
 from stepwell.loggers.delivery.backend import LogRecord
-from stepwell.loggers.delivery.kept_files import keep_file, safe_parts
+from stepwell.loggers.delivery.files import keep_file, safe_parts
 from tests.loggers.delivering import PNG, Log, metric
 from tests.loggers.tensorboard_reading import Server, accumulated, hparams, scalars, texts
 

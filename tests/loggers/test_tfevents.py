@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepwell.loggers.backends.tensorboard import tfevents
-from stepwell.loggers.backends.tensorboard.crc32c import LARGE, PIECE, crc32c
-from stepwell.loggers.backends.tensorboard.image_size import image_size
+from stepwell.loggers.backends.tensorboard.events import image_size
+from stepwell.loggers.backends.tensorboard.tfevents import LARGE, PIECE, crc32c
 from tests.loggers.delivering import PNG
 
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")

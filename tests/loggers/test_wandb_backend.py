@@ -466,7 +466,7 @@ def test_fragments_that_were_not_uploaded_are_before_another_one_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
     """The oldest first, each once; one that somebody else uploaded is left alone."""
-    from stepwell.loggers.backends.wandb import upload as wandb_backend_upload
+    from stepwell.loggers.backends.wandb import fragments as wandb_backend_upload
 
     to = backend(tmp_path)
     for value in (1.0, 2.0, 3.0):
@@ -478,7 +478,7 @@ def test_fragments_that_were_not_uploaded_are_before_another_one_begins(
     uploaded: list[Path] = []
     monkeypatch.setattr(wandb_backend_upload, "_sync", uploaded.append)
     for _ in range(2):
-        wandb_backend_upload.upload_what_was_left(tmp_path / "logs" / "wandb", log.state["run_id"])
+        wandb_backend_upload.upload_unfinished(tmp_path / "logs" / "wandb", log.state["run_id"])
     assert uploaded == [folders[0], folders[2]]
 
 

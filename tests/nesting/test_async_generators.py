@@ -45,7 +45,7 @@ def test_async_generators(recorded: Run) -> None:
 
 
 def test_an_async_generator_that_is_dropped(recorded: Run) -> None:
-    """When the loop closes a forgotten async generator its span ends and is nobody's parent."""
+    """When the loop closes a forgotten async generator, its span ends and gets no more children."""
 
     async def main() -> None:
         with stepwell.span("user"):

@@ -149,12 +149,12 @@ def test_async_spans_stay_open_over_roll_overs(recorded: Run) -> None:
         ("woken", "wait inside"): 50,
         ("busy", "main"): 3 * SLOTS,
     }
-    assert sorted(found["number"] for found in attributes(spans, "wait")) == list(range(50))
+    assert sorted(entry["number"] for entry in attributes(spans, "wait")) == list(range(50))
     assert set(spans["status"]) == {"ok"}
 
 
 def test_more_tasks_wait_inside_spans_than_a_segment_can_carry(recorded: Run) -> None:
-    """With 9,000 async spans open at a roll-over some are given up, and recording goes on."""
+    """With 9,000 async spans open at a roll-over some are abandoned, and recording continues."""
 
     async def wait(go: asyncio.Event) -> None:
         with stepwell.span("wait"):
@@ -204,7 +204,7 @@ def test_set_finds_the_span_of_its_own_task(recorded: Run) -> None:
 
 
 def test_events_are_on_the_span_of_their_task(recorded: Run) -> None:
-    """An event of a task is on the task's innermost span, whatever the others are inside of."""
+    """An event of a task is on its innermost span, whatever spans other tasks have open."""
 
     async def work(number: int) -> None:
         with stepwell.span(f"work {number}"):

@@ -137,7 +137,7 @@ def test_coroutines(recorded: Run) -> None:
 
 
 def test_generators(recorded: Run) -> None:
-    """A decorated generator takes what is sent and thrown, and returns its value."""
+    """A decorated generator supports send and throw, and returns its value."""
     assert inspect.isgeneratorfunction(generate)
     generator = generate(3)
     assert next(generator) == 0
@@ -167,7 +167,7 @@ def test_a_generator_is_timed_from_its_first_item_on(recorded: Run) -> None:
 
 
 def test_async_generators(recorded: Run) -> None:
-    """A decorated async generator takes what is sent and thrown, and cleans up when closed."""
+    """A decorated async generator supports send and throw, and cleans up when closed."""
     assert inspect.isasyncgenfunction(async_generate)
 
     async def main() -> None:

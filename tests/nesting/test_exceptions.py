@@ -91,12 +91,12 @@ def test_every_exception_is_recorded(recorded: Run) -> None:
                 pass
     recorded.finish()
     expected = [f"number {i}" for i in range(200) if i < 100 or i % 2 == 0]
-    assert [about["exception_message"] for _, _, about in events(recorded)] == expected
+    assert [entry["exception_message"] for _, _, entry in events(recorded)] == expected
     assert {span for _, span, _ in events(recorded)} == {"try"}
 
 
 def test_an_exception_after_a_caught_one_is_recorded_too(recorded: Run) -> None:
-    """A second exception in the same span is no repetition of the first."""
+    """A second exception in the same span is recorded as well."""
 
     @recorded.span("outer")
     def work() -> None:
@@ -110,7 +110,7 @@ def test_an_exception_after_a_caught_one_is_recorded_too(recorded: Run) -> None:
     with pytest.raises(ValueError, match="second"):
         work()
     recorded.finish()
-    assert [(span, about["exception_message"]) for _, span, about in events(recorded)] == [
+    assert [(span, entry["exception_message"]) for _, span, entry in events(recorded)] == [
         ("inner", "first"),
         ("outer", "second"),
     ]
@@ -130,7 +130,7 @@ def test_an_exception_raised_from_another(recorded: Run) -> None:
     with pytest.raises(RuntimeError, match="wrapped"), recorded.span("outer"):
         work()
     recorded.finish()
-    assert [(span, about["exception_type"]) for _, span, about in events(recorded)] == [
+    assert [(span, entry["exception_type"]) for _, span, entry in events(recorded)] == [
         ("inner", "ValueError"),
         ("middle", "RuntimeError"),
     ]
@@ -156,7 +156,7 @@ def test_an_exception_passes_spans_that_are_entered_on_its_way(recorded: Run) ->
         work()
     spans = finished(recorded)
     assert statuses(spans)["clean up", "ok"] == 1
-    assert [(span, about["exception_message"]) for _, span, about in events(recorded)] == [
+    assert [(span, entry["exception_message"]) for _, span, entry in events(recorded)] == [
         ("inner", "once"),
         ("clean up inside", "other"),
     ]

@@ -36,7 +36,7 @@ def test_a_generator_closed_early(recorded: Run) -> None:
 
 
 def test_a_generator_left_by_break_or_garbage_collected(recorded: Run) -> None:
-    """A generator that nobody refers to any more ends its span; one in a cycle, when collected."""
+    """A generator without references ends its span; one in a reference cycle when it is collected."""
     for _ in batches("broken off"):
         break
     # Else the collector may run in the pump's thread, where the span cannot be found.
@@ -127,9 +127,9 @@ def test_a_generator_outlives_the_span_of_its_caller(recorded: Run) -> None:
     with recorded.span("after"):
         pass
     spans = finished(recorded)
-    found = edges(spans)
-    assert found["outer", None] == found["batches", "outer"] == 1
-    assert found["later", None] == found["after", None] == 1
+    pairs = edges(spans)
+    assert pairs["outer", None] == pairs["batches", "outer"] == 1
+    assert pairs["later", None] == pairs["after", None] == 1
     assert set(spans["status"]) == {"ok"}
     by_name = {row["name"]: row for row in spans.iter_rows(named=True)}
     end = {name: row["start_ns"] + row["duration_ns"] for name, row in by_name.items()}
@@ -156,8 +156,8 @@ def test_an_unfinished_generator_survives_roll_overs(recorded: Run) -> None:
     assert attributes(spans, "batches") == [{"note": "kept"}]
     assert statuses(spans)["batches", "ok"] == 1
     last_step = spans.filter(pl.col("name") == "step")["start_ns"].max()
-    found = spans.row(by_predicate=pl.col("name") == "batches", named=True)
-    assert found["start_ns"] + found["duration_ns"] > last_step
+    batches_span = spans.row(by_predicate=pl.col("name") == "batches", named=True)
+    assert batches_span["start_ns"] + batches_span["duration_ns"] > last_step
 
 
 def test_forgotten_generators_do_not_pile_up(recorded: Run) -> None:

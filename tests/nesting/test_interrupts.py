@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, also inside of the recorder itself."""
+"""Ctrl-C at any moment, also inside the recorder itself."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def weather(tmp_path: Path, where: str, fill: int = 0) -> pl.DataFrame:
 
 def parents_of(spans: pl.DataFrame, name: str) -> list[str | None]:
     above = spans.select(parent="id", above="name")
-    found = spans.filter(pl.col("name") == name).join(above, on="parent", how="left")
-    return found["above"].to_list()
+    children = spans.filter(pl.col("name") == name).join(above, on="parent", how="left")
+    return children["above"].to_list()
 
 
 def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_interrupts_inside_a_span_leave_the_tree_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fill", others_in_full([0, 2 * SLOTS], [0]))
 def test_interrupts_at_the_root_leave_the_recorder_working(tmp_path: Path, fill: int) -> None:
-    """Without a span around the storm the recorder goes on, over roll-overs too.
+    """Without a span around the interrupts the recorder continues, also over roll-overs.
 
     An interrupt on the very first instruction of leaving a span cannot be told from a span that is
     still open, so one of those may stay around all that follows until an outer span is left.

@@ -60,7 +60,7 @@ def test_plain_code_between_two_turns_of_a_loop(recorded: Run) -> None:
 
 
 def test_the_next_run_in_the_same_task_starts_anew(recorded: Run) -> None:
-    """A span open in one run is no parent in the next one, begun in the same task."""
+    """A span open in one run is not a parent in the next run of the same task."""
 
     async def main() -> Run:
         with stepwell.span("first"):

@@ -88,9 +88,9 @@ def test_events_know_their_span_over_a_roll_over(recorded: Run) -> None:
     spans = finished(recorded)
     epoch = spans.filter(pl.col("name") == "epoch")["id"].item()
     events = stepwell.open_run(recorded.path).events().collect()
-    found = dict(events.select("name", "span").iter_rows())
-    assert found["early"] == found["late"] == epoch
-    assert found["inside"] == spans["id"].to_list()[-1]
+    span_by_event = dict(events.select("name", "span").iter_rows())
+    assert span_by_event["early"] == span_by_event["late"] == epoch
+    assert span_by_event["inside"] == spans["id"].to_list()[-1]
 
 
 def test_a_reader_sees_long_open_spans_as_open(recorded: Run) -> None:
@@ -117,8 +117,8 @@ def test_attributes_may_fill_their_space_before_the_slots_are_full(recorded: Run
             with recorded.span("step", i=i, text=text):
                 pass
     spans = finished(recorded)
-    assert [found["i"] for found in attributes(spans, "step")] == list(range(3000))
-    assert {found["text"] for found in attributes(spans, "step")} == {text}
+    assert [entry["i"] for entry in attributes(spans, "step")] == list(range(3000))
+    assert {entry["text"] for entry in attributes(spans, "step")} == {text}
     assert attributes(spans, "epoch") == [{"note": "kept"}]
     assert edges(spans) == {("epoch", None): 1, ("step", "epoch"): 3000}
     # (1 MiB - 4096) / 1024 = 1020 sets a segment, one of them the epoch's, so three segments.
@@ -139,8 +139,8 @@ def test_each_roll_over_happens_at_any_depth(recorded: Run) -> None:
         ("c", "b"): 4000,
         ("d", "c"): 28_000,
     }
-    assert [found["i"] for found in attributes(spans, "a")] == list(range(4000))
-    assert [found["i"] for found in attributes(spans, "c")] == list(range(4000))
+    assert [entry["i"] for entry in attributes(spans, "a")] == list(range(4000))
+    assert [entry["i"] for entry in attributes(spans, "c")] == list(range(4000))
 
 
 @pytest.mark.full

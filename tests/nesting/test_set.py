@@ -27,7 +27,7 @@ def test_set_adds_to_what_is_there(recorded: Run) -> None:
 
 
 def test_set_reaches_a_span_that_is_not_the_innermost(recorded: Run) -> None:
-    """An outer span is found by its name from inside of others, and keeps its place in the tree."""
+    """An outer span is found by its name inside other spans, and keeps its place in the tree."""
     with recorded.span("outer", a=1) as outer, recorded.span("inner", b=1):
         outer.set(loss=0.5)
         with recorded.span("last"):
@@ -103,8 +103,8 @@ def test_attributes_of_any_size_keep_their_span(recorded: Run) -> None:
     for size in sizes:
         with recorded.span("s", text="z" * size):
             pass
-    found = attributes(finished(recorded), "s")
-    assert [len(item["text"]) for item in found] == sizes
+    entries = attributes(finished(recorded), "s")
+    assert [len(item["text"]) for item in entries] == sizes
 
 
 def test_events_are_on_the_innermost_open_span(recorded: Run) -> None:

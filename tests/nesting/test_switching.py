@@ -53,7 +53,7 @@ def test_mode_off_switches_all_of_it_off(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_span_entered_before_the_run_is_not_in_it(tmp_path: Path) -> None:
-    """It is left without harm, and is no parent of what the run records."""
+    """Leaving it is harmless, and it is not a parent of later spans."""
     before, again = stepwell.span("before"), stepwell.span("again")
     with before, again:
         run = stepwell.init(dir=tmp_path)

@@ -98,7 +98,7 @@ def test_short_threads_leave_nothing_open(recorded: Run) -> None:
     assert recorded.flush()
     live = list(recorded.path.rglob("*.live"))
     spans = finished(recorded)
-    assert [found["i"] for found in attributes(spans, "work")] == list(range(300))
+    assert [entry["i"] for entry in attributes(spans, "work")] == list(range(300))
     assert spans["thread"].n_unique() == 300
     assert live == []
 

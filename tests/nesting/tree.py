@@ -62,8 +62,8 @@ def events(run: Run) -> list[tuple[str, str | None, Any]]:
     """The events of a run: name, the span they are on, attributes."""
     recorded = stepwell.open_run(run.path)
     names = dict(recorded.spans().select("id", "name").collect().iter_rows())
-    found = recorded.events().collect().sort("time_ns")
+    table = recorded.events().collect().sort("time_ns")
     return [
         (name, None if span is None else names[span], json.loads(text) if text else {})
-        for name, span, text in found.select("name", "span", "attributes").iter_rows()
+        for name, span, text in table.select("name", "span", "attributes").iter_rows()
     ]

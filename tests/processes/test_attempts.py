@@ -48,7 +48,7 @@ def test_programs_without_a_launcher_are_separate_runs(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_three_trainings_in_one_slurm_job_are_three_runs(tmp_path: Path) -> None:
-    """In a batch script without srun, each has a run; the requeued job goes on with all three."""
+    """In a batch script without srun, each has a run; the requeued job continues all three."""
     seeds = ("1", "2", "2")
     first = [train(tmp_path, seed, **batch()) for seed in seeds]
     assert len({run_id for run_id, _ in first}) == 3
@@ -61,7 +61,7 @@ def test_three_trainings_in_one_slurm_job_are_three_runs(tmp_path: Path) -> None
 
 
 def test_three_steps_of_one_slurm_job_are_three_runs(tmp_path: Path) -> None:
-    """With srun each step is a run, also of the same command line; a requeue goes on with it."""
+    """With srun each step is a run, also of the same command line; a requeue continues it."""
     first = [train(tmp_path, **step(number)) for number in range(3)]
     assert len({run_id for run_id, _ in first}) == 3
     requeued = train(tmp_path, **step(0, SLURM_RESTART_COUNT="1"))
@@ -123,7 +123,7 @@ def test_the_environment_names_the_run(tmp_path: Path) -> None:
 def test_resume_false_refuses_an_id_that_exists(tmp_path: Path) -> None:
     """The error names the id and what to do; the run is left as it is, and none is active."""
     stepwell.init(dir=tmp_path, run_id="taken", resume=False).finish()
-    with pytest.raises(StepwellError, match=r"'taken' exists already .* choose another run_id"):
+    with pytest.raises(StepwellError, match=r"'taken' already exists .* choose another run_id"):
         stepwell.init(dir=tmp_path, run_id="taken", resume=False)
     assert stepwell.active_run() is None
     assert len(stepwell.open_run(tmp_path / "taken").about["attempts"]) == 1
@@ -134,18 +134,21 @@ def test_resume_false_refuses_an_id_that_exists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"run_id": "a/b"}, r"'a/b' cannot be a run id: it contains '/'.*'a-b' would do"),
+        ({"run_id": "a/b"}, r"'a/b' cannot be a run id: it contains '/'.*such as 'a-b'"),
         ({"run_id": "../x"}, r"starts with '\.'"),
         ({"run_id": ""}, "it is empty"),
         ({"run_id": "x" * 129}, "129 characters and at most 128"),
-        ({"run_id": 7}, "no string"),
-        ({"name": 7}, "name is 7: write a string"),
-        ({"tags": "baseline"}, r"tags is 'baseline': write a list of strings.*tags=\['baseline'\]"),
-        ({"tags": [1]}, "write a list of strings"),
-        ({"tags": None}, "write a list of strings"),
-        ({"tags": 3}, "write a list of strings"),
-        ({"config": 3}, "config is .*int.*; pass a dict"),
-        ({"dir": 3}, "dir is 3: write a path"),
+        ({"run_id": 7}, "not a string"),
+        ({"name": 7}, "name must be a string.*got 7"),
+        (
+            {"tags": "baseline"},
+            r"tags must be a list of strings, such as \['baseline'\], got 'baseline'",
+        ),
+        ({"tags": [1]}, "must be a list of strings"),
+        ({"tags": None}, "must be a list of strings"),
+        ({"tags": 3}, "must be a list of strings"),
+        ({"config": 3}, "config must be a dict.*got an int"),
+        ({"dir": 3}, "dir must be a path.*got 3"),
     ],
 )
 def test_a_wrong_argument_says_what_to_write(
@@ -167,10 +170,10 @@ def test_tags_may_be_any_collection(tmp_path: Path, tags: Iterable[str]) -> None
 
 
 def test_a_wrong_status_says_what_to_write(tmp_path: Path) -> None:
-    """``finish`` names the ways in which a run can end, and the run goes on until one is given."""
+    """``finish`` lists the valid statuses, and the run stays active until one is given."""
     run = stepwell.init(dir=tmp_path)
     with pytest.raises(
-        StepwellError, match="'done': write one of finished, failed, interrupted, killed"
+        StepwellError, match="must be one of finished, failed, interrupted, killed, got 'done'"
     ):
         run.finish("done")
     assert stepwell.active_run() is run

@@ -122,7 +122,7 @@ def test_a_child_that_leaves_the_parents_spans(tmp_path: Path) -> None:
 
 
 def test_flush_and_finish_in_a_child_leave_the_parent_alone(tmp_path: Path) -> None:
-    """A child may flush, finish and exit normally: the parent's run goes on and is complete."""
+    """A child may flush, finish and exit normally: the parent's run continues and is complete."""
     program = """
     import threading
     run = stepwell.init(dir=RUNS)

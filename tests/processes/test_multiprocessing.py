@@ -80,7 +80,7 @@ def test_children_record_as_workers(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.parametrize("method", others_in_full(METHODS, ["fork", "spawn"]))
 def test_a_worker_killed_with_9(tmp_path: Path, method: str) -> None:
-    """What it had recorded is there, and what it was inside of is unfinished once folded in."""
+    """Its records are complete, and its open spans are unfinished once they are folded in."""
     program = """
     import multiprocessing
 

@@ -12,11 +12,11 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.journal.span import Span
+from stepwell.journal.span import NamedSpan
 
 
-def work(kept: Span, counted: Span, run: Run) -> None:
-    """What the child does; at the top of a module, so that spawn finds it."""
+def work(kept: NamedSpan, counted: NamedSpan, run: Run) -> None:
+    """The work of the child; at the top of a module, so that spawn finds it."""
     stepwell.set_step(7)
     with kept:
         pass

@@ -47,7 +47,7 @@ def start(folder: Path, program: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a torchrun printed, which must have ended well."""
+    """Return the output of torchrun, which must succeed."""
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     return out, err
@@ -158,7 +158,7 @@ def test_a_restart_is_the_next_attempt_of_the_run(tmp_path: Path) -> None:
 
 
 def test_ranks_other_than_0_are_quiet(tmp_path: Path) -> None:
-    """A folder that cannot be written is one warning, of rank 0; training goes on on all ranks."""
+    """A folder that is not writable gives one warning, on rank 0; all ranks continue training."""
     program = """
     run = stepwell.init("training", dir="/proc/nowhere")
     with run.span("step"):
@@ -170,6 +170,6 @@ def test_ranks_other_than_0_are_quiet(tmp_path: Path) -> None:
         write_program(tmp_path, program), env=environ(tmp_path), cwd=tmp_path, check=True
     )
     assert {path.name for path in tmp_path.glob("done-*")} == {"done-0", "done-1"}
-    said = [rank.stderr.count("training goes on") for rank in ranks]
+    said = [rank.stderr.count("Training continues") for rank in ranks]
     assert said == [1, 0]
     assert stepwell.list_runs("/proc/nowhere") == []

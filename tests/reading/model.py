@@ -79,8 +79,8 @@ def as_json(value: Any) -> Any:
             return [convert(v, f"{path}.{i}") for i, v in enumerate(value)]
         return value
 
-    found = convert(value, "")
-    return {**found, "nonfinite": flags} if flags else found
+    converted = convert(value, "")
+    return {**converted, "nonfinite": flags} if flags else converted
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 class Worker:
-    """A thread of its own that does one thing at a time, when it is told to."""
+    """A thread that executes one call at a time on request."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.Queue[Callable[[], Any] | None] = queue.Queue()
@@ -122,7 +122,7 @@ class Worker:
 
 
 def roll() -> None:
-    """Make the calling thread go on in fresh segments."""
+    """Make the calling thread switch to new segments."""
     lane = getattr(local, "lane", None)
     if lane is not None:
         assert lane.roll()
@@ -130,7 +130,7 @@ def roll() -> None:
 
 
 def check(run: Run, model: Model, ended: bool = False) -> None:
-    """What is read is what was recorded."""
+    """The tables have exactly the recorded data."""
     read = open_run(run.path)
     spans = read.spans().sort("start_ns", maintain_order=True).collect().to_dicts()
     by_id = {row["id"]: row for row in spans}
@@ -139,7 +139,7 @@ def check(run: Run, model: Model, ended: bool = False) -> None:
         if row["parent"] is not None:
             assert row["parent"] in by_id
     positions = {id(span): i for i, span in enumerate(model.spans)}
-    found = [
+    recorded_rows = [
         (
             row["name"],
             None if row["parent"] is None else spans.index(by_id[row["parent"]]),
@@ -153,7 +153,7 @@ def check(run: Run, model: Model, ended: bool = False) -> None:
         for row in spans
     ]
     last = "unfinished" if ended else "open"
-    assert found == [
+    assert recorded_rows == [
         (
             span.name,
             None if span.parent is None else positions[id(span.parent)],
@@ -184,6 +184,6 @@ def check(run: Run, model: Model, ended: bool = False) -> None:
         )
         for row in events
     ] == [
-        (thread, name, about, None if span is None else positions[id(span)], step)
-        for thread, name, about, span, step in model.events
+        (thread, name, event_attributes, None if span is None else positions[id(span)], step)
+        for thread, name, event_attributes, span, step in model.events
     ]

@@ -1,4 +1,4 @@
-"""Reading everything there is, and making segments that stepwell itself would never write."""
+"""Read all tables of a run, and create segments that stepwell itself never writes."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ TABLES = ("spans", "metrics", "events", "open_spans", "processes", "artifacts")
 
 
 def read_everything(folder: Path) -> dict[str, int]:
-    """Rows of each table; fails when something from outside of the run is among them."""
+    """Return the number of rows of each table; fail if a row comes from outside of the run."""
     run = open_run(folder)
     assert run.status in ("running", "finished", "failed", "killed", "empty")
     assert isinstance(run.config, dict)
-    found = {}
+    counts = {}
     for table in TABLES:
         frame = getattr(run, table)().collect()
         assert "OUTSIDE" not in frame.write_json()
-        found[table] = frame.height
+        counts[table] = frame.height
     assert "OUTSIDE" not in run.items().collect().write_json()
     assert isinstance(run.tags, list)
     assert isinstance(run.summary, dict)
-    return found
+    return counts
 
 
 def decode_everything(folder: Path) -> dict[str, int]:
-    """What ``read_everything`` returns, from one reading of the files and without queries."""
+    """Return the same as ``read_everything``, with one reading of the files and without queries."""
     run = open_run(folder)
     assert run.status in ("running", "finished", "failed", "killed", "empty")
     assert isinstance(run.config, dict)
-    found = dict.fromkeys(TABLES, 0)
+    counts = dict.fromkeys(TABLES, 0)
     for tables in run.by_process():
         for _, category, name in tables.process.names.values():
             assert "OUTSIDE" not in (category, name)
         for segment in tables.process.of_kind("attributes"):
             assert "OUTSIDE" not in "".join(segment.texts.values())
         assert not any("OUTSIDE" in line for line in tables.process.event_lines)
-        found["processes"] += 1
-        found["spans"] += _rows(tables.spans({"id"}))
-        found["open_spans"] += _rows(tables.spans({"id"}, only_open=True))
-        found["metrics"] += _rows(tables.metrics({"value"}))
-        found["events"] += _rows(tables.events({"time_ns"}))
-        found["artifacts"] += _rows(tables.events({"time_ns"}, artifacts=True))
-    return found
+        counts["processes"] += 1
+        counts["spans"] += _rows(tables.spans({"id"}))
+        counts["open_spans"] += _rows(tables.spans({"id"}, only_open=True))
+        counts["metrics"] += _rows(tables.metrics({"value"}))
+        counts["events"] += _rows(tables.events({"time_ns"}))
+        counts["artifacts"] += _rows(tables.events({"time_ns"}, artifacts=True))
+    return counts
 
 
 def _rows(frames: Iterable[pl.DataFrame]) -> int:
@@ -76,7 +76,7 @@ class SampledReader:
 
 
 def spans_live(metas: list[int], starts: list[int], ends: list[int], seq: int = 0) -> bytes:
-    """A live span segment of these words."""
+    """Return a live span segment of these words."""
     header = pack_header({"kind": "spans", "seq": seq, "lane": 0, "thread": "t"})
     columns = [
         struct.pack(f"{SPAN_SLOTS}Q", *c, *[0] * (SPAN_SLOTS - len(c)))
@@ -86,14 +86,14 @@ def spans_live(metas: list[int], starts: list[int], ends: list[int], seq: int = 
 
 
 def frame(header: bytes, payload: bytes, **options: Any) -> bytes:
-    """An archive frame with a right checksum around anything."""
+    """Return an archive block with a correct checksum around any content."""
     packed = zstandard.ZstdCompressor(**options).compress(payload)
     sizes = struct.pack("<IIII", MAGIC, len(header), len(packed), zlib.crc32(header + packed))
     return sizes + header + packed
 
 
 def put(path: Path, content: bytes | bytearray | str) -> None:
-    """Write another file in the place of this one. What is merely overwritten, some disks write at once."""
+    """Replace a file by another one. Overwriting it in place is slow on some disks."""
     path.unlink()
     path.write_bytes(content.encode() if isinstance(content, str) else content)
 

@@ -103,6 +103,6 @@ def test_an_attempt_that_begins_after_opening_is_seen(tmp_path: Path) -> None:
 def test_an_id_that_exists_can_be_refused(tmp_path: Path) -> None:
     """``resume=False`` raises, and leaves the run as it was."""
     stepwell.init(dir=tmp_path, run_id="job").finish()
-    with pytest.raises(StepwellError, match="run 'job' exists already"):
+    with pytest.raises(StepwellError, match="run 'job' already exists"):
         stepwell.init(dir=tmp_path, run_id="job", resume=False)
     assert open_run(tmp_path / "job").processes().collect().height == 1

@@ -24,9 +24,15 @@ def write_process(
     name = f"rank-{rank:05d}.attempt-0.pid-{rank + 1}"
     folder = run / name
     folder.mkdir(parents=True)
-    about: dict[str, Any] = {"process": name, "run": "r", "attempt": 0, "rank": rank, "host": host}
-    about |= {"boot": boot, "pid": 1, "start": 1, "status": "finished", "anchors": anchors}
-    (folder / "process.json").write_text(json.dumps(about))
+    document: dict[str, Any] = {
+        "process": name,
+        "run": "r",
+        "attempt": 0,
+        "rank": rank,
+        "host": host,
+    }
+    document |= {"boot": boot, "pid": 1, "start": 1, "status": "finished", "anchors": anchors}
+    (folder / "process.json").write_text(json.dumps(document))
     (folder / "names.jsonl").write_text('{"id":1,"kind":"metric","category":"","name":"x"}\n')
     header = pack_header({"kind": "metrics", "seq": 0, "lane": 0, "thread": "main"})
     rows = [struct.pack("@QQdQ", clock, 1 << 62 | i, float(i), 1) for i, clock in enumerate(clocks)]
@@ -58,8 +64,8 @@ def test_durations_never_come_from_the_wall_clock(tmp_path: Path) -> None:
     """However the wall clock was set, distances are those of the monotonic clock."""
     anchors = [[0, EPOCH], [1000, EPOCH - HOUR], [2000, EPOCH + HOUR], [3000, EPOCH + 99]]
     write_process(tmp_path, 0, "a", "boot-a", anchors, [10, 1010, 2010, 3010])
-    found = times(tmp_path, 0)
-    assert [b - a for a, b in pairwise(found)] == [1000, 1000, 1000]
+    starts = times(tmp_path, 0)
+    assert [b - a for a, b in pairwise(starts)] == [1000, 1000, 1000]
 
 
 def test_processes_of_one_boot_share_one_clock_exactly(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run folder from a stranger: whatever is in its files, reading ends well."""
+"""An untrusted run folder: whatever its files contain, reading succeeds."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ GARBAGE: list[bytes] = [
 
 def test_the_folder_is_readable_before_anything_is_done_to_it(folder: Path) -> None:
     """The tests below damage a run that is complete."""
-    found = read_everything(folder)
-    assert found["spans"] == 7
-    assert (found["metrics"], found["events"], found["artifacts"]) == (4, 3, 1)
-    assert (found["open_spans"], found["processes"]) == (1, 1)
+    counts = read_everything(folder)
+    assert counts["spans"] == 7
+    assert (counts["metrics"], counts["events"], counts["artifacts"]) == (4, 3, 1)
+    assert (counts["open_spans"], counts["processes"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", others_in_full(TEXTS, TEXTS[:1]))
@@ -104,9 +104,9 @@ def test_any_field_of_an_event_or_a_name_may_be_anything(
     for value in VALUES:
         odd = [{**entry, key: value} for entry in entries for key in entry]
         put(path, "\n".join([*lines, *map(json.dumps, odd + missing)]))
-        found = read(folder)
-        assert found["events"] >= 3
-        assert found["artifacts"] >= 1
+        counts = read(folder)
+        assert counts["events"] >= 3
+        assert counts["artifacts"] >= 1
 
 
 @pytest.mark.full
@@ -146,12 +146,12 @@ def test_a_digest_that_could_be_a_path_is_not_given_out(folder: Path) -> None:
         for digest in digests:
             line = {"kind": "artifact", "name": "n", "time": 1, "sha256": digest, "size": 1}
             file.write(json.dumps(line) + "\n")
-    found = open_run(folder).artifacts().collect()["sha256"].to_list()
-    assert found[1:] == [None] * len(digests)
+    listed = open_run(folder).artifacts().collect()["sha256"].to_list()
+    assert listed[1:] == [None] * len(digests)
 
 
 def test_random_damage_to_segments(folder: Path, read: Read) -> None:
-    """Bytes changed, files cut short, swapped or replaced by noise: what is intact is read."""
+    """Bytes changed, files cut short, swapped or replaced by noise: intact records are read."""
     dice = random.Random(5)
     originals = {path: path.read_bytes() for path in segment_files(folder)}
     assert {path.name.split("-")[0] for path in originals} == {"spans", "metrics", "attributes"}

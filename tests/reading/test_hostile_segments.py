@@ -1,4 +1,4 @@
-"""Segments made by a stranger, with right checksums around wrong contents."""
+"""Malicious segments: correct checksums with wrong contents."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ def folder(tmp_path: Path) -> Path:
     """A process folder without records."""
     folder = tmp_path / "run" / PROCESS
     folder.mkdir(parents=True)
-    about: dict[str, Any] = {"process": PROCESS, "run": "r", "attempt": 0, "rank": 0, "host": "h"}
-    about |= {"boot": "b", "pid": 1, "start": 1, "status": "finished", "anchors": [[0, 10**18]]}
-    (folder / "process.json").write_text(json.dumps(about))
+    document: dict[str, Any] = {
+        "process": PROCESS,
+        "run": "r",
+        "attempt": 0,
+        "rank": 0,
+        "host": "h",
+    }
+    document |= {"boot": "b", "pid": 1, "start": 1, "status": "finished", "anchors": [[0, 10**18]]}
+    (folder / "process.json").write_text(json.dumps(document))
     (folder / "names.jsonl").write_text('{"id":1,"kind":"span","category":"","name":"x"}\n')
     return folder
 
@@ -39,7 +45,7 @@ def rows(folder: Path) -> list[tuple[int, int | None]]:
 
 
 def test_a_parent_beyond_the_segment_is_none(folder: Path) -> None:
-    """Slots that do not exist, or that come later, are no parents."""
+    """Slots that do not exist, or are higher, are not accepted as parents."""
     metas = [0, NAME | 0xFFFF, NAME | 3, NAME, NAME | 3]
     (folder / "spans-00000.live").write_bytes(spans_live(metas, [0, 1, 2, 3, 4], [0, 9, 9, 9, 9]))
     assert rows(folder) == [(0, None), (0, None), (0, None), (1, 2)]
@@ -78,7 +84,7 @@ def test_links_that_lead_around_in_circles_end(folder: Path) -> None:
 def test_a_chain_through_thousands_of_segments_is_read(
     folder: Path, towards: int, read_chain: Read
 ) -> None:
-    """Each segment's span stands inside one of the segment before, or of the one behind."""
+    """The span of each segment has its parent in the previous or the next segment."""
     archive = b""
     for seq in range(1, 2001):
         head = {"process": PROCESS, "kind": "spans", "seq": seq, "lane": 0, "thread": "t"}

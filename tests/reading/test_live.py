@@ -99,7 +99,7 @@ def test_records_are_seen_as_soon_as_their_call_has_returned(start: Start, tmp_p
 
 
 def check(read: RecordedRun) -> int:
-    """Everything that must hold for what is read, whatever is being written; returns spans seen."""
+    """Check all invariants of the tables while a run is recorded; return the number of spans."""
     spans = read.spans().collect()
     assert set(spans["name"]) <= {"outer", "inner"}
     assert spans["attributes"].null_count() == 0
@@ -148,10 +148,10 @@ def test_a_span_that_begins_during_reading_has_its_attributes(
         local.lane = lane  # Polars reads in a thread of its own, while this one waits
         with recorded.span("during", n=2):
             pass
-        found = read_live(path, process)
+        segment = read_live(path, process)
         with recorded.span("during", n=2):
             pass
-        return found
+        return segment
 
     monkeypatch.setattr(segments, "_read_live", interrupted)
     spans = open_run(recorded.path).spans().collect()
@@ -182,7 +182,7 @@ def test_an_open_span_is_seen_though_it_moves_on_during_reading(
 def test_a_segment_that_is_sealed_during_reading_loses_no_parent(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parent that goes on elsewhere between reading live files and archives is still there."""
+    """A parent that continues in a new segment while files are read is still in the table."""
     outer = recorded.span("outer", n=1)
     outer.__enter__()
     with recorded.span("inner", n=2):
@@ -216,10 +216,10 @@ def test_an_archive_that_is_dropped_during_reading_is_no_failure(
     sealed = segments.sealed_segments
 
     def vanish(folder: Path) -> Any:
-        found = sealed(folder)
+        segments = sealed(folder)
         for path in folder.glob("spans-*.zst"):
             path.unlink()
-        return found
+        return segments
 
     monkeypatch.setattr("stepwell.reading.process.sealed_segments", vanish)
     spans = open_run(recorded.path).spans().collect()

@@ -1,4 +1,4 @@
-"""Opening runs: by path, with messages that say what is wrong."""
+"""Opening runs by path, and error messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_runs_names_some_of_them(tmp_path: Path) -> None:
-    """Who opens the folder above gets the ids of what is in it."""
+    """Opening the parent folder gives an error with the ids of its runs."""
     stepwell.init(dir=tmp_path, run_id="first").finish()
     with pytest.raises(StepwellError, match="is not a run folder: it holds the runs first"):
         open_run(tmp_path)
@@ -56,20 +56,20 @@ def test_a_path_may_be_a_string_or_begin_with_a_tilde(
 
 
 def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
-    """All runs below a folder are there, live ones too; what is no run is passed over."""
+    """All runs in a folder are listed, also live ones; other folders are skipped."""
     for name in ("one", "two", "three"):
         run = stepwell.init(name, dir=tmp_path, run_id=name)
     (tmp_path / "not a run").mkdir()
-    found = list_runs(tmp_path)
-    assert [r.id for r in found] == ["three", "two", "one"]
-    assert [r.name for r in found] == ["three", "two", "one"]
-    assert [r.status for r in found] == ["running", "finished", "finished"]
+    runs = list_runs(tmp_path)
+    assert [r.id for r in runs] == ["three", "two", "one"]
+    assert [r.name for r in runs] == ["three", "two", "one"]
+    assert [r.status for r in runs] == ["running", "finished", "finished"]
     run.finish("failed")
     assert list_runs(str(tmp_path))[0].status == "failed"
 
 
 def test_a_missing_folder_of_runs_holds_none(tmp_path: Path) -> None:
-    """Looking for runs where nobody recorded yet is no error."""
+    """Listing a folder without runs is not an error."""
     assert list_runs(tmp_path / "nowhere") == []
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.report import report
 from stepwell.analysis.simulate import make_plan, simulate
-from stepwell.journal.errors import StepwellError
-from stepwell.reading.find import find_run
+from stepwell.reading.lookup import find_run
 from stepwell.reading.remote import Mirror, address_of
 from tests.harness import run_stepwell
 
@@ -153,16 +153,16 @@ def s3(here: Path) -> Iterator[dict[str, str]]:
     """A server of its own that speaks S3, with the run in it; the environment that leads to it."""
     pytest.importorskip("moto")
     s3fs = pytest.importorskip("s3fs")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     address = f"http://127.0.0.1:{port}"
-    about = {
+    document = {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -173,7 +173,7 @@ def s3(here: Path) -> Iterator[dict[str, str]]:
         files = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=address)
         files.mkdir("bucket")
         files.put(str(here), "bucket/job", recursive=True)
-        yield about
+        yield document
     finally:
         server.kill()
         server.wait()

@@ -1,4 +1,4 @@
-"""Whatever is recorded, in whatever order, by however many threads and tasks, is what is read."""
+"""Any sequence of records, by any number of threads and tasks, is read as it was recorded."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Player:
         span.__exit__(type(error) if error else None, error, None)
         expected.status = "error" if fails else "ok"
         if fails:
-            about = {"exception_type": "Boom", "exception_message": "bang"}
-            self.model.events.append((self.name, "error", about, expected, self.model.step))
+            details = {"exception_type": "Boom", "exception_message": "bang"}
+            self.model.events.append((self.name, "error", details, expected, self.model.step))
 
     def set(self, attributes: dict[str, Any]) -> None:
         if self.stack:
@@ -108,8 +108,8 @@ class Player:
 
     def event(self, name: str, attributes: dict[str, Any]) -> None:
         self.run.event(name, **attributes)
-        about = as_json(attributes)
-        self.model.events.append((self.name, name, about, self.inside, self.model.step))
+        details = as_json(attributes)
+        self.model.events.append((self.name, name, details, self.inside, self.model.step))
 
     def step(self, step: int, epoch: int | None) -> None:
         self.run.set_step(step, epoch=epoch)

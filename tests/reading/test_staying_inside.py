@@ -1,4 +1,4 @@
-"""Links, pipes, devices and spools: a reader of a stranger's run stays inside of it."""
+"""Links, pipes, devices and spools: a reader of an untrusted run never leaves its folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.journal.system import boot_id
+from stepwell._core.system import boot_id
 from tests.reading.strangers import OUTSIDE, Read, place, process, read_everything, segment_files
 
 
@@ -68,11 +68,11 @@ def test_a_spool_elsewhere_is_not_read(folder: Path, tmp_path: Path) -> None:
     linked.parent.mkdir()
     linked.symlink_to(outside.parent)
     path = process(folder) / "process.json"
-    about = json.loads(path.read_text())
-    assert about["boot"] == boot_id()
+    document = json.loads(path.read_text())
+    assert document["boot"] == boot_id()
     climbing = f"{tmp_path}/stepwell-0/{folder.name}/../../private/{name}"
     for spool in (outside, other, unlike, linked / name, climbing, f"{name}", "", "\0"):
-        path.write_text(json.dumps({**about, "spool": str(spool)}))
+        path.write_text(json.dumps({**document, "spool": str(spool)}))
         read_everything(folder)
 
 

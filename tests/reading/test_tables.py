@@ -140,8 +140,8 @@ def test_steps_that_spans_have_of_their_own(recorded: Run) -> None:
     recorded.set_step(1)
     huge = 10**40
     beside = [{}, {"half": "\ud800"}, {"huge": huge}, {"nan": math.nan}, {"inner": {"step": 2}}]
-    for about in beside:
-        with recorded.span("own", **about, step=7):
+    for attributes in beside:
+        with recorded.span("own", **attributes, step=7):
             pass
     for step in (7.0, "7", 7.5, huge, -7, None, [7], math.inf, {"step": 7}):
         with recorded.span("other", step=step):
@@ -193,8 +193,8 @@ def test_pushing_columns_and_filters_down_changes_nothing(read: RecordedRun, tab
         assert lazy.select(column).collect().equals(whole.select(column)), column
     for predicate in PREDICATES:
         for columns in (["name"], ["run", "step"], whole.columns[-2:]):
-            found = lazy.filter(predicate).select(columns).collect()
-            assert found.equals(whole.filter(predicate).select(columns)), (predicate, columns)
+            result = lazy.filter(predicate).select(columns).collect()
+            assert result.equals(whole.filter(predicate).select(columns)), (predicate, columns)
     assert lazy.head(3).collect().equals(whole.head(3))
     assert lazy.select(pl.len()).collect().item() == whole.height
     grouped = lazy.group_by("name").agg(pl.len()).sort("name").collect()
@@ -203,12 +203,12 @@ def test_pushing_columns_and_filters_down_changes_nothing(read: RecordedRun, tab
 
 def test_only_what_is_asked_for_is_made(read: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that needs no attributes does not unpack them."""
-    from stepwell.reading.segments import Segment
+    from stepwell.reading.segments import RecordedSegment
 
-    def fail(self: Segment) -> Any:
+    def fail(self: RecordedSegment) -> Any:
         raise AssertionError("attributes were unpacked")
 
-    monkeypatch.setattr(Segment, "texts", property(fail))
+    monkeypatch.setattr(RecordedSegment, "texts", property(fail))
     assert read.spans().select("name", "duration_ns").collect().height > 40
 
 
@@ -226,9 +226,7 @@ def test_to_pandas_has_the_same_rows(read: RecordedRun, table: str) -> None:
 
 def test_to_pandas_of_no_table_says_which_there_are(read: RecordedRun) -> None:
     """The message lists the tables."""
-    with pytest.raises(
-        StepwellError, match="there is no table 'span': write one of spans, metrics"
-    ):
+    with pytest.raises(StepwellError, match="there is no table 'span': use one of spans, metrics"):
         read.to_pandas("span")
 
 

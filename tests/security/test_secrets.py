@@ -78,13 +78,13 @@ def test_no_secret_is_written(folder: Path) -> None:
     ]
     assert any("tfevents" in path.name for path in files)
     assert any(path.name == "spans.jsonl" for path in files)
-    told = {
+    texts = {
         f"{name} in {path.relative_to(folder)}"
         for path in files
         for name, value in SECRETS.items()
         if value.encode() in path.read_bytes()
     }
-    assert not told
+    assert not texts
     # Archives are compressed: what they say is read from them.
     recorded = only_run(folder / "runs")
     tables = [getattr(recorded, name)().collect().write_json() for name in TABLES]
@@ -96,7 +96,7 @@ def test_no_secret_is_written(folder: Path) -> None:
 
 
 def test_who_may_read_a_run_is_up_to_the_umask(tmp_path: Path) -> None:
-    """With ``umask 077`` nobody but the owner, whatever the file is."""
+    """With ``umask 077`` only the owner can read any file."""
     code = """
 import os
 os.umask(0o077)

@@ -16,9 +16,10 @@ DATED = r"\d{8}-\d{6}-[a-z2-9]{6}"
 RANK = """
 import json, os, sys
 from pathlib import Path
-from stepwell.telemetry.launch import claim_attempt, find_launch, find_place
+from stepwell.telemetry.launch import claim_attempt, find_launch
+from stepwell.telemetry.rank_info import find_rank_info
 root = Path(os.environ["TEST_ROOT"])
-place = find_place(os.environ)
+place = find_rank_info(os.environ)
 for turn in range(int(os.environ.get("TEST_INITS", "1"))):
     found = find_launch(
         root, place, run_id=None, name=os.environ.get("TEST_NAME"), environ=os.environ,
@@ -62,7 +63,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Seat:
-    """What one rank found."""
+    """The launch and attempt that one rank determined."""
 
     rank: int
     run: str

@@ -1,4 +1,4 @@
-"""What produced a run is described without secrets, and without ever getting in the way."""
+"""The identity of a run is described without secrets, and never disturbs the program."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_on_linux_memory_and_boot_are_known() -> None:
 
 
 def test_python_is_described_with_the_packages_that_matter_and_no_import_of_them() -> None:
-    """Versions of installed packages are found although nobody imported them."""
+    """Versions of installed packages are found without importing them."""
     script = (
         "import json, sys\n"
         "from stepwell.telemetry.identity import describe_python\n"
@@ -97,7 +97,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_clean_repository_gives_commit_branch_and_remote(repository: Path) -> None:
-    """The commit is git's own, untracked files are no change, and the password stays out."""
+    """The commit is that of git, untracked files are not a change, and the password is left out."""
     git(repository, "remote", "add", "origin", f"https://me:{SECRET}@example.org/a/b.git")
     (repository / "runs").mkdir()
     (repository / "runs" / "untracked").touch()
@@ -110,7 +110,7 @@ def test_a_clean_repository_gives_commit_branch_and_remote(repository: Path) -> 
 
 
 def test_a_changed_file_makes_the_code_dirty(repository: Path) -> None:
-    """What ran is not what was committed, and a detached head has no branch."""
+    """Changed files make the code dirty, and a detached head has no branch."""
     git(repository, "checkout", "--quiet", "--detach")
     (repository / "train.py").write_text("print(2)\n")
     described = describe_code(repository)
@@ -131,7 +131,7 @@ def test_a_changed_file_makes_the_code_dirty(repository: Path) -> None:
     ],
 )
 def test_a_remote_is_kept_without_credentials(repository: Path, remote: str, kept: str) -> None:
-    """Only the user of an ssh address, who is no secret, stays."""
+    """Only the user of an ssh URL, which is not secret, is kept."""
     git(repository, "config", "remote.origin.url", remote)
     assert describe_code(repository)["remote"] == kept
 
@@ -216,7 +216,7 @@ def test_runs_in_quick_succession_share_one_description(
 
 
 def test_only_launch_variables_are_kept_and_their_secrets_are_not() -> None:
-    """What is not a launcher's is none of our business; a token among them is masked."""
+    """Only variables of launchers are recorded, and tokens among them are masked."""
     kept = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -339,7 +339,7 @@ def test_secrets_in_nested_configurations_are_found_once_converted() -> None:
 @pytest.mark.parametrize("config", ["lr=0.1", 3, 0.5, [("lr", 0.1)], Config, print, object()])
 def test_what_is_no_configuration_is_refused_with_advice(config: object) -> None:
     """The error says what was given and what to pass instead."""
-    with pytest.raises(TypeError, match=r"config is .*; pass a dict"):
+    with pytest.raises(TypeError, match=r"config must be a dict.*, got "):
         config_to_dict(config)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.telemetry.launch import Launch, Place, claim_attempt, find_launch
+from stepwell.telemetry.launch import Launch, claim_attempt, find_launch
+from stepwell.telemetry.rank_info import RankInfo
 from tests.harness import environment, run_script
 from tests.telemetry.launching import (
     DATED,
@@ -23,7 +24,7 @@ from tests.telemetry.launching import (
     torchrun,
 )
 
-SINGLE = Place(rank=0, world_size=1, local_rank=0, node_rank=0, launcher="single")
+SINGLE = RankInfo(rank=0, world_size=1, local_rank=0, node_rank=0, launcher="single")
 
 
 # One process.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.telemetry.launch_group import drop_rank_options
+from stepwell.telemetry.launch import drop_rank_options
 from tests.telemetry.launching import (
     Agent,
     Seat,

@@ -20,7 +20,7 @@ from stepwell import Run
 from stepwell.journal.lane import Lane
 from stepwell.journal.state import state
 from stepwell.telemetry import Attributes, Event, Span, SpanRecorder, timed_span
-from stepwell.telemetry.live import NO_SPAN, REMEMBERED_EVENTS
+from stepwell.telemetry.span_handle import NO_SPAN, REMEMBERED_EVENTS
 from stepwell.testing import FakeClock
 from tests.nesting.tree import SLOTS, attributes, edges, events, finished, statuses
 
@@ -152,7 +152,7 @@ def test_stopping(timed: Run, clock: FakeClock) -> None:
 
 
 def test_stopping_out_of_order(recorded: Run) -> None:
-    """The outer one may go first; what is inside stays open, and what follows is not inside of it."""
+    """The outer span may end first; the inner one stays open, and later spans are not nested in it."""
     outer = recorder.start("outer")
     inner = recorder.start("inner")
     outer.stop()
@@ -235,7 +235,7 @@ def test_live_spans_in_very_large_numbers(recorded: Run) -> None:
 
 
 def test_closing_from_another_thread_while_the_owner_rolls_over(recorded: Run) -> None:
-    """Whoever closes: each span ends once, and the tree of the thread that goes on is right."""
+    """Whichever thread ends a span: it ends once, and the tree of the continuing thread is right."""
     waiting: list[Span] = []
     closed: list[Span] = []
     over = threading.Event()
@@ -280,7 +280,7 @@ def test_closing_from_another_thread_while_the_owner_rolls_over(recorded: Run) -
 def test_closing_in_the_middle_of_a_roll_over(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who closes a span while its owner takes it along to the next segment waits until that is done."""
+    """Ending a span while its owner moves it to the next segment waits until that is done."""
     span = recorder.start("passed on")
     closer = threading.Thread(target=span.stop)
     switch = Lane._switch
@@ -391,7 +391,7 @@ def test_after_the_run(recorded: Run) -> None:
 
 
 def test_span_of_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done to a span of the run before does not end up in the next one."""
+    """Calls on a span of the previous run do not affect the next run."""
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     first = stepwell.init("first", dir=tmp_path)
     old = recorder.start("old")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.journal.masking import mask, mask_argv
+from stepwell._core.masking import mask, mask_argv
 
 SECRET = "correct-horse"
 
@@ -85,7 +85,7 @@ def test_a_name_of_training_is_not_taken_for_a_secret(name: str) -> None:
 
 
 def test_nothing_and_switches_stay_readable_under_a_secret_name() -> None:
-    """That no password is set, or that a token is used, is worth knowing and no secret."""
+    """Whether a password is set or a token is used is useful information and not secret."""
     harmless = {"password": "", "token": None, "use_auth_token": True, "auth": False}
     assert mask(harmless) == harmless
     assert mask({"password": 12345}) == {"password": "***"}

@@ -1,4 +1,4 @@
-"""What the operating system says of a process: how much it has done."""
+"""The work of a process, as the operating system reports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from stepwell.telemetry.os_process import family, is_held_up, measure_work
+from stepwell.telemetry.os_process import is_held_up, measure_work, process_family
 from tests.harness import Program, start_script, wait_until
 
 CODE = """
@@ -55,9 +55,9 @@ def test_work_tells_a_busy_process_from_one_that_waits(tmp_path: Path) -> None:
         assert do(program, "spin()") >= 2.4
         assert do(program, f"open({str(file)!r}, 'rb').read()") >= 3
         do(program, "start()")
-        assert len(family(program.pid)) == 2
+        assert len(process_family(program.pid)) == 2
     assert measure_work(2**22 + 1) is None
-    assert family(os.getpid())[0] == os.getpid()
+    assert process_family(os.getpid())[0] == os.getpid()
 
 
 def test_a_process_that_wants_a_processor_is_held_up() -> None:

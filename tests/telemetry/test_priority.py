@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.telemetry.priority import NICE, NICEST, SESSION_NICE
+from stepwell.telemetry.os_process import NICE, NICEST, SESSION_NICE
 from tests.harness import run_script
 
 CODE = """
 import os, subprocess, sys
-from stepwell.telemetry.priority import Priority, restore_priority
+from stepwell.telemetry.os_process import Priority, restore_priority
 
 def nice(pid):
     with open(f"/proc/{pid}/autogroup") as file:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.telemetry.ending import describe_error
-from stepwell.telemetry.remote_errors import RemoteError, remote_error
+from stepwell.telemetry.outcome import describe_error
+from stepwell.telemetry.stacks import RemoteError, remote_error
 
 
 class LostError(Exception):
@@ -24,7 +24,7 @@ def load(message: str) -> None:
 
 
 def formatted(message: str) -> str:
-    """What Python writes of an exception of ``load``."""
+    """Return the traceback that Python prints for an exception of ``load``."""
     try:
         load(message)
     except LostError:

@@ -74,7 +74,7 @@ def test_the_summary_has_the_last_values_unless_others_are_set(tmp_path: Path) -
 
 
 def test_a_value_that_left_memory_is_in_the_summary(tmp_path: Path) -> None:
-    """It is read from the run folder, also while the run goes on."""
+    """It is read from the run folder, also while the run records."""
     with stepwell.init("a", dir=tmp_path) as run:
         run.log({"early": 1.0})
         for _ in range(2 * METRIC_ROWS):
@@ -110,5 +110,5 @@ def test_in_another_process_it_can_be_read(recorded: Run) -> None:
 
 def test_a_wrong_configuration_is_refused(tmp_path: Path) -> None:
     """As an argument of ``init``."""
-    with pytest.raises(StepwellError, match="config is an int"):
+    with pytest.raises(StepwellError, match="got an int"):
         stepwell.init("a", dir=tmp_path, config=3)

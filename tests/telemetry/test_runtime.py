@@ -15,12 +15,19 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.journal import errors, pump
-from stepwell.telemetry.runtime.cgroup import Memory, read_memory
-from stepwell.telemetry.runtime.energy import CpuEnergy, EstimatedEnergy
+from stepwell._core import errors
+from stepwell.journal import pump
 from stepwell.telemetry.runtime.gpu import GpuReading
-from stepwell.telemetry.runtime.machine import NodeReading, ProcessReading, descendants
-from stepwell.telemetry.runtime.settings import ASKED_SHARE, Settings
+from stepwell.telemetry.runtime.machine import (
+    CpuEnergy,
+    EstimatedEnergy,
+    Memory,
+    NodeReading,
+    ProcessReading,
+    descendants,
+    read_memory,
+)
+from stepwell.telemetry.runtime.sampler import ASKED_SHARE, SamplerSettings
 from tests.harness import environment, run_script
 from tests.telemetry.fake_nvml import FakeNvml
 from tests.telemetry.pump_clock import PumpClock
@@ -56,20 +63,22 @@ def metrics_of(run: Run) -> pl.DataFrame:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, Settings(5.0, 1.0, None)),
-        ({"STEPWELL_RUNTIME": "off"}, Settings(None, None, None, ASKED_SHARE)),
+        ({}, SamplerSettings(5.0, 1.0, None)),
+        ({"STEPWELL_RUNTIME": "off"}, SamplerSettings(None, None, None, ASKED_SHARE)),
         (
             {"STEPWELL_RUNTIME": " OFF ", "STEPWELL_GC_PAUSES": "3"},
-            Settings(None, 3.0, None, ASKED_SHARE),
+            SamplerSettings(None, 3.0, None, ASKED_SHARE),
         ),
-        ({"STEPWELL_RUNTIME": "0.5"}, Settings(0.5, 1.0, None, ASKED_SHARE)),
-        ({"STEPWELL_GC_PAUSES": "off"}, Settings(5.0, None, None)),
-        ({"STEPWELL_GC_PAUSES": "0"}, Settings(5.0, 0.0, None)),
-        ({"STEPWELL_TDP_WATTS": "65"}, Settings(5.0, 1.0, 65.0)),
+        ({"STEPWELL_RUNTIME": "0.5"}, SamplerSettings(0.5, 1.0, None, ASKED_SHARE)),
+        ({"STEPWELL_GC_PAUSES": "off"}, SamplerSettings(5.0, None, None)),
+        ({"STEPWELL_GC_PAUSES": "0"}, SamplerSettings(5.0, 0.0, None)),
+        ({"STEPWELL_TDP_WATTS": "65"}, SamplerSettings(5.0, 1.0, 65.0)),
     ],
 )
-def test_the_environment_says_what_is_watched(environ: dict[str, str], expected: Settings) -> None:
-    assert Settings.from_environment(environ) == expected
+def test_the_environment_says_what_is_watched(
+    environ: dict[str, str], expected: SamplerSettings
+) -> None:
+    assert SamplerSettings.from_environment(environ) == expected
 
 
 @pytest.mark.parametrize("text", ["often", "nan", "-1", "0", "inf", "5s"])
@@ -77,7 +86,7 @@ def test_a_setting_that_makes_no_sense_is_a_warning(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors.counts.clear()
-    assert Settings.from_environment({"STEPWELL_RUNTIME": text}) == Settings()
+    assert SamplerSettings.from_environment({"STEPWELL_RUNTIME": text}) == SamplerSettings()
     assert "STEPWELL_RUNTIME" in caplog.text
     assert text in caplog.text
 
@@ -287,7 +296,7 @@ def test_gpus_are_read_and_what_they_lack_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "tells_for_node", "told"),
+    ("visible", "records_node", "indices"),
     [
         (None, True, [0, 1]),
         (None, False, []),
@@ -300,12 +309,12 @@ def test_gpus_are_read_and_what_they_lack_is_left_out() -> None:
         ("0,7", True, [0]),
     ],
 )
-def test_each_gpu_is_told_of_by_one_rank(
-    visible: str | None, tells_for_node: bool, told: list[int]
+def test_each_gpu_is_recorded_by_one_rank(
+    visible: str | None, records_node: bool, indices: list[int]
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    values = GpuReading(FakeNvml(), tells_for_node, environ).read()
-    assert sorted({int(name.split("/")[1][4:]) for name in values}) == told
+    values = GpuReading(FakeNvml(), records_node, environ).read()
+    assert sorted({int(name.split("/")[1][4:]) for name in values}) == indices
 
 
 # Whole runs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepwell
-from stepwell.telemetry.script_name import script_name
+from stepwell.telemetry.run_names import script_name
 from tests.harness import run_script
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in environment variables: one warning each, and training goes on with the default."""
+"""Mistakes in environment variables: one warning each, and training continues with the default."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import stepwell
-from stepwell.journal import errors
-from stepwell.journal.settings import OWN, SETTINGS, read_flag
+from stepwell._core import errors
+from stepwell._core.environment import OWN, SETTINGS, read_flag
 from tests.harness import REPOSITORY
 
 
@@ -32,7 +32,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
             "a b",
             "STEPWELL_RUN_ID is 'a b': write letters, digits and . _ + = @ -, such as a-b.",
         ),
-        ("RUNTIME", "fast", "STEPWELL_RUNTIME is 'fast': write off, or a number from 0.1 on."),
+        ("RUNTIME", "fast", "STEPWELL_RUNTIME is 'fast': write off, or a number of at least 0.1."),
         ("QUIET", "maybe", "STEPWELL_QUIET is 'maybe': write 1, or leave it unset."),
         ("STRICT", "2", "STEPWELL_STRICT is '2': write 1, or leave it unset."),
         (
@@ -75,7 +75,7 @@ def test_a_flag_is_on_or_off() -> None:
 
 
 def test_every_variable_in_the_code_is_known() -> None:
-    """Else whoever sets it is told that there is none of this name."""
+    """Otherwise setting it would give a warning about an unknown name."""
     source = REPOSITORY / "src"
     names = {
         name

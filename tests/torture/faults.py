@@ -1,4 +1,4 @@
-"""What is done to a training job while it trains.
+"""The faults that are injected into a training job while it trains.
 
 Each one makes up for what it did, where that can be, and returns.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from stepwell.journal.system import process_start
+from stepwell._core.system import process_start
 from tests.durability.helpers import fill
 from tests.torture.job import WORLD, Job
 

@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.system import process_start
+from stepwell._core.system import process_start
 from tests.harness import environment, wait_until
 from tests.harness.programs import Program, free_port, start_rank
 from tests.loggers.faulty_proxy import FaultyProxy
@@ -58,6 +59,42 @@ class Job:
     def start(self) -> None:
         """Start all ranks, as an attempt of its own."""
         self.attempt += 1
+        options, env, port = self._options(), self._environment(), free_port()
+        self.ranks = [
+            start_rank(
+                Path(program.__file__),
+                options,
+                rank=rank,
+                world=WORLD,
+                port=port,
+                restarts=self.attempt,
+                env=env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr(rank).open("wb"),
+                start_new_session=True,
+            )
+            for rank in range(WORLD)
+        ]
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start all ranks with PyTorch's launcher, as an attempt of its own."""
+        self.attempt += 1
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *(f"--nproc-per-node={WORLD}", program.__file__, self._options()),
+            ],
+            env=self._environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr(0).open("wb"),
+            start_new_session=True,
+        )
+
+    def _options(self) -> str:
         files = self.folder / "files"
         for needed in (files, self.folder / "book"):
             needed.mkdir(exist_ok=True)
@@ -69,32 +106,21 @@ class Job:
             "pause": 0.02,
             "mlflow": self.proxy and self.proxy.url,
             "experiment": self.experiment,
+            "attempt": self.attempt,
             **self.options,
         }
-        env = environment(HOME=str(self.folder), STEPWELL_RUN_ID="torture", **QUICK)
-        port = free_port()
-        self.ranks = [
-            start_rank(
-                Path(program.__file__),
-                json.dumps(options),
-                rank=rank,
-                world=WORLD,
-                port=port,
-                restarts=self.attempt,
-                env=env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=(self.folder / f"stderr-{rank}-{self.attempt}").open("wb"),
-                start_new_session=True,
-            )
-            for rank in range(WORLD)
-        ]
+        return json.dumps(options)
+
+    def _environment(self) -> dict[str, str]:
+        return environment(HOME=str(self.folder), STEPWELL_RUN_ID="torture", **QUICK)
+
+    def _stderr(self, rank: int) -> Path:
+        return self.folder / f"stderr-{rank}-{self.attempt}"
 
     # What it does
 
     def book(self, rank: int, attempt: int | None = None) -> list[dict[str, Any]]:
-        """What a rank has written down so far."""
+        """Return the records that a rank has written so far."""
         number = self.attempt if attempt is None else attempt
         path = self.folder / "book" / f"rank-{rank}.attempt-{number}.jsonl"
         if not path.exists():
@@ -117,7 +143,7 @@ class Job:
         wait_until(is_there, 120)
 
     def stderr(self, rank: int) -> str:
-        return (self.folder / f"stderr-{rank}-{self.attempt}").read_text(errors="replace")[-3000:]
+        return self._stderr(rank).read_text(errors="replace")[-3000:]
 
     def wait(self, seconds: float = 180) -> list[int]:
         """The exit codes of all ranks."""

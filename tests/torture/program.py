@@ -52,7 +52,7 @@ class Book:
 
 def main(options: dict[str, Any]) -> None:
     """Train ``options["steps"]`` steps."""
-    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, attempt = int(os.environ["RANK"]), int(options["attempt"])
     book = Book(f"{options['book']}/rank-{rank}.attempt-{attempt}.jsonl")
     torch.manual_seed(0)
     torch.set_num_threads(1)

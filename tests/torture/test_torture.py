@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.durability.helpers import mounted
+from tests.harness import wait_until
 from tests.loggers.faulty_proxy import FaultyProxy
 from tests.loggers.mlflow_server import Server
 from tests.loggers.needs import needs
 from tests.torture.faults import FAULTS
-from tests.torture.job import Job
-from tests.torture.verify import check_run, check_trackers, check_training
+from tests.torture.job import WORLD, Job
+from tests.torture.verify import check_run, check_steps, check_trackers, check_training
 
 pytestmark = [
     pytest.mark.root,
@@ -33,6 +36,7 @@ SHORT = (
 """About two minutes of it, for the full suite."""
 SECONDS = float(os.environ.get("TORTURE_SECONDS", 15 * 60))
 DISK_MB = 96
+TORCHRUN = "kill a rank of torchrun"
 
 
 class Torture:
@@ -63,6 +67,34 @@ class Torture:
                 proxy.close()
         self.rounds[name] += 1
 
+    def torchrun(self, seed: int) -> None:
+        """Kill a rank that PyTorch's launcher has started, then start the job again, as a scheduler does."""
+        rng, fault = random.Random(seed), FAULTS["kill a rank"]
+        folder = self.folder / f"{sum(self.rounds.values())}-torchrun"
+        folder.mkdir()
+        print(f"{TORCHRUN}, seed {seed}", flush=True)
+        proxy = FaultyProxy(self.server.port)
+        with mounted("ext4", DISK_MB, folder) as disk:
+            job = Job(folder, disk, proxy)
+            launcher = job.launch()
+            try:
+                far = rng.randrange(5, 30)
+                wait_until(lambda: all(len(job.steps_of(rank)) > far for rank in range(WORLD)))
+                os.kill(job.book(rng.randrange(WORLD))[0]["pid"], signal.SIGKILL)
+                assert launcher.wait(120) != 0
+                launcher = job.launch()
+                assert launcher.wait(240) == 0, job.stderr(0)
+                self.weights = check_steps(job, self.weights)
+                self.records += check_run(job, fault)
+                check_trackers(job, fault)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(launcher.pid, signal.SIGKILL)
+                launcher.wait(60)
+                job.end()
+                proxy.close()
+        self.rounds[TORCHRUN] += 1
+
     def _train(self, job: Job, name: str, rng: random.Random) -> None:
         fault = FAULTS[name]
         job.start()
@@ -90,6 +122,12 @@ def test_a_round(torture: Torture, name: str) -> None:
     torture.round(name, int.from_bytes(os.urandom(4), "big"))
 
 
+@pytest.mark.full
+def test_a_killed_job_of_torchrun_is_started_again(torture: Torture) -> None:
+    """What both attempts recorded is in one run, and in the trackers once."""
+    torture.torchrun(int.from_bytes(os.urandom(4), "big"))
+
+
 @pytest.mark.torture
 def test_a_quarter_of_an_hour(torture: Torture) -> None:
     """All faults in turn, at random moments."""
@@ -97,5 +135,9 @@ def test_a_quarter_of_an_hour(torture: Torture) -> None:
     for number in range(1_000_000):
         if time.monotonic() >= end:
             break
-        name = list(FAULTS)[number % len(FAULTS)]
-        torture.round(name, int.from_bytes(os.urandom(4), "big"))
+        name = [*FAULTS, TORCHRUN][number % (len(FAULTS) + 1)]
+        seed = int.from_bytes(os.urandom(4), "big")
+        if name == TORCHRUN:
+            torture.torchrun(seed)
+        else:
+            torture.round(name, seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from stepwell.journal.liveness import ENDINGS
+from stepwell.journal.document import ENDINGS
 from stepwell.reading import RecordedRun
 from tests.durability.helpers import only_run
 from tests.harness import has_ended, run_stepwell, wait_until
@@ -29,6 +29,11 @@ def check_training(job: Job, fault: Fault, weights: str | None) -> str | None:
         assert any(codes)
         return None
     assert codes == [0] * WORLD, [job.stderr(rank) for rank in range(WORLD)]
+    return check_steps(job, weights)
+
+
+def check_steps(job: Job, weights: str | None) -> str:
+    """All ranks have done all steps, none was held up, and the weights are these; returns them."""
     found = set()
     for rank in range(WORLD):
         assert [entry["step"] for entry in job.steps_of(rank)] == list(range(job.steps))

@@ -1,4 +1,4 @@
-"""Configurations to test with, and what is said of wrong ones."""
+"""Configurations for tests, and the messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from stepwell import StepwellError
 from stepwell.training.config import TrainingTelemetryConfig
 
-WHOLE = "write a whole number of at least 1"
-OR_FUNCTION = ", or a function that gives one"
+WHOLE = "must be a whole number of at least 1"
+OR_FUNCTION = " (a function that returns one is also allowed)"
 
 POSITIVE_FIELDS = [
     "world_size",

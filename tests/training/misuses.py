@@ -1,4 +1,4 @@
-"""Calls in the wrong order, what is said of each, and the tree that it leaves."""
+"""Calls in the wrong order, with the message and the span tree of each."""
 
 from __future__ import annotations
 
@@ -272,126 +272,128 @@ CASES: dict[str, Wrong] = {
     for wrong in (
         Wrong(
             iteration_outside_a_loop,
-            "started outside of a training loop: it is recorded, but not counted",
+            "started outside a training loop: it is recorded but not counted",
             {(APP, None): 1, (ITERATION, APP): 1},
         ),
         Wrong(
             iteration_outside_of_everything,
-            "started outside of a training loop",
+            "started outside a training loop",
             {(ITERATION, None): 1},
         ),
         Wrong(
             iteration_outside_of_validation,
-            "validation_single_iteration is started outside of validation_loop",
+            "validation_single_iteration started outside validation_loop",
             {(APP, None): 1, (BATCH, APP): 1},
         ),
         Wrong(
             iteration_outside_of_testing,
-            "testing_single_iteration is started outside of testing_loop",
+            "testing_single_iteration started outside testing_loop",
             {(APP, None): 1, ("testing_single_iteration", APP): 1},
         ),
-        Wrong(application_twice, "has been started already, and goes on", {(APP, None): 1}),
+        Wrong(
+            application_twice, "was started twice; the second start is ignored", {(APP, None): 1}
+        ),
         Wrong(
             application_inside_of_itself,
-            "has been started already, and goes on",
+            "was started twice; the second start is ignored",
             {(APP, None): 1, (LOOP, APP): 1, (ITERATION, LOOP): 1},
         ),
         Wrong(
             loop_inside_a_loop,
-            "a training loop is started inside of one: that one is ended first",
+            "A training loop started before the previous one ended, so that one is ended now",
             {(APP, None): 1, (LOOP, APP): 2, (ITERATION, LOOP): 1},
         ),
         Wrong(
             iteration_inside_an_iteration,
-            "a training iteration is started inside of one: the earlier one is ended first",
+            "A training iteration started before the previous one ended, so that one is ended now",
             {(APP, None): 1, (LOOP, APP): 1, (ITERATION, LOOP): 2},
         ),
         Wrong(
             validation_inside_validation,
-            "validation_loop is started inside of one",
+            "validation_loop started again before its end",
             {(APP, None): 1, (VALIDATION, APP): 2},
         ),
         Wrong(
             double_testing,
-            "testing_loop is started inside of one",
+            "testing_loop started again before its end",
             {(APP, None): 1, ("testing_loop", APP): 2},
         ),
         Wrong(
             batch_inside_a_batch,
-            "validation_single_iteration is started inside of one",
+            "validation_single_iteration started again before its end",
             {(APP, None): 1, (VALIDATION, APP): 1, (BATCH, VALIDATION): 2},
         ),
         Wrong(
             validation_ends_inside_a_batch,
-            "validation_loop ends inside of validation_single_iteration",
+            "validation_loop ended while validation_single_iteration was open",
             {(APP, None): 1, (VALIDATION, APP): 1, (BATCH, VALIDATION): 1},
         ),
         Wrong(
             save_inside_a_save,
-            "a checkpoint save is started inside of one: the earlier one is ended first",
+            "A checkpoint save started before the previous one ended, so that one is ended now",
             {(APP, None): 1, (SAVE, APP): 2},
         ),
         Wrong(
             forward_that_is_never_ended,
-            "model_forward is still open when the training_single_iteration that it is in ends",
+            "model_forward is still open at the end of training_single_iteration",
             {(APP, None): 1, (LOOP, APP): 1, (ITERATION, LOOP): 3, (FORWARD, ITERATION): 3},
         ),
         Wrong(
             forward_of_a_batch_that_is_never_ended,
-            "model_forward is still open when the validation_single_iteration that it is in ends",
+            "model_forward is still open at the end of validation_single_iteration",
             {(APP, None): 1, (VALIDATION, APP): 1, (BATCH, VALIDATION): 2, (FORWARD, BATCH): 2},
         ),
         Wrong(
             load_that_is_never_ended,
-            "checkpoint_load is still open when training_loop begins, and ends there",
+            "checkpoint_load is still open at the start of training_loop and is ended there",
             {(APP, None): 1, ("checkpoint_load", APP): 1, (LOOP, APP): 1, (ITERATION, LOOP): 1},
         ),
         Wrong(
             setup_that_is_never_ended,
-            "model_initialization is still open when validation_loop begins, and ends there",
+            "model_initialization is still open at the start of validation_loop and is ended there",
             {(APP, None): 1, ("model_initialization", APP): 1, (VALIDATION, APP): 1},
         ),
         Wrong(
             loading_that_is_never_ended,
-            "data_loading is started inside of one: the earlier one is ended first",
+            "data_loading started again before its end, so the earlier one is ended now",
             {(APP, None): 1, ("data_loading", APP): 3},
         ),
         Wrong(success_of_an_unknown_step, "of step 9 is reported as saved", {(APP, None): 1}),
         Wrong(failure_of_an_unknown_step, "of step 9 is reported as failed", {(APP, None): 1}),
-        Wrong(success_twice, "has been reported already", {(APP, None): 2, (SAVE, APP): 1}),
+        Wrong(success_twice, "was reported already", {(APP, None): 2, (SAVE, APP): 1}),
         Wrong(
             late_success,
-            "the checkpoint of step 5 was complete after the application had ended",
+            "The checkpoint of step 5 was completed after the end of the application",
             {(APP, None): 1, ("checkpoint_save_async", APP): 1},
         ),
         Wrong(
             very_late_success,
-            "the checkpoint of step 5 was complete after the application had ended",
+            "The checkpoint of step 5 was completed after the end of the application",
             {(APP, None): 2, ("checkpoint_save_async", APP): 1},
         ),
         Wrong(
             end_before_the_start,
-            "training_single_iteration is ended before it was started: it takes 0 s",
+            "training_single_iteration ends before its start: its duration is set to 0 s",
             {(APP, None): 1, (LOOP, APP): 1, (ITERATION, LOOP): 1},
         ),
         Wrong(
             time_from_before_the_clock_was_set_back,
-            "which is 3599.000 s from now: now is taken instead",
+            r"which is 3599\.000 s in the future\. The current time is used",
             {(APP, None): 1, (LOOP, APP): 1, (ITERATION, LOOP): 1},
         ),
         Wrong(
             loop_in_the_future,
-            "which is 3600.000 s from now: now is taken instead",
+            r"which is 3600\.000 s in the future\. The current time is used",
             {(APP, None): 1, (LOOP, APP): 1},
         ),
         Wrong(
             loop_in_seconds,
-            r"days ago: write milliseconds since the epoch, such as time\.time\(\) \* 1000",
+            r"must be in milliseconds since the epoch, such as time\.time\(\) \* 1000, got .* days ago",
             {(APP, None): 1, (LOOP, APP): 1},
         ),
         Wrong(
             loop_ended_elsewhere,
-            "training_loop is ended in another thread than it was started in",
+            "training_loop ended in another thread than it started in",
             {(APP, None): 1, (LOOP, APP): 1},
         ),
     )

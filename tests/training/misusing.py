@@ -1,4 +1,4 @@
-"""Jobs that are recorded wrongly on purpose, and the right one that must come out the same afterwards."""
+"""Jobs with deliberate misuse, each followed by a correct job that must be unaffected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import polars as pl
 
 import stepwell
 from stepwell import training
-from stepwell.journal import errors
+from stepwell._core import errors
 from stepwell.testing import FakeClock
 from stepwell.training import (
     application,
@@ -31,7 +31,7 @@ from stepwell.training import (
     validation_iteration,
     validation_loop,
 )
-from stepwell.training.current import current
+from stepwell.training.calls import current
 from tests.nesting.tree import check_tree
 
 Case = Callable[[FakeClock], object]

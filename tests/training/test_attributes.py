@@ -1,4 +1,4 @@
-"""Attribute classes: declared once, checked when made, typed when read."""
+"""Attribute classes: declared once, checked on creation, typed on access."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stepwell import StepwellError
-from stepwell.journal.values import encode
-from stepwell.telemetry.attributes import Attributes
+from stepwell._core.values import encode
+from stepwell.telemetry.events import Attributes
 from stepwell.training import attributes as module
 from stepwell.training.attributes import (
     CheckpointSaveSpanAttributes,
@@ -24,9 +24,9 @@ from stepwell.training.attributes import (
     TrainingLoopAttributes,
     TrainingMetricsUpdateAttributes,
     TrainingTelemetryAttributes,
+    TypedAttributes,
     ValidationMetricsUpdateAttributes,
 )
-from stepwell.training.fields import TypedAttributes
 from stepwell.training.values import CheckPointStrategy
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -193,20 +193,20 @@ def test_none_means_absent() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("current_iteration", -1, "is -1: write a whole number of at least 0"),
-        ("current_iteration", 1.5, "is 1.5: write a whole number of at least 0"),
-        ("current_iteration", "3", "is '3': write a whole number of at least 0"),
-        ("current_iteration", True, "is True: write a whole number of at least 0"),
-        ("current_iteration", math.inf, "is inf: write a whole number of at least 0"),
-        ("avg_iteration_time_sec", -0.1, "is -0.1: write a finite number of at least 0"),
-        ("avg_iteration_time_sec", math.nan, "is nan: write a finite number of at least 0"),
-        ("min_iteration_time_sec", math.inf, "is inf: write a finite number of at least 0"),
-        ("max_iteration_time_sec", "fast", "is 'fast': write a finite number of at least 0"),
-        ("max_iteration_time_sec", False, "is False: write a finite number of at least 0"),
-        ("is_final", 1, "is 1: write True or False"),
-        ("is_final", "yes", "is 'yes': write True or False"),
-        ("latest_loss", "low", "is 'low': write a number"),
-        ("latest_loss", [0.5], r"is \[0.5\]: write a number"),
+        ("current_iteration", -1, "must be a whole number of at least 0, got -1"),
+        ("current_iteration", 1.5, "must be a whole number of at least 0, got 1.5"),
+        ("current_iteration", "3", "must be a whole number of at least 0, got '3'"),
+        ("current_iteration", True, "must be a whole number of at least 0, got True"),
+        ("current_iteration", math.inf, "must be a whole number of at least 0, got inf"),
+        ("avg_iteration_time_sec", -0.1, "must be a finite number of at least 0, got -0.1"),
+        ("avg_iteration_time_sec", math.nan, "must be a finite number of at least 0, got nan"),
+        ("min_iteration_time_sec", math.inf, "must be a finite number of at least 0, got inf"),
+        ("max_iteration_time_sec", "fast", "must be a finite number of at least 0, got 'fast'"),
+        ("max_iteration_time_sec", False, "must be a finite number of at least 0, got False"),
+        ("is_final", 1, "must be True or False, got 1"),
+        ("is_final", "yes", "must be True or False, got 'yes'"),
+        ("latest_loss", "low", "must be a number, got 'low'"),
+        ("latest_loss", [0.5], r"must be a number, got \[0.5\]"),
     ],
 )
 def test_a_wrong_value_is_refused(name: str, value: object, wanted: str) -> None:
@@ -235,7 +235,7 @@ def test_other_kinds_of_wrong_values(
     kind: type[TypedAttributes], name: str, value: object, wanted: str
 ) -> None:
     """Counts that begin at one, texts, tags, facts, strategies and paths are held to their kind."""
-    with pytest.raises(StepwellError, match=f"^{kind.__name__}: {name} is .*: write {wanted}"):
+    with pytest.raises(StepwellError, match=f"^{kind.__name__}: {name} must be {wanted}.*, got "):
         kind.create(**{**LEAST[kind], name: value})
 
 
@@ -250,7 +250,7 @@ def test_a_value_that_cannot_be_looked_at_is_refused_too() -> None:
             raise RuntimeError("no")
 
     with pytest.raises(
-        StepwellError, match="is <Hostile: unreadable, RuntimeError>: write a whole"
+        StepwellError, match=r"must be a whole .*, got <Hostile: unreadable, RuntimeError>"
     ):
         loop(train_iterations_start=Hostile())
 
@@ -260,14 +260,14 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(StepwellError) as refused:
         loop(train_iterations_start=0, train_sample_start=3)
     assert str(refused.value) == (
-        "TrainingLoopAttributes: train_sample_start is no attribute of it; "
+        "TrainingLoopAttributes: train_sample_start is not an attribute; "
         "did you mean train_samples_start?"
     )
 
 
 def test_a_name_without_a_near_one_gets_the_list() -> None:
     """Where nothing is near, all names are given."""
-    with pytest.raises(StepwellError, match="xyz is no attribute of it; there are: check"):
+    with pytest.raises(StepwellError, match="xyz is not an attribute; there are: check"):
         CheckpointSaveSpanAttributes.create(**LEAST[CheckpointSaveSpanAttributes], xyz=1)
 
 
@@ -279,8 +279,8 @@ def test_all_problems_are_in_one_error() -> None:
         )
     assert str(refused.value) == (
         "CheckpointSaveSpanAttributes: 3 problems\n"
-        "- current_iteration is -2: write a whole number of at least 0\n"
-        "- iteration is no attribute of it; did you mean current_iteration?\n"
+        "- current_iteration must be a whole number of at least 0, got -2\n"
+        "- iteration is not an attribute; did you mean current_iteration?\n"
         "- save_checkpoint_attempt_count is missing"
     )
 
@@ -345,7 +345,9 @@ def test_own_attributes_can_be_added() -> None:
     made = loop(train_iterations_start=0)
     made.add("my_attribute", "v").add("train_samples_start", 5)
     assert made == {"train_iterations_start": 0, "my_attribute": "v", "train_samples_start": 5}
-    with pytest.raises(StepwellError, match="train_samples_start is -5: write a whole number"):
+    with pytest.raises(
+        StepwellError, match=r"train_samples_start must be a whole number .*, got -5"
+    ):
         made.add("train_samples_start", -5)
     made.add("train_samples_start", None)
     assert made == {"train_iterations_start": 0, "my_attribute": "v"}

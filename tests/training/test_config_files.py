@@ -1,4 +1,4 @@
-"""Overrides from files in YAML and JSON, and what is said of wrong ones."""
+"""Overrides from YAML and JSON files, and the messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.training.config import ApplicationConfig, CheckPointStrategy
-from stepwell.training.config_files import read_overrides
-from stepwell.training.merging import merged
+from stepwell.training.resolved_config import merged, read_overrides
 from tests.training.configs import OR_FUNCTION, WHOLE, message
 
 YAML = """\
@@ -59,29 +58,29 @@ def test_overrides_from_a_file(name: str, text: str, tmp_path: Path) -> None:
         (
             "c.yaml",
             "strict: true\ntelemetry_config:\n  seq_length: 3\n  global_batch: 4\n",
-            "{}: line 4: telemetry_config.global_batch is no field of it; "
+            "{}: line 4: telemetry_config.global_batch is not a field; "
             "did you mean global_batch_size_or_fn?",
         ),
         (
             "c.json",
             '{"strict": true,\n "telemetry_config": {\n  "seq_length": 0}}',
-            f"{{}}: line 3: telemetry_config.seq_length is 0: {WHOLE}{OR_FUNCTION}",
+            f"{{}}: line 3: telemetry_config.seq_length {WHOLE}, got 0{OR_FUNCTION}",
         ),
         (
             "c.yaml",
             "world_size: 0\nstrict: maybe\n",
-            f"{{}}: 2 problems\n- line 1: world_size is 0: {WHOLE}{OR_FUNCTION}\n"
-            "- line 2: strict is 'maybe': write True or False",
+            f"{{}}: 2 problems\n- line 1: world_size {WHOLE}, got 0{OR_FUNCTION}\n"
+            "- line 2: strict must be True or False, got 'maybe'",
         ),
         (
             "c.yaml",
             "seq_length: 3\n\nseq_length: 4\n",
-            "{}, line 3: seq_length is written twice, first in line 1",
+            "{}, line 3: seq_length is given twice, first in line 1",
         ),
         (
             "c.json",
             '{"strict": true,\n"strict": false}',
-            "{}, line 2: strict is written twice, first in line 1",
+            "{}, line 2: strict is given twice, first in line 1",
         ),
         (
             "c.yaml",
@@ -90,8 +89,8 @@ def test_overrides_from_a_file(name: str, text: str, tmp_path: Path) -> None:
         ),
         ("c.json", '{"a": 1,\n}', None),
         ("c.json", '{"world_size": NaN}', None),
-        ("c.yaml", "- a\n- b\n", "{}: write fields, such as session_tag: night"),
-        ("c.json", "[1]", "{}: write fields, such as session_tag: night"),
+        ("c.yaml", "- a\n- b\n", "{}: the file must contain fields, such as session_tag: night"),
+        ("c.json", "[1]", "{}: the file must contain fields, such as session_tag: night"),
         ("c.toml", "a = 1", "{}: the name must end in .yaml, .yml or .json"),
         ("c.yaml", "a: !!python/object:os.system {}\n", None),
     ],
@@ -133,8 +132,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         lambda: read_overrides(tmp_path / "missing.yaml")
     )
     (tmp_path / "large.yaml").write_bytes(b"#" * (2 << 20))
-    assert "too many for a configuration" in message(
+    assert "must have at most 1048576 bytes" in message(
         lambda: read_overrides(tmp_path / "large.yaml")
     )
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "is not a text in UTF-8" in message(lambda: read_overrides(tmp_path / "binary.yaml"))
+    assert "must be UTF-8 text" in message(lambda: read_overrides(tmp_path / "binary.yaml"))

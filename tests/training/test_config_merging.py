@@ -1,4 +1,4 @@
-"""Configurations overridden, merged without contradiction, and written as JSON."""
+"""Configurations: overrides, merging, conflicts, and conversion to JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell.training.config import ApplicationConfig, TrainingTelemetryConfig
-from stepwell.training.merging import ResolvedConfig, merged
+from stepwell.training.resolved_config import ResolvedConfig, merged
 from tests.training.configs import OR_FUNCTION, WHOLE, message, of_the_document, training
 
 
@@ -80,28 +80,28 @@ def test_a_wrong_override_names_the_place() -> None:
     base = ApplicationConfig()
     changes = {"strict": "no", "telemetry_config": {"seq_lenght": 3, "global_batch_size": 0}}
     assert message(lambda: base.with_override(changes)) == (
-        "the override: 3 problems\n"
-        "- strict is 'no': write True or False\n"
-        "- telemetry_config.seq_lenght is no field of it; did you mean seq_length_or_fn?\n"
-        f"- telemetry_config.global_batch_size is 0: {WHOLE}{OR_FUNCTION}"
+        "override: 3 problems\n"
+        "- strict must be True or False, got 'no'\n"
+        "- telemetry_config.seq_lenght is not a field; did you mean seq_length_or_fn?\n"
+        f"- telemetry_config.global_batch_size {WHOLE}, got 0{OR_FUNCTION}"
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ([("a", 1)], "the override: is [('a', 1)]: write a dict, such as {'session_tag': 'night'}"),
+        ([("a", 1)], "override: must be a dict, such as {'session_tag': 'night'}, got [('a', 1)]"),
         (
             {"telemetry_config": 5},
-            "the override: telemetry_config is 5: write a dict of its fields",
+            "override: telemetry_config must be a dict of its fields, got 5",
         ),
         (
             {"seq_length": 1, "seq_length_or_fn": 2},
-            "the override: seq_length_or_fn is written twice, with and without _or_fn",
+            "override: seq_length_or_fn is given twice, with and without _or_fn",
         ),
         (
             {"seq_length": 1, "telemetry_config": {"seq_length": 2}},
-            "the override: telemetry_config.seq_length_or_fn is 2, but outside it 1",
+            "override: telemetry_config.seq_length_or_fn is 2, but 1 at the top level",
         ),
     ],
 )
@@ -151,9 +151,9 @@ def test_a_contradiction_is_refused() -> None:
     """Both values are named."""
     base = ApplicationConfig(application_name="app", world_size_or_fn=4)
     assert message(lambda: merged(base, of_the_document())) == (
-        "the configurations contradict each other: 2 problems\n"
-        "- application_name is 'app' in one and 'test_app' in the other: write it in one of them\n"
-        "- world_size_or_fn is 4 in one and 5 in the other: write it in one of them"
+        "conflicting configurations: 2 problems\n"
+        "- application_name is 'app' in one and 'test_app' in the other: set it in one only\n"
+        "- world_size_or_fn is 4 in one and 5 in the other: set it in one only"
     )
 
 
@@ -175,8 +175,8 @@ def test_facts_of_both_are_kept() -> None:
         "c": 3,
     }
     assert message(lambda: merged(base, training(custom_metadata={"b": 3}))) == (
-        "the configurations contradict each other: custom_metadata['b'] is 2 in one and 3 in the "
-        "other: write it in one of them"
+        "conflicting configurations: custom_metadata['b'] is 2 in one and 3 in the "
+        "other: set it in one only"
     )
 
 
@@ -201,8 +201,7 @@ def test_later_overrides_win() -> None:
 def test_only_configurations_are_merged() -> None:
     """Anything else is refused."""
     assert message(lambda: merged({"world_size": 3})) == (  # type: ignore[arg-type]
-        "the configuration is {'world_size': 3}: write ApplicationConfig(…) "
-        "or TrainingTelemetryConfig(…)"
+        "config must be an ApplicationConfig or a TrainingTelemetryConfig, got {'world_size': 3}"
     )
 
 

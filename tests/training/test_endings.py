@@ -1,4 +1,4 @@
-"""How a process that trains ends, and what its run says then."""
+"""The ways a training process can end, and the status of its run."""
 
 from __future__ import annotations
 

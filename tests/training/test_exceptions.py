@@ -1,4 +1,4 @@
-"""Exceptions on their way through standard spans: recorded once, where they were raised, and passed on."""
+"""Exceptions in standard spans: recorded once, where they were raised, and passed on."""
 
 from __future__ import annotations
 

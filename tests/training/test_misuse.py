@@ -1,4 +1,4 @@
-"""Calls in the wrong order: a warning, a record, a sensible tree, and the next job is as it should be."""
+"""Calls in the wrong order: a warning, an event, a valid span tree, and no effect on the next job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepwell import training
-from stepwell.journal import errors
-from stepwell.journal.errors import StepwellError
+from stepwell._core import errors
+from stepwell._core.errors import StepwellError
 from stepwell.telemetry import timed_span
 from stepwell.testing import FakeClock
 from stepwell.training import (
@@ -124,13 +124,13 @@ def test_end_without_start(
 
     found = record(tmp_path, alone)
     (said,) = found.warnings
-    assert "is ended that was not started" in said
-    assert re.search(r"call (its )?on_\w*…?\w*_start\(\) first|on_app_start\(\) first", said)
+    assert "ended without a matching start" in said
+    assert re.search(r"[cC]all (its )?on_\w*…?\w*_start\(\) first|on_app_start\(\) first", said)
     assert found.edges == {(APP, None): 1}
     assert len(found.complaints) == (1 if name == "on_app_end" else 2)
     assert found.after == fresh.after
     monkeypatch.setenv("STEPWELL_STRICT", "1")
-    with pytest.raises(StepwellError, match="is ended that was not started"):
+    with pytest.raises(StepwellError, match="ended without a matching start"):
         record(tmp_path, alone)
 
 
@@ -265,7 +265,7 @@ def test_span_that_is_stopped_by_hand(tmp_path: Path, fresh: Recorded) -> None:
 
     found = record(tmp_path, stopping)
     # Whether data loading had started cannot be seen when its span is gone.
-    assert [w for w in found.warnings if "data_loading is ended" not in w] == []
+    assert [w for w in found.warnings if "data_loading ended" not in w] == []
     assert set(found.spans.filter(name=ITERATION)["duration_ns"]) == {10**9}
     assert (found.edges[ITERATION, LOOP], found.edges[ITERATION, APP]) == (2, 1)
     (update,) = found.attributes("training_metrics_update")
@@ -279,7 +279,7 @@ def test_strict_by_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     provider = training.TrainingTelemetryProvider.instance()
     provider.configure(training.TrainingTelemetryConfig(strict=True))
     try:
-        with pytest.raises(StepwellError, match="was not started"):
+        with pytest.raises(StepwellError, match="without a matching start"):
             on_app_end()
         with application(), training_loop(), training_iteration():
             pass

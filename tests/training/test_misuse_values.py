@@ -1,4 +1,4 @@
-"""Wrong arguments: every public function gets every kind of nonsense, and training goes on."""
+"""Wrong arguments: every public function gets every kind of wrong value, and training continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import stepwell
 from stepwell import training
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
 from stepwell.telemetry import Attributes, Event, Span, SpanRecorder, timed_span
 from stepwell.testing import FakeClock
 from stepwell.training import (
@@ -206,7 +206,7 @@ def test_wrong_start_of_a_loop_still_is_a_loop(tmp_path: Path) -> None:
     found = record(tmp_path, case, then=None)
     # A target of -1 is just not known.
     assert len(found.warnings) == 1
-    assert "train_iterations_start is 'seven': write a whole number" in found.warnings[0]
+    assert "train_iterations_start of a training loop must be a whole number" in found.warnings[0]
     (update,) = found.attributes("training_metrics_update")
     assert (update["train_iterations_start"], update["num_iterations"]) == (0, 1)
     assert found.spans.filter(name="training_loop")["attributes"].to_list() == [
@@ -294,12 +294,12 @@ def test_times_of_events_and_spans(tmp_path: Path) -> None:
 
     found = record(tmp_path, case, then=None)
     (said,) = found.warnings
-    assert "write seconds since the epoch, such as time.time()" in said
+    assert "must be seconds since the epoch, such as time.time()" in said
 
 
 def test_attribute_classes_still_refuse() -> None:
     """Making a set of declared attributes by hand is where a wrong one is refused."""
-    with pytest.raises(StepwellError, match="current_iteration is -1"):
+    with pytest.raises(StepwellError, match=r"current_iteration must be .*, got -1"):
         training.TrainingMetricsUpdateAttributes.create(current_iteration=-1)
-    with pytest.raises(StepwellError, match="attribute a is 'x', which is not an int"):
+    with pytest.raises(StepwellError, match="attribute a must be an int, got 'x'"):
         Attributes({"a": "x"}).get_int_value("a")

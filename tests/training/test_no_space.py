@@ -1,4 +1,4 @@
-"""Standard spans that find no space, on a full disk or at the size cap: training and its counts go on."""
+"""Standard spans without disk space or at the size cap: training and counting continue."""
 
 from __future__ import annotations
 

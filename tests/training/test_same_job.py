@@ -1,4 +1,4 @@
-"""Context managers and callbacks of the same job leave the same spans, events and values."""
+"""Context managers and callbacks of the same job record the same spans, events and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks with times of their own, clocks that are set back, late and failing checkpoints, and switches."""
+"""Callbacks with given times, clocks that are set back, late and failed checkpoints, and switches."""
 
 from __future__ import annotations
 

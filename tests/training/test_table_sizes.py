@@ -1,4 +1,4 @@
-"""Samples, tokens, operations, accumulated gradients, percentiles and the loss, worked out by hand."""
+"""Samples, tokens, operations, accumulated gradients, percentiles and the loss, computed by hand."""
 
 from __future__ import annotations
 

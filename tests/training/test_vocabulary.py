@@ -1,4 +1,4 @@
-"""One table of words: every spelling of a kind of span leads to the same row."""
+"""The vocabulary: every spelling of a kind of span leads to the same row."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ SPANS = {
 EVENTS = {
     "SPAN_START": "span_start",
     "SPAN_STOP": "span_stop",
+    "INITIALIZATION": "one_logger_initialization",
     "ONE_LOGGER_INITIALIZATION": "one_logger_initialization",
     "UPDATE_TRAINING_TELEMETRY_CONFIG": "update_training_telemetry_config",
     "TRAINING_METRICS_UPDATE": "training_metrics_update",

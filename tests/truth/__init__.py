@@ -1,1 +1,1 @@
-"""Whole trainings whose truth is known, and what stepwell must say about each of them."""
+"""Whole trainings with known ground truth, and the findings that stepwell must report for each."""

@@ -130,7 +130,7 @@ def lightning_learning_rate_zero() -> None:
     fit(Module(lr=0.0), batches(150), max_epochs=1)
 
 
-@case(LIGHTNING, steps=150, findings=(Says("data-bound", exact=("57%",)),))
+@case(LIGHTNING, steps=150, findings=(Says("data-bound", exact=("57 %",)),))
 def lightning_slow_loader() -> None:
     """60 ms for each batch, and 45 ms for what is done with it."""
     fit(Module(), batches(150, 0.06), max_epochs=1)
@@ -299,7 +299,7 @@ def trainer_with_evaluation() -> None:
     train(Classifier(), 50, num_train_epochs=3, eval_strategy="epoch")
 
 
-@case(TRAINER, steps=150, findings=(Says("data-bound", exact=("57%",)),))
+@case(TRAINER, steps=150, findings=(Says("data-bound", exact=("57 %",)),))
 def trainer_slow_loader() -> None:
     """60 ms for each batch, and 45 ms for what is done with it."""
     train(Classifier(), 150, 0.06)

@@ -126,7 +126,7 @@ class Truth:
         self.lap()
 
     def write(self, **values: Any) -> None:
-        """Write a line: what is known by now, and these values."""
+        """Write a line with the facts so far and these values."""
         line = {
             "steps": self.steps,
             "epochs": self.epochs,
@@ -151,7 +151,7 @@ lap = truth.lap
 
 
 class Net(nn.Module):
-    """A small classifier. Its passes take as long as they are told to."""
+    """A small classifier with given durations of its passes."""
 
     def __init__(
         self, forward: float = 0.02, backward: float = 0.02, dropout: float = 0.0, width: int = 32
@@ -218,7 +218,7 @@ class Examples(Dataset[tuple[Tensor, Tensor]]):
 
 
 def batches(count: int, seconds: float = 0.004, **options: Any) -> DataLoader[Any]:
-    """Return a loader that has so many batches of 16."""
+    """Return a loader with this many batches of 16."""
     seed = options.pop("seed", 0)
     generator = torch.Generator().manual_seed(0)
     options = {"shuffle": True, "generator": generator, "batch_size": BATCH, **options}

@@ -1,4 +1,4 @@
-"""Healthy loops of plain PyTorch with ``stepwell.watch``: nothing is found, and all numbers are right."""
+"""Healthy loops of plain PyTorch with ``stepwell.watch``: no findings, and all numbers are right."""
 
 import itertools
 import tempfile
@@ -437,7 +437,7 @@ def schedule_and_checkpoints() -> None:
 
 @case(WATCH, steps=100, epochs=1, at=199)
 def resumed() -> None:
-    """The second half of an epoch, resumed at step 100: ``watch`` is told so."""
+    """The second half of an epoch, resumed at step 100 with ``watch(step=100)``."""
     model, loader = Net(), batches(100)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader, step=100)

@@ -32,7 +32,7 @@ LEAST_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Truth:
-    """What the side channel says: seconds as the mean of all ranks, the rest of rank 0."""
+    """The values in the side channel: seconds as the mean of all ranks, the rest from rank 0."""
 
     steps: int
     epochs: int

@@ -257,9 +257,9 @@ def accumulation_without_sync() -> None:
     torch.distributed.destroy_process_group()
 
 
-@case(DDP, ranks=2, steps=150, findings=(Says("data-bound", ranks=(), exact=("57%",)),))
+@case(DDP, ranks=2, steps=150, findings=(Says("data-bound", ranks=(), exact=("57 %",)),))
 def slow_loaders_of_all_ranks() -> None:
-    """60 ms for each batch in both ranks: nobody waits for the other."""
+    """60 ms for each batch on both ranks: neither waits for the other."""
     loader = batches(150, 0.06, seed=RANK)
     model = distributed(Net())
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Healthy loops with explicit spans: the calls of the README, nothing is found."""
+"""Healthy loops with explicit spans, as in the README: no findings."""
 
 import os
 
@@ -157,7 +157,7 @@ def own_spans() -> None:
 
 @case(SPANS, steps=150, epochs=None, loss="loss")
 def resumed_run() -> None:
-    """Two attempts of one run: the second goes on where the first has ended."""
+    """Two attempts of one run: the second continues where the first ended."""
     model, loader = Net(), batches(75)
     optimizer = SGD(model.parameters(), lr=0.1)
     truth.begin()

@@ -21,7 +21,7 @@ from tests.truth.kit import (
 )
 
 
-@case(WATCH, steps=150, findings=(Says("data-bound", exact=("57%",)),))
+@case(WATCH, steps=150, findings=(Says("data-bound", exact=("57 %",)),))
 def slow_loader() -> None:
     """60 ms for each batch, and 45 ms for what is done with it."""
     model, loader = Net(), batches(150, 0.06)
@@ -53,7 +53,7 @@ def every_20th_batch_is_slow() -> None:
 
 
 class SlowCollate:
-    """Collates batches; one of so many takes longer."""
+    """Collates batches; one in N takes longer."""
 
     def __init__(self, every: int, seconds: float) -> None:
         self.count, self.every, self.seconds = 0, every, seconds
@@ -108,7 +108,10 @@ class Litter:
 
 
 @case(
-    WATCH, steps=200, findings=(Says("gc-pauses", exact=("38%",)),), env={"STEPWELL_GC_PAUSES": "1"}
+    WATCH,
+    steps=200,
+    findings=(Says("gc-pauses", exact=("38 %",)),),
+    env={"STEPWELL_GC_PAUSES": "1"},
 )
 def garbage_collection() -> None:
     """Every tenth step a collection of 0.3 s."""
@@ -177,7 +180,7 @@ def slower_and_slower() -> None:
         train_batch(model, optimizer, x, y)
 
 
-@case(WATCH, steps=200, findings=(Says("pauses", ("After every 10th step", "in no span")),))
+@case(WATCH, steps=200, findings=(Says("pauses", ("follows every 10th step", "outside any span")),))
 def code_in_no_span() -> None:
     """0.3 s of code that nothing was recorded of, after every tenth step."""
     model, loader = Net(), batches(200)
@@ -195,7 +198,7 @@ def code_in_no_span() -> None:
 
 @case(WATCH, steps=200)
 def the_same_code_in_a_span() -> None:
-    """The same 0.3 s in a span with a name: they have a row in the time table, and nothing is found."""
+    """The same 0.3 s in a named span: they have a row in the time table, and no finding is reported."""
     model, loader = Net(), batches(200)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)
@@ -210,7 +213,7 @@ def the_same_code_in_a_span() -> None:
             lap("draw samples")
 
 
-@case(SPANS, steps=150, epochs=None, findings=(Says("data-bound", exact=("57%",)),))
+@case(SPANS, steps=150, epochs=None, findings=(Says("data-bound", exact=("57 %",)),))
 def slow_data_in_explicit_spans() -> None:
     """``wait for data`` of 60 ms in each step."""
     model, loader = Net(), batches(150, 0.0)
@@ -240,7 +243,7 @@ def slow_data_in_explicit_spans() -> None:
 
 @case(WATCH, steps=200, epochs=4)
 def long_validation() -> None:
-    """Validation that takes as long as training is no fault."""
+    """Validation that takes as long as training is not a finding."""
     model, loader, held_out = Net(), batches(50), batches(100, seed=1)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)

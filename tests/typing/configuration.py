@@ -6,7 +6,7 @@ from typing_extensions import assert_type
 
 from stepwell.training.attributes import TrainingLoopAttributes, TrainingMetricsUpdateAttributes
 from stepwell.training.config import ApplicationConfig, CheckPointStrategy, TrainingTelemetryConfig
-from stepwell.training.merging import merged
+from stepwell.training.resolved_config import merged
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 

@@ -1,5 +1,4 @@
 """Analysis: answers from the tables of recorded runs, as plain values.
 
-Imports reading; knows nothing of terminals or pages. The command line and the dashboard draw what it
-returns.
+Imports reading. Draws nothing itself: the command line and the dashboard show the values that it returns.
 """

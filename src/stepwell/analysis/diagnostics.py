@@ -1,4 +1,4 @@
-"""The diagnostics' own files as tables: the metrics, and what a model said about its holdout."""
+"""The files of ``stepwell.diagnostics`` as tables: metrics, and the logits of holdout examples."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FILES = "telemetry*.jsonl"
 """The file of rank 0, and those of all ranks."""
 MAX_FILE = 1 << 30
 PREFIXES = {"learning_rates": "learning_rate", "holdout_logits": "holdout", "batch_stats": "batch"}
-"""How the metrics of a field are called in a run, where that is not the name of the field."""
+"""Prefix of the metrics of a field in a run, if it is not the name of the field."""
 PLACES = ("batch_idx", "epoch", "timestamp", "step", "attempt", "model", "nonfinite")
-"""Fields that say where a record belongs."""
+"""Fields that are not metrics."""
 _COLUMNS: dict[str, Any] = {
     "attempt": pl.Int64,
     "step": pl.Int64,
@@ -53,11 +53,11 @@ NONFINITE = ("nan", "inf", "-inf")
 
 
 class DiagnosticsFolder(RecordedRun):
-    """A folder of diagnostics outside a run, to be drawn as one: its metrics are those of its records."""
+    """A folder of diagnostics outside a run, to be plotted like one. Its metrics are those of its records."""
 
     @property
     def name(self) -> str:
-        """The name of the folder, or of the one above if it has the usual name."""
+        """The name of the folder, or of its parent if the folder has the default name."""
         folder = self.folder.resolve()
         return clean(folder.parent.name if folder.name == FOLDER else folder.name)
 
@@ -72,7 +72,7 @@ class DiagnosticsFolder(RecordedRun):
         return by_rank
 
     def metrics(self, overwritten: bool = False) -> pl.LazyFrame:
-        """One row for each number in the records."""
+        """Return one row for each number in the records."""
         rows = [
             (name, rank, *place, value)
             for rank, file in self.files.items()
@@ -83,7 +83,7 @@ class DiagnosticsFolder(RecordedRun):
         return pl.DataFrame(rows, schema=RECORDED, orient="row", strict=False).lazy()
 
     def ranks(self) -> list[int]:
-        """The ranks that have a file."""
+        """Return the ranks that have a file."""
         return list(self.files)
 
 
@@ -107,9 +107,9 @@ def find_diagnostics(text: str | None) -> DiagnosticsFolder | None:
 
 
 def holdout_table(run: RecordedRun) -> pl.DataFrame:
-    """A row for each example at each collection, of rank 0.
+    """Return one row for each example and collection of rank 0.
 
-    ``margin`` is the logit of the right class minus the greatest other: above zero the model is right.
+    ``margin`` is the logit of the right class minus the largest other logit; positive if the model is right.
     """
     folder = run.path if isinstance(run, DiagnosticsFolder) else run.path / FOLDER
     rows = [row for record in read_records(folder / FILE) for row in _rows(record)]
@@ -117,7 +117,7 @@ def holdout_table(run: RecordedRun) -> pl.DataFrame:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``telemetry.jsonl``; other lines are passed over."""
+    """Yield the records of a ``telemetry.jsonl``. Other lines are skipped."""
     if not path.is_file() or path.is_symlink() or path.stat().st_size > MAX_FILE:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -145,7 +145,7 @@ def _rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _place(record: dict[str, Any]) -> tuple[int | None, int | None, int | None, int | None]:
-    """Attempt, step, epoch and time of a record."""
+    """Return attempt, step, epoch and time of a record."""
     step = record.get("step")
     return (
         _whole(record.get("attempt")) or 0,
@@ -163,7 +163,7 @@ def _nanoseconds(timestamp: Any) -> int | None:
 
 
 def _metrics(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a record by the names that they have as metrics of a run."""
+    """Yield the numbers of a record with their metric names."""
     odd = record.get("nonfinite")
     number = _whole(record.get("model"))
     above = f"model_{number}/" if number else ""
@@ -186,7 +186,7 @@ def _numbers_in(
 
 
 def margin(logits: list[float] | None, label: int | None) -> float | None:
-    """How far the right class is ahead; a single logit speaks for class 1 when it is above zero."""
+    """Return the lead of the right class. A single logit means class 1 if it is positive."""
     if not logits or label is None:
         return None
     if len(logits) == 1:
@@ -205,7 +205,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _numbers(value: Any) -> list[float] | None:
-    """A row of logits; None where one is missing or the row is not flat."""
+    """Return a row of logits; None if one is missing or the row is not flat."""
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, int | float) for item in items):
         return None

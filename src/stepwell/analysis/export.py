@@ -1,4 +1,4 @@
-"""Exports: a run's tables in the formats of other tools."""
+"""Export of a run's tables as Parquet, CSV or JSON Lines."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from pathlib import Path
 
 import polars as pl
 
+from stepwell._core.files import replacing
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import TABLES
 
 Progress = Callable[[int, int], None]
-"""Called with how many files were written, and how many there will be."""
+"""Called with the number of files written so far and in total."""
 
 
 def to_parquet(run: RecordedRun, target: Path, progress: Progress | None = None) -> list[Path]:
-    """Write ``<target>/<table>/run=…/rank=…/part.parquet`` for every table; returns the files.
+    """Write ``<target>/<table>/run=…/rank=…/part.parquet`` for every table. Return the paths.
 
-    Each file is written beside its place and renamed, a rank at a time, with bounded memory.
+    Writes one rank at a time, with bounded memory. Each file is replaced in one step.
     """
 
     def sink(table: pl.LazyFrame, path: Path) -> object:
         return table.sink_parquet(path, compression="zstd")
 
-    return _each(run, target, "parquet", sink, progress)
+    return _export(run, target, "parquet", sink, progress)
 
 
 def to_csv(run: RecordedRun, target: Path, progress: Progress | None = None) -> list[Path]:
-    """The same as ``part.csv``, with a line of column names each."""
-    return _each(run, target, "csv", lambda table, path: table.sink_csv(path), progress)
+    """Write the same files as ``part.csv``, with a header line."""
+    return _export(run, target, "csv", lambda table, path: table.sink_csv(path), progress)
 
 
 def to_jsonl(run: RecordedRun, target: Path, progress: Progress | None = None) -> list[Path]:
-    """The same as ``part.jsonl``, a JSON object a line; a number that JSON has no word for is null."""
-    return _each(run, target, "jsonl", lambda table, path: table.sink_ndjson(path), progress)
+    """Write the same files as ``part.jsonl``, one JSON object per line. NaN and infinity become null."""
+    return _export(run, target, "jsonl", lambda table, path: table.sink_ndjson(path), progress)
 
 
-def _each(
+def _export(
     run: RecordedRun,
     target: Path,
     ending: str,
@@ -47,11 +48,11 @@ def _each(
     ranks = run.ranks()
     for table in TABLES:
         for rank in ranks:
-            place = target / table / f"run={run.id}" / f"rank={rank}"
-            place.mkdir(parents=True, exist_ok=True)
-            beside = place / f".part.{ending}"
-            sink(run.table(table, rank).drop("run", "rank"), beside)
-            files.append(beside.replace(place / f"part.{ending}"))
+            file = target / table / f"run={run.id}" / f"rank={rank}" / f"part.{ending}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as beside:
+                sink(run.table(table, rank).drop("run", "rank"), beside)
+            files.append(file)
             if progress is not None:
                 progress(len(files), len(TABLES) * len(ranks))
     return files

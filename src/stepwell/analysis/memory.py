@@ -1,4 +1,4 @@
-"""Giving memory back: the C library keeps what was freed in between, which adds up over many tasks."""
+"""Memory: the C library keeps freed memory, which adds up over many tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def _trim() -> Any:
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
-        # Other C libraries do it themselves, or not at all.
+        # Only glibc has it.
         return None
 
 
-def give_back() -> None:
-    """Return to the system what is free."""
+def trim_malloc() -> None:
+    """Return free memory to the system, if the C library can."""
     trim = _trim()
     if trim is not None:
         trim(0)

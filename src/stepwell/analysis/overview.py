@@ -1,4 +1,4 @@
-"""An overview of one run: how it ended, how long it took, what it was inside of, what it logged."""
+"""The overview of one run: status, duration, spans, metrics."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import polars as pl
 
-from stepwell.analysis.disk import disk_bytes
-from stepwell.analysis.ranks.peers import is_lost_peer
-from stepwell.analysis.source_lines import shown_lines
+from stepwell._core import clock
+from stepwell.analysis.recording_cost import disk_bytes
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
-from stepwell.journal import clock
+from stepwell.analysis.tracebacks import is_lost_peer, shown_lines
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import SYSTEM
 from stepwell.vocabulary import RUNTIME
 
 
 @dataclass(frozen=True)
 class SpanLine:
-    """All spans of one name inside those of another, in main processes or in workers.
+    """All spans of one name within spans of another name, in main processes or in workers.
 
-    ``inside`` is "" at the top. Pauses of Python itself may be inside of anything: they are one line.
+    ``inside`` is the name of the parent, "" at the top. Garbage collections may have any parent: they are one
+    line.
     """
 
     name: str
@@ -39,7 +40,7 @@ class SpanLine:
 
 @dataclass(frozen=True)
 class MetricLine:
-    """One metric: how it began, went and ended."""
+    """One metric: its first, last, lowest and highest value."""
 
     name: str
     count: int
@@ -55,7 +56,7 @@ class MetricLine:
 
 @dataclass(frozen=True)
 class OpenLine:
-    """A span that has no end."""
+    """An open span of a thread, with the path to it."""
 
     rank: int
     process: str
@@ -66,7 +67,7 @@ class OpenLine:
 
 @dataclass(frozen=True)
 class Overview:
-    """What ``stepwell show`` tells about a run."""
+    """The content of ``stepwell show``."""
 
     id: str
     name: str
@@ -74,7 +75,7 @@ class Overview:
     status: str
     error: str | None
     lines: tuple[str, ...]
-    """Lines of Python code that the error went through, with their places."""
+    """Lines of the traceback of the error."""
     attempts: int
     ranks: int
     workers: int
@@ -91,17 +92,16 @@ class Overview:
     open: list[OpenLine]
     throughput: Throughput | None = None
     summary: dict[str, Any] = field(default_factory=dict)
-    """What was set with ``run.summary[…]``."""
+    """The values set with ``run.summary[…]``."""
 
 
 CURVE_POINTS = 16
-SYSTEM = "system/"
 SHOWN = ("/cpu_percent", "/memory_rss_bytes", "/utilization_percent")
-"""What of the machine's metrics is worth a line beside those of the training."""
+"""System metrics that are shown with those of the training."""
 
 
 def overview(run: RecordedRun, most: int = 12) -> Overview:
-    """Read a run once through and sum it up; ``most`` bounds the number of lines of a kind."""
+    """Read a run once and sum it up, with at most ``most`` lines of spans and of metrics."""
     processes = run.processes().collect()
     mains = processes.filter(pl.col("role") != "worker")
     error, lines = _error(run)
@@ -109,7 +109,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
     metrics = run.metrics().collect()
     numbers = metrics.height
     if mains["rank"].n_unique() > 1:
-        # One curve a metric: the mean over ranks.
+        # One curve for each metric: the mean over ranks.
         step = metrics.group_by("name", "step")
         metrics = step.agg(pl.col("value").mean(), pl.col("time_ns").min())
     events = run.events().select(UPDATE_COLUMNS).collect()
@@ -146,7 +146,7 @@ def own_summary(run: RecordedRun) -> dict[str, Any]:
 
 
 def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
-    """The error of the latest attempt and its lines; one about a lost peer only without another."""
+    """Return the error of the latest attempt and its traceback, preferably not one about a lost peer."""
     documents = [d for d in run.documents() if d["role"] != "worker"]
     last = max((d["attempt"] for d in documents), default=0)
     failed = [d for d in documents if d["attempt"] == last and d["error"]]
@@ -160,21 +160,21 @@ def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
 def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
     last = None
     if (mains["status"] == "killed").any():
-        # Heartbeats are seconds apart: the last span tells better when it died.
+        # Heartbeats are seconds apart: the end of the last span is more exact.
         end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
         last = run.spans().select(end.max()).collect().item()
     return wall_seconds(mains, last) or 0.0
 
 
 def wall_seconds(mains: pl.DataFrame, last_ns: int | None = None) -> float | None:
-    """Seconds from the first start to the last sign of life, over all attempts; None without a start.
+    """Return seconds from the first start to the last sign of life, over all attempts; None without a start.
 
-    ``last_ns`` is a further sign of life, such as the last record.
+    ``last_ns`` is a further sign of life, such as the time of the last record.
     """
     alive = pl.when(pl.col("status") == "running").then(clock.wall())
     ends = [mains.select(alive.otherwise(pl.col("heartbeat_ns")).max()).item(), last_ns]
-    start, known = mains["started_ns"].min(), [end for end in ends if end is not None]
-    return (max(known) - start) / 1e9 if known and isinstance(start, int) else None
+    start, times = mains["started_ns"].min(), [end for end in ends if end is not None]
+    return (max(times) - start) / 1e9 if times and isinstance(start, int) else None
 
 
 def _spans(run: RecordedRun) -> list[SpanLine]:
@@ -208,7 +208,7 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
             (pl.col("status") == "error").sum().alias("errors"),
             (pl.col("status") == "open").sum().alias("open"),
             pl.col("start_ns").min().alias("began"),
-            # They come after what the training did.
+            # Pauses are listed after the spans of the training.
             is_pause.all().alias("pause"),
         )
         .sort("pause", "worker", "began", "depth", "name")
@@ -220,26 +220,26 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
 
 
 def _as_tree(lines: list[SpanLine]) -> list[SpanLine]:
-    """Each behind the one that it is inside of, or behind its neighbours there."""
-    found: list[SpanLine] = []
+    """Sort lines so that each follows its parent and the earlier children of that parent."""
+    ordered: list[SpanLine] = []
     left = list(lines)
 
     def take(inside: str, worker: bool) -> None:
         for line in [line for line in left if line.inside == inside and line.worker == worker]:
-            # One that is inside of its own kind may have been found there.
+            # A line within spans of its own name may have been taken there.
             if line in left:
                 left.remove(line)
-                found.append(line)
+                ordered.append(line)
                 take(line.name, worker)
 
     for worker in (False, True):
         take("", worker)
-    # In workers the outermost ones may be inside of one of the main process.
-    return found + left
+    # The outermost spans of workers may have a parent in the main process.
+    return ordered + left
 
 
 def _longest(lines: list[SpanLine], most: int) -> list[SpanLine]:
-    """Those with the most time in all, in the order in which they first began."""
+    """Return the lines with the most total time, in the order of their first start."""
     kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:most]
     return [line for line in lines if line in kept]
 
@@ -251,11 +251,11 @@ def _seconds() -> pl.Expr:
 def _metrics(table: pl.DataFrame) -> list[MetricLine]:
     lines = []
     for (name,), part in table.sort("step", "time_ns").group_by("name", maintain_order=True):
-        known = part.filter(pl.col("value").is_not_nan())
-        if known.is_empty():
+        numbers = part.filter(pl.col("value").is_not_nan())
+        if numbers.is_empty():
             continue
-        low = known.row(int(known["value"].arg_min() or 0), named=True)
-        high = known.row(int(known["value"].arg_max() or 0), named=True)
+        low = numbers.row(int(numbers["value"].arg_min() or 0), named=True)
+        high = numbers.row(int(numbers["value"].arg_max() or 0), named=True)
         lines.append(
             MetricLine(
                 name=str(name),
@@ -267,29 +267,29 @@ def _metrics(table: pl.DataFrame) -> list[MetricLine]:
                 low_step=low["step"],
                 high=high["value"],
                 high_step=high["step"],
-                curve=_curve(known["value"]),
+                curve=_curve(numbers["value"]),
             )
         )
-    # What the machine was busy with comes after what the training logged.
+    # System metrics come after those of the training.
     kept = [x for x in lines if not x.name.startswith(SYSTEM) or x.name.endswith(SHOWN)]
     return sorted(kept, key=lambda line: (line.name.startswith(SYSTEM), line.name))
 
 
 def _curve(values: pl.Series) -> list[float]:
-    """The values thinned to a few means, for a small drawing."""
+    """Return means of a few groups of values, for a small chart."""
     size = max(1, -(-len(values) // CURVE_POINTS))
     parts = [values[i : i + size].mean() for i in range(0, len(values), size)]
     return [float(v) for v in parts if isinstance(v, float)]
 
 
 def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
-    # What an attempt was inside of that another has gone on from is no news any more.
+    # Only the latest attempt: spans that an earlier one left open are obsolete.
     latest = pl.col("attempt") == processes["attempt"].max()
     table = run.open_spans().filter(latest).sort("process", "thread", "depth").collect()
     if table.is_empty():
         return []
     lives = {row["process"]: row["status"] == "running" for row in processes.to_dicts()}
-    # Heartbeats are seconds apart: the last span tells better when it died.
+    # Heartbeats are seconds apart: the end of the last span is more exact.
     ended = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
     spans = run.spans().filter(latest).group_by("rank").agg(ended.max().alias("last_ns")).collect()
     seen = processes.group_by("rank").agg(pl.col("heartbeat_ns").max())

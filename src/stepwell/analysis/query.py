@@ -2,8 +2,7 @@
 
     query("SELECT name, sum(duration_ns) AS ns FROM spans GROUP BY name", ["runs/a", "runs/b"])
 
-The dialect is that of Polars. A table is read when the query is carried out, segment by segment, and only
-the columns that it uses: nothing is read of a table that is not in it.
+The dialect is that of Polars. A query reads only the tables and columns that it uses, segment by segment.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from functools import partial
 
 import polars as pl
 
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.time.steps import STEPS
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun, open_run
 from stepwell.reading.run import SCHEMAS
 from stepwell.reading.tables import scan
@@ -52,7 +51,7 @@ COLUMNS: dict[str, pl.Schema] = {
     "steps": pl.Schema({"run": pl.String(), **STEPS}),
     "ledger": LEDGER,
 }
-"""The tables that can be asked for, and what each has."""
+"""The tables and their columns."""
 
 JSON_COLUMNS = ("attributes", "config", "labels")
 _MEMBER = re.compile(rf"\b({'|'.join(JSON_COLUMNS)})\s*->>?\s*'([^'\"]+)'")
@@ -63,21 +62,21 @@ RunLike = RecordedRun | str | os.PathLike[str]
 
 
 def query(sql: str, runs: RunLike | Sequence[RunLike]) -> pl.DataFrame:
-    """What the query gives, in one frame; the column ``run`` tells runs apart.
+    """Return the result of a query over these runs; the column ``run`` has the run.
 
-    ``attributes->>'key'`` is a member of the JSON in ``attributes`` (``config``, ``labels``), as text.
-    A query that is wrong raises ``StepwellError``, which says what tables and columns there are.
+    ``attributes->>'key'`` is a member of the JSON in ``attributes`` (or ``config``, ``labels``), as text.
+    Raises StepwellError if the query is wrong, with the tables and columns that exist.
     """
     return collect(sql, plan(sql, runs))
 
 
 def plan(sql: str, runs: RunLike | Sequence[RunLike]) -> pl.LazyFrame:
-    """The same as a lazy frame, of which nothing was read yet."""
-    found = _opened(runs)
+    """Return the result as a lazy frame, without reading anything yet."""
+    opened = _open(runs)
     text, members = _without_members(sql)
     with pl.SQLContext() as context:
         for name in COLUMNS:
-            context.register(name, _with_members(_table(name, found), members))
+            context.register(name, _with_members(_table(name, opened), members))
         try:
             lazy = context.execute(text, eager=False)
             lazy.collect_schema()
@@ -87,7 +86,7 @@ def plan(sql: str, runs: RunLike | Sequence[RunLike]) -> pl.LazyFrame:
 
 
 def collect(sql: str, lazy: pl.LazyFrame) -> pl.DataFrame:
-    """Carry a planned query out."""
+    """Return the result of a planned query."""
     try:
         return lazy.collect(engine="streaming")
     except pl.exceptions.PolarsError as error:
@@ -95,10 +94,10 @@ def collect(sql: str, lazy: pl.LazyFrame) -> pl.DataFrame:
 
 
 def pieces(sql: str, lazy: pl.LazyFrame) -> Iterator[pl.DataFrame]:
-    """The same piece by piece, for results that may not fit into memory."""
+    """Yield the result of a planned query in pieces, for results that may not fit into memory."""
     try:
         batches = getattr(lazy, "collect_batches", None)
-        if batches is None:  # Older ones have it whole.
+        if batches is None:  # Older versions of Polars return it as a whole.
             yield lazy.collect(engine="streaming")
         else:
             yield from batches(engine="streaming", maintain_order=True)
@@ -106,10 +105,10 @@ def pieces(sql: str, lazy: pl.LazyFrame) -> Iterator[pl.DataFrame]:
         raise _refusal(sql, error) from None
 
 
-def _opened(runs: RunLike | Sequence[RunLike]) -> list[RecordedRun]:
+def _open(runs: RunLike | Sequence[RunLike]) -> list[RecordedRun]:
     many = [runs] if isinstance(runs, RecordedRun | str | os.PathLike) else list(runs)
     if not many:
-        raise StepwellError("there is no run to ask: give at least one")
+        raise StepwellError("runs must contain at least one run")
     return [run if isinstance(run, RecordedRun) else open_run(run) for run in many]
 
 
@@ -119,7 +118,7 @@ def _opened(runs: RunLike | Sequence[RunLike]) -> list[RecordedRun]:
 def _table(name: str, runs: list[RecordedRun]) -> pl.LazyFrame:
     if name in SCHEMAS:
         return pl.concat([run.table(name) for run in runs])
-    make = {"runs": _about, "steps": _steps, "ledger": _ledger}[name]
+    make = {"runs": _runs, "steps": _steps, "ledger": _ledger}[name]
     return scan(COLUMNS[name], partial(_each, make, runs))
 
 
@@ -129,7 +128,7 @@ def _each(
     return map(make, runs)
 
 
-def _about(run: RecordedRun) -> pl.DataFrame:
+def _runs(run: RecordedRun) -> pl.DataFrame:
     documents = run.documents()
     row = {
         "run": run.id,
@@ -158,11 +157,11 @@ def _ledger(run: RecordedRun) -> pl.DataFrame:
     return table.select(pl.lit(run.id).alias("run"), pl.all()).select(LEDGER.names())
 
 
-# Members of JSON, which the dialect has no word for
+# Members of JSON, which the dialect does not support
 
 
 def _without_members(sql: str) -> tuple[str, dict[str, tuple[str, str]]]:
-    """The query with a column in the place of each member, and which members these are."""
+    """Replace each member by a column. Return the query and the members."""
     members: dict[str, tuple[str, str]] = {}
 
     def replace(match: re.Match[str]) -> str:
@@ -174,11 +173,11 @@ def _without_members(sql: str) -> tuple[str, dict[str, tuple[str, str]]]:
 
 
 def _with_members(table: pl.LazyFrame, members: dict[str, tuple[str, str]]) -> pl.LazyFrame:
-    known = table.collect_schema() if members else ()
+    columns = table.collect_schema() if members else ()
     return table.with_columns(
         pl.col(column).str.json_path_match(_path(key)).alias(name)
         for name, (column, key) in members.items()
-        if column in known
+        if column in columns
     )
 
 
@@ -186,11 +185,11 @@ def _path(key: str) -> str:
     return f"$.{key}" if re.fullmatch(r"\w+", key) else f"$['{key}']"
 
 
-# What is wrong
+# Errors
 
 
 def _refusal(sql: str, error: Exception) -> StepwellError:
-    """What was wrong, in a line, and below it what there is instead."""
+    """Return an error that says what is wrong and which tables and columns exist."""
     text = str(error).partition("\n")[0]
     column, table = _COLUMN.search(text), _TABLE.search(text)
     used = [name for name in COLUMNS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
@@ -205,18 +204,18 @@ def _refusal(sql: str, error: Exception) -> StepwellError:
         return StepwellError(f"there is no column {column[1]!r}{nearest}.\n{_described(used)}")
     text = text.removeprefix("sql parser error: ").rstrip(". ")
     rest = _described(used) if used else f"The tables are {', '.join(COLUMNS)}."
-    return StepwellError(f"this query does not work: {text}.\n{rest}")
+    return StepwellError(f"the query is not valid: {text}.\n{rest}")
 
 
-def _nearest(word: str, known: Sequence[str] | dict[str, pl.Schema]) -> str:
+def _nearest(word: str, names: Sequence[str] | dict[str, pl.Schema]) -> str:
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), 1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    matches = get_close_matches(word, list(names), 1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _described(tables: list[str]) -> str:
-    """The columns of these tables, a table a paragraph."""
+    """Return the columns of these tables, one line for each table."""
     return "\n".join(f"{name}: {', '.join(map(_quoted, COLUMNS[name]))}" for name in tables)
 
 

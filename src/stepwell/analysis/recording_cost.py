@@ -1,41 +1,43 @@
-"""What recording itself cost.
+"""The cost of recording.
 
-In the time of the training it is an estimate from below: counted in the run, timed on the machine that reads
-it and in a loop that does nothing else, since to measure it there would cost more. Between the passes of a
-model, whose caches hold something else, the same takes a few times longer, and hooks come to it. What the
-background threads took, they measured themselves.
+The cost in training time is a lower bound: the number of records in the run times the cost of one, measured
+in a tight loop on the machine that reads the run. Measuring it during training would cost more. Between the
+passes of a model, with cold CPU caches, a record takes a few times longer, and hooks add to it. Background
+threads measure their own CPU time.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from stepwell.analysis.disk import disk_bytes
 from stepwell.reading import RecordedRun
 from stepwell.reading.spans import SpanReader
 from stepwell.reading.tables import ProcessTables
 
 SPAN = 3.2
 METRIC = 2.2
-"""Times the floor, which is what two looks at the clock in a context manager take in Python: what a span
-and a number cost by the project's benchmarks. What pumps and workers do beside it is not in."""
+"""Cost of a span and of a metric by the project's benchmarks, relative to the floor: a context manager that
+reads the clock twice. Without the background work of pumps and workers."""
 ROUNDS = 2000
 
 
 @dataclass(frozen=True)
 class RecordingCost:
-    """Of all ranks together.
+    """The cost of recording, of all ranks together.
 
     Attributes:
-        spans, metrics: how many were recorded by main processes and workers.
-        bytes: on disk.
-        ns: how long main processes were at it at the least; an estimate from the counts.
-        share: of the wall time of all ranks.
-        beside_ns: processor time of the background threads and of finishing, as measured; None where no
-            process told, and as of the last heartbeat where one was killed.
+        spans: number of spans of main processes and workers.
+        metrics: number of metric values of main processes and workers.
+        bytes: size on disk.
+        ns: least time that it took in main processes, estimated from the counts.
+        share: ``ns`` as a share of the wall time of all ranks.
+        beside_ns: measured CPU time of the background threads and of finishing, up to the last heartbeat for
+            a killed process; None if no process recorded it.
     """
 
     spans: int
@@ -53,16 +55,20 @@ def recording_cost(
     wall_ns: int,
     documents: Iterable[dict[str, Any]] = (),
 ) -> RecordingCost:
-    """Estimate what recording took at the least.
+    """Return the estimated cost of recording.
 
-    ``spans`` are how many there are in all, and in main processes: workers record beside the training, not
-    in its time. ``wall_ns`` is that of all ranks, ``documents`` are what is known of their processes.
+    Args:
+        run: the run.
+        spans: number of spans of all processes, and of main processes: workers do not delay training.
+        metrics: number of metric values.
+        wall_ns: sum of the wall times of all ranks.
+        documents: the documents of the processes.
     """
     total, own = spans
     ns = round(_floor_ns() * (SPAN * own + METRIC * metrics))
     share = ns / wall_ns if wall_ns else 0.0
-    told = [d["recorder_cpu_ns"] for d in documents if d.get("recorder_cpu_ns")]
-    beside = sum(told) if told else None
+    measured = [d["recorder_cpu_ns"] for d in documents if d.get("recorder_cpu_ns")]
+    beside = sum(measured) if measured else None
     return RecordingCost(total, metrics, _bytes(run), ns, share, beside)
 
 
@@ -71,13 +77,13 @@ def _bytes(run: RecordedRun) -> int:
 
 
 def count_spans(tables: ProcessTables) -> int:
-    """How many spans a process recorded."""
+    """Return the number of spans of a process."""
     reader = SpanReader(tables.process)
     total = 0
     for segment in reader.segments:
-        # A sealed segment says it itself, so that it need not be unpacked.
-        known = segment.header.get("spans")
-        total += known if isinstance(known, int) else len(reader.rows(segment).id)
+        # The header of a sealed segment has the count, so that it need not be unpacked.
+        count = segment.header.get("spans")
+        total += count if isinstance(count, int) else len(reader.rows(segment).id)
     return total
 
 
@@ -96,7 +102,7 @@ class _Floor:
 
 
 def _floor_ns() -> float:
-    """What the cheapest record of a span could take here, the best of a few tries."""
+    """Return the time of the cheapest possible span on this machine, the best of a few tries."""
     best = float("inf")
     for _ in range(3):
         kept: list[tuple[int, int]] = []
@@ -107,3 +113,15 @@ def _floor_ns() -> float:
                 pass
         best = min(best, (perf_counter_ns() - began) / ROUNDS)
     return best
+
+
+def disk_bytes(path: Path) -> int:
+    """Return the disk usage of the files below a folder, without following links; 0 if unknown."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except (OSError, AttributeError):
+                continue
+    return total

@@ -1,4 +1,4 @@
-"""The report of a run: how it is, what is wrong with it, where its time went, what it reached."""
+"""The report of a run: its status, its problems, its time, and the values it reached."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stepwell._core.text import percent
 from stepwell.analysis.engine import Engine, choose_engine
 from stepwell.analysis.findings import (
     SEVERITIES,
@@ -19,29 +20,34 @@ from stepwell.analysis.findings import (
     findings,
     unchecked,
 )
-from stepwell.analysis.findings.curves import Curve
-from stepwell.analysis.findings.wording import percent, phase_title
+from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.phrases import phase_title
 from stepwell.analysis.overview import own_summary
-from stepwell.analysis.progress import TimeLeft, time_left
+from stepwell.analysis.progress import (
+    IncompleteSteps,
+    TimeLeft,
+    drop_incomplete,
+    find_incomplete_steps,
+    time_left,
+)
 from stepwell.analysis.ranks.grid import BETWEEN
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.throughput import Throughput, throughput
 from stepwell.analysis.time import background
-from stepwell.analysis.undone import Undone, completed, undone_steps
 from stepwell.reading import RecordedRun
 
 MOST_VALUES = 10
 MUCH = 0.3
-"""Of the wall time: if code in no span takes more, the report says how to find out what it is."""
+"""Share of the wall time in no span from which on the report suggests to add spans."""
 ENDED_BY = ("died", "hang")
-"""The rules that say how it ended, or why it does not go on."""
+"""The rules that explain how the run ended, or why it makes no progress."""
 
 
 @dataclass(frozen=True)
 class PhaseLine:
-    """A line of the time table, the mean of all ranks, and its typical and slowest time in a step.
+    """A line of the time table: the mean of all ranks, and percentiles of the time in a step.
 
-    ``phase`` is a phase, or the name of a span of the user's own.
+    ``phase`` is a phase, or the name of a user's own span.
     """
 
     phase: str
@@ -53,7 +59,7 @@ class PhaseLine:
 
 @dataclass(frozen=True)
 class BackgroundLine:
-    """Work beside the training thread, for as long as at least one was at it."""
+    """Work in the background: the time during which at least one thread or worker did it."""
 
     kind: str
     ns: int
@@ -61,10 +67,9 @@ class BackgroundLine:
 
 @dataclass(frozen=True)
 class StepLine:
-    """How long steps take, from one to the next: the first few of each attempt left out, and validation,
-    testing and checkpoints that come after some of them.
+    """The duration of steps, from one to the next, without validation, testing and checkpoints.
 
-    A step that no rank completed, under way or not, is none.
+    Leaves out the first steps of each attempt, and steps that no rank completed.
     """
 
     count: int
@@ -73,12 +78,12 @@ class StepLine:
     max_ns: int
     max_step: int
     epochs: int | None = None
-    """Epochs that were begun; None where none is recorded."""
+    """Epochs that were begun; None if none was recorded."""
 
 
 @dataclass(frozen=True)
 class ValueLine:
-    """A metric: its last value, and its best where more or less of it is better."""
+    """A metric: its last value, and its best if lower or higher is better."""
 
     name: str
     last: float
@@ -90,7 +95,7 @@ class ValueLine:
 
 @dataclass(frozen=True)
 class Hint:
-    """Something that was not recorded, and the lines that record it."""
+    """Something that was not recorded, and the code that records it."""
 
     text: str
     lines: tuple[str, ...]
@@ -98,7 +103,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``stepwell report`` tells."""
+    """The content of ``stepwell report``."""
 
     id: str
     name: str
@@ -119,7 +124,7 @@ class Report:
     goodput: float | None
     throughput: Throughput | None = None
     summary: dict[str, Any] = field(default_factory=dict)
-    """What was set with ``run.summary[…]``."""
+    """The values set with ``run.summary[…]``."""
     hints: list[Hint] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
 
@@ -131,12 +136,12 @@ def report(
 
     Args:
         run: the run.
-        engine: who reads it: ``local`` (as without), ``dask``, or anything that does tasks.
-        scheduler: the address of the Dask cluster's; without one a cluster is started here.
+        engine: ``local`` (the default), ``dask``, or an ``Engine``.
+        scheduler: the address of the Dask scheduler. Without it, a cluster is started on this machine.
     """
     facts = Facts(run, choose_engine(engine, scheduler))
-    undone = undone_steps(facts)
-    found = _ends_first(findings(facts))
+    incomplete = find_incomplete_steps(facts)
+    all_findings = _ends_first(findings(facts))
     processes = facts.processes.filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == max(processes["attempt"], default=0))
     metrics = facts.curves.everything.height
@@ -152,30 +157,32 @@ def report(
         epoch=_highest(latest, "epoch"),
         ranks=facts.ranks,
         attempts=facts.attempts,
-        findings=found,
+        findings=all_findings,
         time=_time(facts),
         background=_background(facts),
-        steps=_steps(facts, undone),
+        steps=_steps(facts, incomplete),
         values=_values(facts),
-        left=_left(facts, undone, found),
+        left=_left(facts, incomplete, all_findings),
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         throughput=throughput(facts.summary.updates),
         summary=own_summary(run),
-        hints=_hints(facts, {finding.rule for finding in found}),
+        hints=_hints(facts, {finding.rule for finding in all_findings}),
         unchecked=unchecked(facts),
     )
 
 
-def _ends_first(found: list[Finding]) -> list[Finding]:
-    """How a run ended comes first."""
-    return sorted(found, key=lambda f: (f.rule not in ENDED_BY, SEVERITIES.index(f.severity)))
+def _ends_first(unsorted: list[Finding]) -> list[Finding]:
+    """Sort the findings that explain how the run ended first."""
+    return sorted(unsorted, key=lambda f: (f.rule not in ENDED_BY, SEVERITIES.index(f.severity)))
 
 
-def _left(facts: Facts, undone: Undone, found: list[Finding]) -> TimeLeft | None:
-    left = time_left(facts, undone) if facts.status == "running" else None
-    if left is not None and any(finding.rule == "hang" for finding in found):
-        # Nobody knows: at the pace of before it would be soon, and it is not.
+def _left(
+    facts: Facts, incomplete: IncompleteSteps, all_findings: list[Finding]
+) -> TimeLeft | None:
+    left = time_left(facts, incomplete) if facts.status == "running" else None
+    if left is not None and any(finding.rule == "hang" for finding in all_findings):
+        # While it hangs, the pace from before says nothing.
         left = replace(left, ns=None)
     return left
 
@@ -186,7 +193,7 @@ def _highest(table: pl.DataFrame, column: str) -> int | None:
 
 
 def _time(facts: Facts) -> list[PhaseLine]:
-    """All of the wall time: what took longest first, ``other`` last."""
+    """Return lines for all of the wall time, the longest first, ``other`` last."""
     lines = []
     order = sorted(facts.table.items(), key=lambda line: (line[0] == "other", -line[1]))
     for phase, ns in order:
@@ -194,7 +201,7 @@ def _time(facts: Facts) -> list[PhaseLine]:
             facts.steady[phase] if phase in facts.steady.columns else pl.Series([], dtype=pl.Int64)
         )
         each = each.filter(each > 0)
-        # Rare ones are no part of a step.
+        # Phases that most steps do without are not part of a typical step.
         typical = each.len() >= 20 and each.len() >= facts.steady.height / 2
         lines.append(
             PhaseLine(
@@ -209,8 +216,8 @@ def _time(facts: Facts) -> list[PhaseLine]:
 
 
 def _quantile(values: pl.Series, share: float) -> int:
-    found = values.quantile(share, "nearest")
-    return int(found) if found is not None else 0
+    value = values.quantile(share, "nearest")
+    return int(value) if value is not None else 0
 
 
 def _background(facts: Facts) -> list[BackgroundLine]:
@@ -218,18 +225,18 @@ def _background(facts: Facts) -> list[BackgroundLine]:
     return [BackgroundLine(str(kind), int(ns)) for kind, ns in table.iter_rows()]
 
 
-def _steps(facts: Facts, undone: Undone) -> StepLine | None:
-    """Typical steps are those after the first few; the longest is the longest of all."""
-    every = completed(facts.steps, undone)
-    steady = completed(facts.steady, undone) if facts.steady.height >= 20 else every
+def _steps(facts: Facts, incomplete: IncompleteSteps) -> StepLine | None:
+    """Return percentiles of the steps after the first few, and the longest of all steps."""
+    every = drop_incomplete(facts.steps, incomplete)
+    steady = drop_incomplete(facts.steady, incomplete) if facts.steady.height >= 20 else every
     if steady.is_empty():
         return None
-    # A step behind these is one that did not come to its end.
+    # A later step did not end.
     every = every.filter(pl.col("step") <= pl.lit(steady["step"].max()))
     usual, ns = _own_ns(steady), _own_ns(every)
     longest = ns.arg_max() or 0
     return StepLine(
-        _count_steps(facts) - sum(map(len, undone.values())),
+        _count_steps(facts) - sum(map(len, incomplete.values())),
         _quantile(usual, 0.5),
         _quantile(usual, 0.95),
         int(ns[longest]),
@@ -239,12 +246,12 @@ def _steps(facts: Facts, undone: Undone) -> StepLine | None:
 
 
 def _own_ns(steps: pl.DataFrame) -> pl.Series:
-    """How long steps take, without validation and checkpoints between them."""
+    """Return the duration of steps without validation and checkpoints between them."""
     return steps.select(pl.col("period_ns") - pl.sum_horizontal(BETWEEN)).to_series()
 
 
 def _count_epochs(facts: Facts) -> int | None:
-    """Those that were begun, however often their numbers begin anew; with restarts, the different ones."""
+    """Return the number of epochs begun, even if their numbers repeat; with restarts, of distinct ones."""
     parts = [part for part in facts.accounts.parts if part.iterations is not None]
     if not parts:
         return None
@@ -253,27 +260,29 @@ def _count_epochs(facts: Facts) -> int | None:
         count = len(np.setdiff1d(np.concatenate(epochs), [-1]))
     else:
         longest = max(epochs, key=len)
-        known = longest[longest >= 0]
-        count = int(np.count_nonzero(np.diff(known)) + 1) if len(known) else 0
+        numbered = longest[longest >= 0]
+        count = int(np.count_nonzero(np.diff(numbered)) + 1) if len(numbered) else 0
     return count or None
 
 
 def _count_steps(facts: Facts) -> int:
-    """The different ones of each attempt, whichever ranks did them."""
-    found: dict[int, NDArray[np.int64]] = {}
+    """Return the number of distinct steps of each attempt, over all ranks."""
+    by_attempt: dict[int, NDArray[np.int64]] = {}
     for part in facts.accounts.parts:
         if part.iterations is not None:
-            steps, known = part.iterations.steps, found.get(part.attempt)
-            if known is None:
-                found[part.attempt] = np.unique(steps) if (np.diff(steps) <= 0).any() else steps
-            elif not np.array_equal(steps, known):
-                found[part.attempt] = np.union1d(steps, known)
-    return sum(len(steps) for steps in found.values())
+            steps, others = part.iterations.steps, by_attempt.get(part.attempt)
+            if others is None:
+                by_attempt[part.attempt] = (
+                    np.unique(steps) if (np.diff(steps) <= 0).any() else steps
+                )
+            elif not np.array_equal(steps, others):
+                by_attempt[part.attempt] = np.union1d(steps, others)
+    return sum(len(steps) for steps in by_attempt.values())
 
 
 def _values(facts: Facts) -> list[ValueLine]:
-    """Those that have a better and a worse first, then what else was logged."""
-    from stepwell.analysis.compare.metrics import goal_of
+    """Return metrics that have a goal first (lower or higher is better), then the others."""
+    from stepwell.analysis.findings.curves import goal_of
 
     names = facts.curves.names
     goals = {name: goal_of(name) for name in names}
@@ -283,7 +292,7 @@ def _values(facts: Facts) -> list[ValueLine]:
     return [_value(facts, facts.curves.curve(name), goals[name]) for name in chosen]
 
 
-def _value(facts: Facts, curve: Curve, goal: str | None) -> ValueLine:
+def _value(facts: Facts, curve: MetricCurve, goal: str | None) -> ValueLine:
     if len(curve.odd) and (not len(curve) or curve.odd[-1] > curve.steps[-1]):
         step = int(curve.odd[-1])
         rows = facts.curves.rows(curve.name).filter(pl.col("step") == step)
@@ -299,53 +308,55 @@ def _value(facts: Facts, curve: Curve, goal: str | None) -> ValueLine:
 
 
 def _hints(facts: Facts, rules: set[str]) -> list[Hint]:
-    """What would have to be recorded for more to be said; the two most useful ones."""
+    """Return the two most useful hints about what else to record."""
     hints = []
     if facts.steps.is_empty():
         hints.append(
             Hint(
-                "No training step was recorded. With PyTorch, before the loop:",
+                "No training steps were recorded. With PyTorch, add before the loop:",
                 ("import stepwell", "stepwell.watch(model, optimizer, loader)"),
             )
         )
         hints.append(
             Hint(
-                "In any other loop, for every step:",
+                "In any other loop, add for every step:",
                 ("run.set_step(step)", 'with run.span("forward"): …'),
             )
         )
         return hints
-    told = {"data", "forward", "backward", "optimizer"} & {
+    recorded = {"data", "forward", "backward", "optimizer"} & {
         phase
         for phase in facts.steps.columns
         if facts.steps[phase].dtype == pl.Int64 and facts.steps[phase].max()
     }
-    if not told:
+    if not recorded:
         hints.append(
             Hint(
-                "What steps consist of was not recorded. Around its parts:",
+                "The parts of a step were not recorded. Add spans around them:",
                 ('with run.span("wait for data"): …', 'with run.span("forward"): …'),
             )
         )
     is_much = facts.table.get("other", 0) >= MUCH * facts.wall_ns
-    if told and is_much and not rules & {"pauses", "uncovered-time", "busy-machine"}:
+    if recorded and is_much and not rules & {"pauses", "uncovered-time", "busy-machine"}:
         share = percent(facts.part_of_wall(facts.table["other"]))
         hints.append(
             Hint(
-                f"{share} of the wall time is in no span. To see what it is, around parts of it:",
+                f"{share} of the wall time is in no span. To see what it is, add spans:",
                 ('with stepwell.span("a name of yours"): …',),
             )
         )
     if not facts.curves.names:
         hints.append(
-            Hint("No value was logged. In the loop:", ('stepwell.log({"train/loss": loss})',))
+            Hint(
+                "No metrics were logged. Add in the loop:", ('stepwell.log({"train/loss": loss})',)
+            )
         )
     elif not any(
         "val" in name or "eval" in name or "holdout" in name for name in facts.curves.names
     ):
         hints.append(
             Hint(
-                "No validation was logged, so overfitting cannot be seen. After validating:",
+                "No validation metric was logged, so overfitting cannot be detected. Add after validation:",
                 ('stepwell.log({"val/loss": loss})',),
             )
         )

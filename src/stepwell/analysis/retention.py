@@ -1,10 +1,10 @@
-"""Retention: which runs may go, and removing them.
+"""Retention: select runs and remove them.
 
     for run in choose("runs", older_than_s=30 * 86400, statuses=["killed"]).goes:
         remove(run)
 
-Never a run that is running, never a folder that is no run, and no link is followed. What a
-tracker has not got yet, because it was down say, stays unless it is said that it may go.
+Running runs, folders that are not runs, and symbolic links are never touched. A run with records that a
+tracker has not received, for example because it was down, stays unless ``undelivered`` is set.
 """
 
 from __future__ import annotations
@@ -13,55 +13,58 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from stepwell.analysis.disk import disk_bytes
-from stepwell.analysis.undelivered import undelivered as not_delivered
-from stepwell.journal.document import PROCESS, read_json
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.liveness import ENDINGS, status_of
-from stepwell.journal.spool import is_spool_of
-from stepwell.journal.system import boot_id
+from stepwell._core.checks import COUNT, one_of
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import read_json
+from stepwell._core.system import boot_id
+from stepwell.analysis.recording_cost import disk_bytes
+from stepwell.journal.document import ENDINGS, is_spool_of, status_of
+from stepwell.journal.follower.document import ProcessDocumentWatcher
+from stepwell.journal.format import EVENTS, LOGGER, PROCESS
+from stepwell.journal.tail import Tail, parse_object
 from stepwell.reading import RecordedRun, list_runs
+from stepwell.reading.documents import newer_format
 from stepwell.reading.process import process_folders
 from stepwell.reading.run import RUN
-from stepwell.reading.version import newer_format
 
 STATUSES = (*ENDINGS, "empty")
 PARTS = {"artifacts": ("artifacts/*",), "spans": ("*/spans-*.zst",)}
-"""What of a run can go while the rest stays, and which of its files that is."""
+"""Parts of a run that can be removed separately, with patterns of their files."""
+NOTES = "*.undelivered.json"
 QUIET_S = 600.0
-"""One that seems dead on another machine, or has not begun, may merely be slow for so long."""
+"""Seconds after which a run counts as ended that is silent on another machine, or has no process yet."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A run, and what is known of it for this purpose."""
+class RemovalCandidate:
+    """A run that may be removed."""
 
     id: str
     name: str
     path: Path
     status: str
     ended_ns: int
-    """When it last gave a sign of life."""
+    """Its last sign of life."""
     bytes: int
-    """What would be freed."""
+    """Bytes that removing it frees."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What would go. ``stays`` counts the others, ``spared`` says why some of them must stay."""
+    """The runs to remove. ``stays`` counts the others; ``spared`` says why some of them must stay."""
 
-    goes: list[Candidate]
+    goes: list[RemovalCandidate]
     stays: int
     spared: dict[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """What would be freed in all."""
+        """Bytes that removing all of them frees."""
         return sum(candidate.bytes for candidate in self.goes)
 
 
@@ -76,17 +79,17 @@ def choose(
     only: str | None = None,
     undelivered: bool = False,
 ) -> Selection:
-    """The runs below a folder for which all that is said holds, the oldest first.
+    """Return the runs below a folder that match all given conditions, the oldest first.
 
     Args:
-        dir: where run folders are; else ``STEPWELL_DIR``, else ``./runs``.
-        older_than_s: whose last sign of life is older than so many seconds.
-        keep: all but the so many newest of those that ``names`` are about.
-        statuses: that ended so: finished, failed, interrupted, killed or empty.
-        larger_than: that take more bytes than this.
-        names: whose name or id is one of these, or matches one as a pattern.
-        only: artifacts or spans: only these would go, and the rest of the run stay.
-        undelivered: also those that have something for a tracker or collector that never got it.
+        dir: the folder of the runs; default ``STEPWELL_DIR``, else ``./runs``.
+        older_than_s: the last sign of life is older than this many seconds.
+        keep: number of newest runs to keep, among those that match ``names``.
+        statuses: the status is one of these: finished, failed, interrupted, killed or empty.
+        larger_than: the run takes more bytes than this.
+        names: the name or id matches one of these patterns.
+        only: ``artifacts`` or ``spans``: remove only these and keep the rest of the run.
+        undelivered: include runs with records that a tracker or collector has not received.
     """
     _check(statuses, only, keep)
     spared: dict[str, str] = {}
@@ -94,43 +97,45 @@ def choose(
     old_ones = runs[keep or 0 :]
     goes = []
     for run in reversed(old_ones):
-        why = _why_not(run)
-        if why is not None:
-            spared[run.id] = why
+        reason = _why_not(run)
+        if reason is not None:
+            spared[run.id] = reason
             continue
-        found = _candidate(run, only)
-        # A run that has none of what shall go is done with already.
+        candidate = _candidate(run, only)
+        # A run without files of the given part needs no removal.
         is_it = (
-            (older_than_s is None or time.time_ns() - found.ended_ns > older_than_s * 1e9)
-            and (larger_than is None or found.bytes > larger_than)
-            and (not statuses or found.status in statuses)
-            and (only is None or found.bytes > 0)
+            (older_than_s is None or time.time_ns() - candidate.ended_ns > older_than_s * 1e9)
+            and (larger_than is None or candidate.bytes > larger_than)
+            and (not statuses or candidate.status in statuses)
+            and (only is None or candidate.bytes > 0)
         )
-        owed = [] if not is_it or undelivered else not_delivered(run.path)
+        owed = [] if not is_it or undelivered else undelivered_receivers(run.path)
         if owed:
             spared[run.id] = _owes(run, owed)
         elif is_it:
-            goes.append(found)
+            goes.append(candidate)
     everything = len(runs) if not names else len(list_runs(dir))
     return Selection(goes, everything - len(goes), spared)
 
 
-def remove(candidate: Candidate, only: str | None = None) -> None:
-    """Remove a run, or a part of it. One that has come to life meanwhile raises ``StepwellError``.
+def remove(candidate: RemovalCandidate, only: str | None = None) -> None:
+    """Remove a run, or a part of it. Raise StepwellError if it has been resumed in the meantime.
 
-    run.json goes last: what is left of a removal that was interrupted is a run, and goes the next time.
+    run.json is removed last: after an interrupted removal the rest is still a run, and can be removed again.
     """
     run = RecordedRun(candidate.path)
-    why = _why_not(run)
-    if why is not None:
-        raise StepwellError(f"{candidate.id} was left alone: {why}")
+    reason = _why_not(run)
+    if reason is not None:
+        raise StepwellError(f"{candidate.id} was not removed: {reason}")
     if only is not None:
         for path in _files(run.path, only):
             path.unlink()
         return
     for spool in _spools(run):
         shutil.rmtree(spool, ignore_errors=True)
-        with contextlib.suppress(OSError):  # Others of the run may have theirs beside it.
+        with contextlib.suppress(
+            OSError
+        ):  # Not empty: it has spools of other processes of the run.
             spool.parent.rmdir()
     for path in sorted(run.path.iterdir(), key=lambda path: path.name == RUN):
         if path.is_dir() and not path.is_symlink():
@@ -141,14 +146,13 @@ def remove(candidate: Candidate, only: str | None = None) -> None:
 
 
 def _check(statuses: Sequence[str], only: str | None, keep: int | None) -> None:
-    wrong = [status for status in statuses if status not in STATUSES]
-    if wrong:
-        hint = ": a run that is running never goes" if wrong == ["running"] else ""
-        raise StepwellError(f"the status {wrong[0]!r}{hint}: write one of {', '.join(STATUSES)}")
-    if only is not None and only not in PARTS:
-        raise StepwellError(f"only {only!r}: write one of {', '.join(PARTS)}")
-    if keep is not None and keep < 0:
-        raise StepwellError(f"keep {keep}: write how many of the newest runs stay")
+    kind = one_of(*STATUSES)
+    if "running" in statuses:
+        raise StepwellError(f"status must be {kind.wanted}: running runs are never removed")
+    for status in statuses:
+        kind.check("status", status)
+    one_of(*PARTS).or_none("only", only)
+    COUNT.or_none("keep", keep)
 
 
 def _is_named(run: RecordedRun, names: Sequence[str]) -> bool:
@@ -158,27 +162,27 @@ def _is_named(run: RecordedRun, names: Sequence[str]) -> bool:
 
 
 def _why_not(run: RecordedRun) -> str | None:
-    """Why a run must stay whatever is asked for; None: it may go."""
+    """Return why a run must stay in any case; None if it may be removed."""
     if run.path.is_symlink():
         return "it is a link"
     if newer_format(run.about) is not None:
         return "a newer stepwell recorded it"
     if run.about.get("stepwell") is None and not process_folders(run.path):
-        return "it is no run folder"
+        return "it is not a run folder"
     documents = run.documents()
     if any(status_of(document) == "running" for document in documents):
         return "it is running"
     quiet_s = (time.time_ns() - _last_sign(run)) / 1e9
     elsewhere = any(d["status"] == "running" and d["boot"] != boot_id() for d in documents)
     if quiet_s < QUIET_S and (elsewhere or not documents):
-        return "it may be running: it gave a sign of life a few minutes ago"
+        return "it may be running: its last sign of life is only minutes old"
     return None
 
 
 def _owes(run: RecordedRun, receivers: list[str]) -> str:
     return (
-        f"{', '.join(receivers)} never got all of it. Send the rest with stepwell forward {run.id} "
-        f"--to {receivers[0]}, or let it go with --undelivered"
+        f"part of it was not delivered to {', '.join(receivers)}. Send the rest with "
+        f"`stepwell forward {run.id} --to {receivers[0]}`, or remove it with --undelivered"
     )
 
 
@@ -191,28 +195,72 @@ def _last_sign(run: RecordedRun) -> int:
     return time.time_ns()
 
 
-def _candidate(run: RecordedRun, only: str | None) -> Candidate:
+def _candidate(run: RecordedRun, only: str | None) -> RemovalCandidate:
     if only is None:
         freed = disk_bytes(run.path) + sum(map(disk_bytes, _spools(run)))
     else:
         freed = sum(path.lstat().st_blocks * 512 for path in _files(run.path, only))
-    return Candidate(run.id, run.name, run.path, run.status, _last_sign(run), freed)
+    return RemovalCandidate(run.id, run.name, run.path, run.status, _last_sign(run), freed)
 
 
 def _files(folder: Path, only: str) -> list[Path]:
-    """The files of a part; none that a link leads to."""
-    found = [path for pattern in PARTS[only] for path in folder.glob(pattern)]
-    return [p for p in found if p.is_file() and not p.is_symlink() and not p.parent.is_symlink()]
+    """Return the files of a part, without those behind links."""
+    paths = [path for pattern in PARTS[only] for path in folder.glob(pattern)]
+    return [p for p in paths if p.is_file() and not p.is_symlink() and not p.parent.is_symlink()]
 
 
 def _spools(run: RecordedRun) -> list[Path]:
-    """What killed processes left on the local disk of this machine."""
-    found = []
+    """Return the spools that killed processes left on the local disk of this machine."""
+    spools = []
     for folder in process_folders(run.path):
-        about = read_json(folder / PROCESS) or {}
-        spool = about.get("spool")
-        if isinstance(spool, str) and about.get("boot") == boot_id():
+        document = read_json(folder / PROCESS) or {}
+        spool = document.get("spool")
+        if isinstance(spool, str) and document.get("boot") == boot_id():
             path = Path(spool)
             if is_spool_of(path, folder) and path.is_dir():
-                found.append(path)
-    return found
+                spools.append(path)
+    return spools
+
+
+def undelivered_receivers(run: Path) -> list[str]:
+    """Return the trackers and collectors that have not received all records of a run: ``["mlflow"]``.
+
+    A completed delivery writes a state file (``delivery-<name>-<number>.json``); one that was given up leaves
+    a note (``….undelivered.json``). A logger with neither was cut off, for example by a crash of its machine.
+    """
+    receivers: dict[str, None] = {}
+    for folder in process_folders(run):
+        for note in sorted(folder.glob(NOTES)):
+            receivers[str((read_json(note) or {}).get("exporter") or note.name)] = None
+        for number, to in _loggers(folder):
+            if not _is_complete(folder, number):
+                receivers[to] = None
+    return list(receivers)
+
+
+def _is_complete(folder: Path, number: int) -> bool:
+    """Return whether the final status was delivered for this logger, which is always sent last."""
+    kept = [read_json(path) or {} for path in folder.glob(f"delivery-*-{number}.json")]
+    return any(state.get("status_delivered") is not None for state in kept)
+
+
+def _loggers(folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and receiver of the loggers of a process that deliver to a receiver."""
+    tail, paths = Tail(), [place / EVENTS for place in ProcessDocumentWatcher(folder).folders()]
+    seen: set[int] = set()
+    while True:
+        for line in tail.read(paths):
+            event = (parse_object(line) or {}) if b'"logger"' in line else {}
+            attributes = event.get("attributes")
+            if (
+                event.get("kind") != LOGGER
+                or not isinstance(attributes, dict)
+                or "class" not in attributes
+            ):
+                continue
+            number = attributes.get("number")
+            if type(number) is int and number not in seen:
+                seen.add(number)
+                yield number, str(attributes.get("to"))
+        if not tail.more:
+            return

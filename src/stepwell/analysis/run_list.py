@@ -1,11 +1,12 @@
-"""The runs of a folder, one line each: how long, how far, the last loss and the number of findings.
+"""The list of runs in a folder, one line each: duration, last step, last loss, number of findings.
 
-Lines of runs that have ended are kept in the reader's own cache, never in the run folder: a folder of a
-thousand runs is listed at once the second time.
+Lines of runs that have ended are cached in the reader's cache folder, never in the run folder. So a folder
+with a thousand runs is listed quickly the second time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -19,26 +20,27 @@ from typing import Any
 
 import polars as pl
 
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import read_json, replacing
 from stepwell.analysis.overview import wall_seconds
-from stepwell.journal.document import PROCESS, read_json
-from stepwell.journal.errors import StepwellError
+from stepwell.journal.format import PROCESS
 from stepwell.reading import RecordedRun, list_runs
+from stepwell.reading.documents import newer_format
 from stepwell.reading.process import process_folders
 from stepwell.reading.remote import cache_folder
 from stepwell.reading.run import RUN, SYSTEM
-from stepwell.reading.version import newer_format
 from stepwell.vocabulary import loss_names
 
 FORMAT = 3
-"""Of a line in the cache: another number makes earlier ones void."""
+"""Version of the cached lines: a new number invalidates older ones."""
 NEVER = -1
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run of a list. ``step`` is the last one, ``findings`` is None when they were not asked for.
+    """One run of a list. ``step`` is the last one; ``findings`` is None if they were not requested.
 
-    Of a run on object storage only the first six are known.
+    For a run on object storage only the first six fields are set.
     """
 
     id: str
@@ -55,11 +57,15 @@ class RunLine:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which runs are listed: all conditions that are given hold.
+class RunFilter:
+    """Which runs are listed: those that match all given conditions.
 
-    ``name`` is a pattern such as ``bert*``; ``tags`` are all there; ``since_ns`` is when a run began at the
-    earliest; ``most`` bounds how many there are, newest first.
+    Attributes:
+        statuses: the status is one of these.
+        tags: the run has all of these tags.
+        name: a pattern such as ``bert*``.
+        since_ns: the run began at this time or later.
+        most: the maximum number of runs, newest first.
     """
 
     statuses: Sequence[str] = ()
@@ -69,10 +75,12 @@ class Wanted:
     most: int | None = None
 
 
-def run_lines(dir: str | os.PathLike[str], wanted: Wanted, findings: bool = False) -> list[RunLine]:
+def run_lines(
+    dir: str | os.PathLike[str], wanted: RunFilter, findings: bool = False
+) -> list[RunLine]:
     """Return the runs below a folder, newest first.
 
-    ``findings`` counts them too, which takes as long as a report of each run.
+    With ``findings``, count the findings of each run, which takes as long as a report of each.
     """
     lines: list[RunLine] = []
     for run in list_runs(dir):
@@ -85,13 +93,13 @@ def run_lines(dir: str | os.PathLike[str], wanted: Wanted, findings: bool = Fals
         if wanted.statuses and status not in wanted.statuses:
             continue
         line = RunLine(run.id, run.name, status, run.created_ns or None, run.place, run.tags)
-        # Of a run on object storage they would have to be fetched first.
+        # The details of a run on object storage would have to be downloaded.
         is_bare = newer is not None or run.mirror is not None
         lines.append(line if is_bare else _with_details(line, run, findings))
     return lines
 
 
-def _is_wanted(run: RecordedRun, wanted: Wanted) -> bool:
+def _is_wanted(run: RecordedRun, wanted: RunFilter) -> bool:
     if wanted.name is not None and not fnmatchcase(run.name, wanted.name):
         return False
     if wanted.since_ns is not None and run.created_ns < wanted.since_ns:
@@ -100,19 +108,21 @@ def _is_wanted(run: RecordedRun, wanted: Wanted) -> bool:
 
 
 def _with_details(line: RunLine, run: RecordedRun, findings: bool) -> RunLine:
-    known = _cached(run) if line.status != "running" else {}
+    details = _cached(run) if line.status != "running" else {}
     try:
-        if "duration_s" not in known:
-            known |= _details(run)
-        if findings and known.get("findings") is None:
-            known["findings"] = _count_findings(run)
+        if "duration_s" not in details:
+            details |= _details(run)
+        if findings and details.get("findings") is None:
+            details["findings"] = _count_findings(run)
     except (StepwellError, OSError, pl.exceptions.PolarsError):
-        # A damaged run is listed without them.
+        # A damaged run is listed without details.
         return line
     if line.status != "running":
-        _keep(run, known)
-    shown = {key: known.get(key) for key in ("duration_s", "step", "loss_name", "loss")}
-    return RunLine(**{**asdict(line), **shown, "findings": known["findings"] if findings else None})
+        _keep(run, details)
+    shown = {key: details.get(key) for key in ("duration_s", "step", "loss_name", "loss")}
+    return RunLine(
+        **{**asdict(line), **shown, "findings": details["findings"] if findings else None}
+    )
 
 
 def _details(run: RecordedRun) -> dict[str, Any]:
@@ -126,10 +136,10 @@ def _details(run: RecordedRun) -> dict[str, Any]:
     )
     name = next(iter(loss_names(metrics["name"].unique())), None)
     loss = metrics.filter(pl.col("name") == (name or "")).sort("step", "time_ns")
-    # The mean of the ranks, as in the report: of those that logged it at the last step.
+    # The mean of the ranks that logged it at the last step, as in the report.
     last = loss.group_by("rank").last().filter(pl.col("step").eq_missing(pl.col("step").max()))
     return {
-        # Heartbeats are seconds apart: of a killed run the last value may be later.
+        # Heartbeats are seconds apart: the last metric of a killed run may be later.
         "duration_s": wall_seconds(processes, metrics.select(pl.col("time_ns").max()).item()),
         "step": latest["step"].max(),
         "loss_name": name,
@@ -147,21 +157,19 @@ def _count_findings(run: RecordedRun) -> int:
 
 
 def _cached(run: RecordedRun) -> dict[str, Any]:
-    found = read_json(_place(run)) or {}
-    return dict(found["line"]) if found.get("stamp") == _stamp(run) else {}
+    entry = read_json(_place(run)) or {}
+    return dict(entry["line"]) if entry.get("stamp") == _stamp(run) else {}
 
 
 def _keep(run: RecordedRun, line: dict[str, Any]) -> None:
     place = _place(run)
     content = json.dumps({"stamp": _stamp(run), "line": line})
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
+    # The list is complete without its cache: an unwritable cache folder is not an error.
+    with contextlib.suppress(OSError):
         if read_json(place) != json.loads(content):
             place.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(content)
-            os.replace(beside, place)
-    except OSError:
-        return
+            with replacing(place) as beside:
+                beside.write_text(content)
 
 
 def _place(run: RecordedRun) -> Path:
@@ -170,14 +178,14 @@ def _place(run: RecordedRun) -> Path:
 
 
 def _stamp(run: RecordedRun) -> list[Any]:
-    """Return what changes when the run does: when its documents were last written."""
+    """Return the modification times of the run's documents: they change when the run does."""
     paths = [run.folder / RUN, *(folder / PROCESS for folder in process_folders(run.folder))]
     return [FORMAT, _version(), *map(_changed_ns, paths)]
 
 
 @cache
 def _version() -> str:
-    """Return the version of stepwell: other rules find other things."""
+    """Return the version of stepwell: another version may have other rules."""
     return importlib.metadata.version("stepwell")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from stepwell.journal.text import rate
+from stepwell._core.text import rate
 from stepwell.reading import RecordedRun
 from stepwell.vocabulary import StandardTrainingJobEventName
 
@@ -23,7 +23,7 @@ Update = tuple[int, int, str]
 class Throughput:
     """Samples and tokens per second of wall time, from the start of the training loop to its latest step.
 
-    ``…_without_data`` leaves out the time that training waits for data; None where that is not known.
+    ``…_without_data`` excludes the time that training waits for data. None if unknown.
     """
 
     samples_per_second: float | None
@@ -32,7 +32,7 @@ class Throughput:
     tokens_per_second_without_data: float | None
 
     def __str__(self) -> str:
-        """As a line of text: 506 samples/s (3,370 without waiting for data)."""
+        """Return a line of text: 506 samples/s (3,370 without waiting for data)."""
         rates = (
             (self.samples_per_second, self.samples_per_second_without_data, "samples/s"),
             (self.tokens_per_second, self.tokens_per_second_without_data, "tokens/s"),
@@ -47,7 +47,7 @@ class Throughput:
 
 
 def latest_update(events: Iterable[pl.DataFrame]) -> Update | None:
-    """The latest update of a training loop among events: attempt, time and attributes (JSON)."""
+    """Return the latest update of a training loop among events."""
     latest: Update | None = None
     for frame in events:
         updates = frame.filter(pl.col("name") == UPDATE).select(UPDATE_COLUMNS[1:])
@@ -58,27 +58,27 @@ def latest_update(events: Iterable[pl.DataFrame]) -> Update | None:
 
 
 def samples_per_step(run: RecordedRun, rank: int) -> list[float]:
-    """Return the samples of a step between each two updates of the training loop, in order.
+    """Return the samples per step between successive updates of the training loop.
 
-    It is empty where the updates do not count samples.
+    Empty if the updates do not count samples.
     """
     events = run.events().filter(name=UPDATE, rank=rank).sort("attempt", "time_ns")
-    found, before = [], (0, 0, 0)
+    sizes, previous = [], (0, 0, 0)
     for attempt, text in events.select("attempt", "attributes").collect().iter_rows():
         attributes = json.loads(text or "{}")
         steps, samples = attributes.get("num_iterations"), attributes.get("num_train_samples")
         if not isinstance(steps, int) or not isinstance(samples, int) or not samples:
             continue
-        if attempt != before[0]:
-            before = attempt, 0, 0
-        if steps > before[1]:
-            found.append((samples - before[2]) / (steps - before[1]))
-        before = attempt, steps, samples
-    return found
+        if attempt != previous[0]:
+            previous = attempt, 0, 0
+        if steps > previous[1]:
+            sizes.append((samples - previous[2]) / (steps - previous[1]))
+        previous = attempt, steps, samples
+    return sizes
 
 
 def throughput(updates: Iterable[Update | None]) -> Throughput | None:
-    """Return what the latest of these updates says; None without one, or where no sizes are known.
+    """Return the throughput in the latest of these updates; None without one, or if it has no rates.
 
     The samples of an update are those of all ranks.
     """
@@ -87,9 +87,9 @@ def throughput(updates: Iterable[Update | None]) -> Throughput | None:
 
 
 def rates_of(attributes: Mapping[str, Any]) -> Throughput | None:
-    """The rates in the attributes of an update."""
-    known = [
+    """Return the rates in the attributes of an update; None if there are none."""
+    rates = [
         float(value) if isinstance(value := attributes.get(f"avg_{name}"), int | float) else None
         for name in Throughput.__dataclass_fields__
     ]
-    return Throughput(*known) if any(known) else None
+    return Throughput(*rates) if any(rates) else None

@@ -1,5 +1,5 @@
-"""Annotations: the `ai` tree of names for what happens in training.
+"""Annotations: the `ai` tree, whose nodes name the parts of a training.
 
-Here live its nodes and how they are used: as decorators, context managers, around iterables. Imports
-telemetry and the vocabulary; knows no backend and no framework.
+A node is used as a decorator, a context manager or around an iterable. Imports telemetry and the
+vocabulary, no backend and no framework.
 """

@@ -1,4 +1,4 @@
-"""Going through an iterable, with a span around getting each item and one around what is done with it."""
+"""Annotated iterables: a span for fetching each item, and one for the loop's body."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterable, Iterator
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from stepwell._core.values import encode
 from stepwell.journal.span import enter_with, leave, withdraw
 from stepwell.journal.state import state
-from stepwell.journal.values import encode
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -23,9 +23,9 @@ T = TypeVar("T")
 def annotated(
     iterable: Iterable[T], around: Part, inside: Part, counter: str = "count"
 ) -> Iterable[T]:
-    """The iterable with getting an item recorded as ``around``, the loop's body as ``inside``.
+    """Return an iterable that records fetching an item as ``around`` and the loop's body as ``inside``.
 
-    Both have the number of the item, from 1 on, as the argument ``counter``.
+    Both spans have the number of the item, from 1, as the argument ``counter``.
     """
     kind: type[AnnotatedIterable[T]] = AnnotatedIterable
     sized = hasattr(iterable, "__len__")
@@ -37,7 +37,7 @@ def annotated(
 
 
 class AnnotatedIterable(Generic[T]):
-    """An iterable whose items are recorded as they are asked for; it can be gone through again."""
+    """An iterable that records its items as they are fetched. It can be iterated over again."""
 
     def __init__(self, iterable: Iterable[T], around: Part, inside: Part, counter: str) -> None:
         self._iterable = iterable
@@ -47,20 +47,20 @@ class AnnotatedIterable(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         parts = (self._around, self._inside)
-        if state.enabled and any(part is not None and part._is_enabled for part in parts):
+        if state.enabled and any(part is not None and part.is_enabled for part in parts):
             return _items(self._iterable, *parts, self._counter)
-        # Nothing is added to a loop that is not recorded.
+        # No overhead in a loop that is not recorded.
         return iter(self._iterable)
 
     def __getattr__(self, name: str) -> Any:
-        # Whatever else the iterable can do, such as `loader.dataset`.
+        # All other attributes are those of the iterable, such as `loader.dataset`.
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._iterable, name)
 
 
 class SizedIterable(AnnotatedIterable[T]):
-    """The same for what has a length."""
+    """An annotated iterable with a length."""
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ class SizedIterable(AnnotatedIterable[T]):
 
 
 class AnnotatedIterator(AnnotatedIterable[T]):
-    """The same for an iterator, whose items may also be asked for one by one."""
+    """An annotated iterator, which also supports ``next()``."""
 
     _begun: Iterator[T] | None = None
 
@@ -90,7 +90,7 @@ class AnnotatedIterator(AnnotatedIterable[T]):
 
 
 class SizedIterator(AnnotatedIterator[T], SizedIterable[T]):
-    """The same for what is both."""
+    """An annotated iterator with a length."""
 
 
 def _items(
@@ -102,7 +102,7 @@ def _items(
     while True:
         count += 1
         data = numbered % count
-        if around is not None and around._is_enabled and state.enabled:
+        if around is not None and around.is_enabled and state.enabled:
             enter_with(around, _with_arguments(around, data) if around.attributes else data)
             try:
                 item = next(items)
@@ -118,12 +118,12 @@ def _items(
                 item = next(items)
             except StopIteration:
                 return
-        if inside is not None and inside._is_enabled and state.enabled:
+        if inside is not None and inside.is_enabled and state.enabled:
             enter_with(inside, _with_arguments(inside, data) if inside.attributes else data)
             try:
                 yield item
             finally:
-                # Also when the loop was left by break or by an exception.
+                # Also when the loop is left by break or an exception.
                 leave(inside, None, None, None)
         else:
             yield item

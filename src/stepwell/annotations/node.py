@@ -1,11 +1,11 @@
-"""Nodes of the `ai` tree: a name to record under, in whatever way fits the code.
+"""Nodes of the `ai` tree: names to record spans under, in several ways.
 
     @node                       with node:                  for item in node.iter(items):
     @node(args={"size": 4})     with node(size=4):          node.start(); ...; node.stop()
 
-A node that is entered bare costs what a reused span costs. To that end its class says what entering it does:
-nothing, record, or record with arguments; whenever one of its settings changes it changes its class. Whether
-to record is decided on entry, so it does not matter whether something was decorated before or after.
+Entering a node without arguments costs the same as a reused span. To achieve this, its class defines how it
+is entered: disabled, plain, or with arguments; a node changes its class when its settings change. Whether
+to record is decided on entry, so the order of decorating and enabling does not matter.
 """
 
 from __future__ import annotations
@@ -13,87 +13,86 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
+from stepwell._core.errors import StepwellError, never_raises
+from stepwell._core.values import encode
 from stepwell.annotations.loop import annotated
-from stepwell.journal.errors import StepwellError, quietly
 from stepwell.journal.metrics import set_context
 from stepwell.journal.span import (
     AttributedSpan,
     IdleSpan,
-    Span,
+    NamedSpan,
     enter_unrecorded,
     enter_with,
     enter_with_attributes,
 )
 from stepwell.journal.state import current_journal, local, state
-from stepwell.journal.values import encode
 from stepwell.telemetry.events import name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 COLUMNS = ("step", "epoch")
-"""Arguments that fill columns of the tables."""
+"""Arguments that are columns of the tables."""
 
 
-class Node(Span):
-    """A node that records, without arguments of its own. Also the base class of the others."""
+class Node(NamedSpan):
+    """An enabled node without arguments. Also the base class of the other nodes."""
 
     __slots__ = (
         "__dict__",
         "_children",
+        "_customized",
         "_data",
-        "_is_enabled",
         "_own",
         "_parent",
-        "_told",
         "attributes",
+        "is_enabled",
     )
 
     def __init__(self, name: str, category: str, parent: Node | None = None) -> None:
         super().__init__(name, category)
         self._parent = parent
         self._children: dict[str, Node] = {}
-        self._is_enabled: bool = True if parent is None else parent._is_enabled
+        self.is_enabled: bool = True if parent is None else parent.is_enabled
         self._own: dict[str, Any] = {}
-        # The nodes of the whole tree that have arguments or are disabled: few, so that they can be
-        # looked at once a step.
-        self._told: dict[Node, None] = {} if parent is None else parent._told
+        # All nodes of the tree with arguments or disabled: few, because they are searched in each step.
+        self._customized: dict[Node, None] = {} if parent is None else parent._customized
         self.attributes: dict[str, Any] = {} if parent is None else dict(parent.attributes)
         self._data: bytes | None = None
         self._settle()
 
     def _settle(self) -> None:
-        """Become of the class that does what is to be done."""
-        if not self._is_enabled:
+        """Set the class that matches the settings."""
+        if not self.is_enabled:
             self.__class__ = DisabledNode
         else:
             self.__class__ = NodeWithArguments if self.attributes else Node
         if type(self) is Node:
-            self._told.pop(self, None)
+            self._customized.pop(self, None)
         else:
-            self._told[self] = None
+            self._customized[self] = None
 
     # The tree
 
     @property
     def cat(self) -> str:
-        """The category, as dftracer calls it."""
+        """The category, by the name in dftracer."""
         return self.category
 
     def _child(self, key: str, name: str) -> Node:
-        found = self._children.get(key)
-        if found is None:
-            # Of two threads that come first, both get the same one.
-            found = self._children.setdefault(key, Node(name, self.category, self))
-        return found
+        child = self._children.get(key)
+        if child is None:
+            # Two threads that get here at the same time get the same node.
+            child = self._children.setdefault(key, Node(name, self.category, self))
+        return child
 
     @property
     def init(self) -> Node:
-        """The node for making whatever this one is about: ``checkpoint.init``."""
+        """The node for the initialization of this one, such as ``checkpoint.init``."""
         return self._child("init", f"{self.name}.init")
 
     def derive(self, name: str) -> Node:
-        """A child of one's own, with its name behind this one's; always the same for the same name."""
+        """Return a child node named ``<this name>.<name>``: always the same node for the same name."""
         if name == "init":
             return self.init
         return self._child(f"derived {name_of(name)}", f"{self.name}.{name_of(name)}")
@@ -106,33 +105,33 @@ class Node(Span):
     # Settings
 
     def enable(self) -> None:
-        """Record this node and all below it."""
+        """Record this node and all nodes below it."""
         self._switch(True)
 
     def disable(self) -> None:
-        """Leave out this node and all below it."""
+        """Do not record this node and all nodes below it."""
         self._switch(False)
 
     def _switch(self, enabled: bool) -> None:
         for node in self._subtree():
-            node._is_enabled = enabled
+            node.is_enabled = enabled
             node._settle()
 
     def update(self, /, args: Mapping[str, Any] | None = None, **more: Any) -> Node:
-        """Set arguments of all that is recorded from now on here and below; None takes one away.
+        """Set arguments of this node and all nodes below it, from now on. None removes an argument.
 
-        The latest call wins, be it of this node or of one above.
+        The latest call wins, whether on this node or on one above.
 
-        ``step`` and ``epoch`` fill these columns; set on the root, they hold for the whole run.
+        ``step`` and ``epoch`` are columns of the tables. Set on the root, they apply to the whole run.
         """
         parent = self._parent
         if args is None and parent is not None and not self._children:
-            # As often as once a step: the quick way, unless some value is None.
+            # The fast path for calls in each step, unless a value is None.
             for value in more.values():
                 if value is None:
                     break
             else:
-                # Another thread may be reading the old ones.
+                # A new dict, because another thread may be reading the old one.
                 own = self._own = self._own | more
                 above = parent.attributes
                 self.attributes = above | own if above else own
@@ -151,9 +150,9 @@ class Node(Span):
         return self
 
     def _take_columns_back(self, values: list[Any]) -> None:
-        """What nodes were told of their own step or epoch is older than what the root is told now."""
+        """Remove step and epoch set on single nodes: the new values of the root are later."""
         columns = [name for name, value in zip(COLUMNS, values, strict=True) if value is not None]
-        for node in list(self._told):
+        for node in list(self._customized):
             old: dict[str, Any] = {name: None for name in columns if name in node._own}
             if old:
                 node._change(old)
@@ -172,18 +171,18 @@ class Node(Span):
         self._settle()
         for child in list(self._children.values()):
             for name in changes:
-                # The latest call wins, here as with switches.
+                # The latest call wins, as with enable and disable.
                 child._own.pop(name, None)
             child._inherit(self.attributes, changes)
 
     def _encoded(self) -> bytes:
-        """The arguments as they are recorded."""
+        """Return the encoded arguments."""
         data = self._data
         if data is None:
             attributes = self.attributes
             data = encode(attributes) if attributes else b""
             if self.attributes is attributes:
-                # Not told others meanwhile, by another thread.
+                # Not changed by another thread in between.
                 self._data = data
         return data
 
@@ -212,7 +211,7 @@ class Node(Span):
         enable: bool | None = None,
         **more: Any,
     ) -> Any:
-        """Decorate a function, or give a use of this node with arguments or a switch of its own."""
+        """Decorate a function, or return a use of this node with its own arguments or switch."""
         if function is not None and args is None and enable is None and not more:
             return super().__call__(function)
         if enable is None:
@@ -221,7 +220,7 @@ class Node(Span):
             switched: SwitchedUse = SwitchedUse()
             switched._enable = _switch_of(enable)
             use = switched
-        use._word = self._word
+        use.name_word = self.name_word
         use._node = self
         if args is None:
             use.attributes = more
@@ -232,36 +231,37 @@ class Node(Span):
         return use if function is None else use(function)
 
     def start(self, metadata: bool = False) -> None:
-        """Begin, where a ``with`` statement does not fit; ``metadata`` leaves a record at once, no span.
+        """Enter the node, where a ``with`` statement does not fit. ``metadata`` writes an event instead of
+        a span.
 
-        An earlier one that was never stopped is not recorded, if the span around it has ended.
+        An earlier start without a stop is not recorded if the span around it has ended.
         """
         if metadata:
-            self._tell("start")
+            self._write_event("start")
         elif state.enabled:
             self._begin()
 
     def _begin(self) -> None:
-        """Enter; what an earlier ``start`` began that nothing stopped is taken back, once it is cut off."""
+        """Enter, and withdraw an earlier ``start`` without a stop if the span around it has ended."""
         lane = getattr(local, "lane", None)
         if lane is not None and lane.orphans:
-            lane.drop_orphan(self._word)
+            lane.drop_orphan(self.name_word)
         self.__enter__()
 
     def stop(self, metadata: bool = False) -> None:
-        """End what the latest ``start`` in this thread or task began."""
+        """Leave the node that the latest ``start`` in this thread or task entered."""
         if metadata:
-            self._tell("end")
+            self._write_event("end")
         elif state.enabled:
-            # Also when it was disabled meanwhile.
-            Span.__exit__(self, None, None, None)
+            # Even if it was disabled in between.
+            NamedSpan.__exit__(self, None, None, None)
 
-    @quietly
-    def _tell(self, what: str) -> None:
-        journal = current_journal() if state.enabled and self._is_enabled else None
+    @never_raises
+    def _write_event(self, suffix: str) -> None:
+        journal = current_journal() if state.enabled and self.is_enabled else None
         if journal is not None:
-            about = {**self.attributes, "category": self.category}
-            journal.write_event("event", f"{self.name}.{what}", about)
+            attributes = {**self.attributes, "category": self.category}
+            journal.write_event("event", f"{self.name}.{suffix}", attributes)
 
     def iter(
         self,
@@ -271,10 +271,10 @@ class Node(Span):
         iter_name: str | None = None,
         block_name: str | None = None,
     ) -> Iterable[T]:
-        """Go through an iterable: the time for each item is ``<name>.iter``, that of the loop's body
-        ``<name>.block``, both with a ``count`` from 1 on.
+        """Return an iterable that records fetching each item as ``<name>.iter`` and the loop's body as
+        ``<name>.block``.
 
-        ``iter_name`` and ``block_name`` replace these names.
+        Both spans have an argument ``count``, from 1. ``iter_name`` and ``block_name`` replace these names.
         """
         around = self._in_loop(iter_name, "iter") if include_iter else None
         inside = self._in_loop(block_name, "block") if include_block else None
@@ -289,24 +289,24 @@ class Node(Span):
         return _restored, (self.name, self.category)
 
     def __repr__(self) -> str:
-        off = "" if self._is_enabled else ", disabled"
+        off = "" if self.is_enabled else ", disabled"
         return f"<ai node {self.category}:{self.name}{off}>"
 
 
 class NodeWithArguments(Node):
-    """A node that records, with arguments."""
+    """An enabled node with arguments."""
 
     __slots__ = ()
 
 
 class DisabledNode(Node):
-    """A node that records nothing."""
+    """A disabled node."""
 
     __slots__ = ()
 
 
 class Use(AttributedSpan):
-    """One use of a node, with arguments of its own. They belong to it alone."""
+    """One use of a node, with its own arguments."""
 
     __slots__ = ("_node",)
 
@@ -317,22 +317,22 @@ class Use(AttributedSpan):
         return self
 
     def __call__(self, function: F) -> F:
-        # Whatever becomes of the dict that was given.
+        # A copy, because the caller may change the dict.
         self.attributes = dict(self.attributes)
         return super().__call__(function)
 
     @property
     def cat(self) -> str:
-        """The category, as dftracer calls it."""
+        """The category, by the name in dftracer."""
         return self.category
 
     def start(self) -> None:
-        """Begin, where a ``with`` statement does not fit."""
+        """Enter the node, where a ``with`` statement does not fit."""
         if state.enabled:
             self.__enter__()
 
     def stop(self) -> None:
-        """End what the latest ``start`` in this thread or task began."""
+        """Leave the node that the latest ``start`` in this thread or task entered."""
         if state.enabled:
             self.__exit__(None, None, None)
 
@@ -344,7 +344,7 @@ class Use(AttributedSpan):
         iter_name: str | None = None,
         block_name: str | None = None,
     ) -> Iterable[T]:
-        """Go through an iterable, as with the node."""
+        """Return an iterable that records its items, as ``Node.iter`` does."""
         around = self._in_loop(iter_name, "iter") if include_iter else None
         inside = self._in_loop(block_name, "block") if include_block else None
         return annotated(iterable, around, inside)
@@ -362,31 +362,31 @@ class Use(AttributedSpan):
 
 
 class SwitchedUse(Use):
-    """One with a switch of its own."""
+    """A use with its own switch."""
 
     __slots__ = ("_enable",)
 
     _enable: bool | None
 
 
-class UseInLoop(Span):
-    """What a loop takes for a node: one with arguments or a switch of this loop alone."""
+class UseInLoop(NamedSpan):
+    """A node in a loop, with arguments or a switch for this loop only."""
 
     __slots__ = ("_enable", "_node", "_own")
 
     def __init__(self, node: Node, own: dict[str, Any], enable: bool | None) -> None:
-        self._word = node._word
+        self.name_word = node.name_word
         self._node = node
         self._own = own
         self._enable = enable
 
     @property
-    def _is_enabled(self) -> bool:
-        return self._node._is_enabled if self._enable is None else self._enable
+    def is_enabled(self) -> bool:
+        return self._node.is_enabled if self._enable is None else self._enable
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Those of the node and of this use."""
+        """The arguments of the node and of this use."""
         return {**self._node.attributes, **self._own}
 
     def _encoded(self) -> bytes:
@@ -399,18 +399,18 @@ class UseInLoop(Span):
 def _enter_use(self: Use) -> Use:
     node = self._node
     if node.__class__ is Node and self.__class__ is Use and self.attributes:
-        # What most of them are.
+        # The usual case.
         enter_with_attributes(self)
         return self
     enable = self._enable
-    if node._is_enabled if enable is None else enable:
+    if node.is_enabled if enable is None else enable:
         own = self.attributes
         if own:
             enter_with(self, encode({**node.attributes, **own} if node.attributes else own))
         elif node.attributes:
             enter_with(self, node._encoded())
         else:
-            Span.__enter__(self)
+            NamedSpan.__enter__(self)
     else:
         enter_unrecorded(self)
     return self
@@ -420,14 +420,14 @@ def _arguments(args: Mapping[str, Any] | None) -> dict[str, Any]:
     if args is None:
         return {}
     if not isinstance(args, Mapping):
-        raise StepwellError(f'args is {args!r}: write a dict such as args={{"size": 4}}')
+        raise StepwellError(f'args must be a dict such as args={{"size": 4}}, got {args!r}')
     return dict(args)
 
 
 def _switch_of(enable: Any) -> bool:
     if isinstance(enable, bool):
         return enable
-    raise StepwellError(f"enable is {enable!r}: write True or False, or leave it out")
+    raise StepwellError(f"enable must be True or False, got {enable!r}")
 
 
 def _restored(name: str, category: str) -> Node:
@@ -437,12 +437,11 @@ def _restored(name: str, category: str) -> Node:
 
 
 def _restored_use(node: Node, attributes: dict[str, Any], enable: bool | None) -> Use:
-    made = node(args=attributes, enable=enable)
-    return made
+    return node(args=attributes, enable=enable)
 
 
 def _switch(recording: bool) -> None:
-    """Swap what entering does, as for plain spans; while nothing records it does nothing."""
+    """Swap the ``__enter__`` methods, as for plain spans. While nothing records, entering does nothing."""
     with_arguments: Any = NodeWithArguments
     with_arguments.__enter__ = enter_with_attributes if recording else _idle_enter
     use: Any = Use

@@ -1,4 +1,4 @@
-"""The `ai` tree: all nodes of the vocabulary, each an attribute of its parent."""
+"""The `ai` tree: all nodes of the vocabulary, as attributes of their parents."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         io: InputOutput
 
     class Pipeline(Node):
-        """Phases of the whole."""
+        """Phases of the whole job."""
 
         epoch: Node
         train: Node
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 
 
 def grow() -> Root:
-    """A tree of its own, with all nodes of the vocabulary."""
+    """Return a new tree with all nodes of the vocabulary."""
     nodes: dict[str, Node] = {}
     for word in AI_NODES:
         path = word.ai or ""
@@ -111,12 +111,12 @@ ai = grow()
 
 
 def walk(node: Node = ai) -> Iterator[Node]:
-    """A node and all below it, derived ones included."""
+    """Yield a node and all nodes below it, including derived ones."""
     return node._subtree()
 
 
 def find(name: str, category: str) -> Node:
-    """The node of this name, derived anew where another process derived it."""
+    """Return the node with this name; derive it if another process has derived it."""
     best: Node = ai
     for node in walk():
         if node.category != category:
@@ -129,7 +129,7 @@ def find(name: str, category: str) -> Node:
 
 
 def _forget_columns() -> None:
-    """In a forked child: the step and epoch of the parent move on without it being told."""
+    """Reset step and epoch in a forked child, which does not see the updates of its parent."""
     for node in walk():
         if any(column in node._own for column in COLUMNS):
             node._change(dict.fromkeys(COLUMNS))

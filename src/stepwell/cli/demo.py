@@ -1,7 +1,7 @@
-"""``stepwell demo``: a small real training, recorded, then reported on.
+"""``stepwell demo``: a small real training run, recorded and reported.
 
-A convolutional network learns to tell circles, squares, crosses and triangles apart, on pictures that two
-DataLoader workers draw as they go. It is written the way a person would instrument a loop of their own.
+A convolutional network learns to classify circles, squares, crosses and triangles in pictures that two
+DataLoader workers draw on the fly. The loop is instrumented the way a user would do it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import stepwell
-from stepwell.cli.drawing import console
-from stepwell.cli.reporting import show_report
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell.cli.report import show_report
+from stepwell.cli.terminal import console
 
 if TYPE_CHECKING:
     import torch
@@ -38,13 +38,13 @@ CONFIG = {
 
 
 def run_demo(root: Path, seconds: float) -> None:
-    """Train for about this long, then print what was recorded and what to try next."""
+    """Train for about this many seconds, then print the report and commands to try next."""
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise StepwellError("the demo trains a model: pip install 'stepwell[torch]'") from None
+        raise StepwellError("The demo needs PyTorch: pip install 'stepwell[torch]'") from None
     out = console()
-    out.print("Training a small network on pictures it draws itself. Ctrl-C stops it.")
+    out.print("Training a small network on generated pictures. Stop with Ctrl-C.")
     with stepwell.init("demo", dir=root, config=CONFIG, tags=["demo"], quiet=True) as run:
         _train(run, seconds)
     out.print()
@@ -70,18 +70,17 @@ def _next_commands(path: Path) -> list[str]:
 
 
 def _program() -> str:
-    """How this command was called: with its folder, if it is not on the PATH."""
+    """Return how to call this program: with its folder if it is not on the PATH."""
     import shutil
     import sys
 
-    found = shutil.which("stepwell")
-    beside = Path(sys.argv[0])
-    if found or beside.name != "stepwell":
+    program = Path(sys.argv[0])
+    if shutil.which("stepwell") or program.name != "stepwell":
         return "stepwell"
     try:
-        return str(beside.absolute().relative_to(Path.cwd()))
+        return str(program.absolute().relative_to(Path.cwd()))
     except ValueError:
-        return str(beside)
+        return str(program)
 
 
 def _train(run: stepwell.Run, seconds: float) -> None:
@@ -128,7 +127,7 @@ def _train(run: stepwell.Run, seconds: float) -> None:
 
 
 def _waiting(run: stepwell.Run, loader: Any) -> Any:
-    """The batches, the time spent waiting for each recorded."""
+    """Yield batches and record the time spent waiting for each."""
     batches = iter(loader)
     wait = run.span("wait for data")
     while True:
@@ -196,7 +195,7 @@ def _network() -> Any:
 
 
 class _Pictures:
-    """Noisy pictures of shapes, drawn when they are asked for; other ones in every epoch."""
+    """A dataset of noisy shapes, drawn on access and different in every epoch."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count = count
@@ -219,7 +218,7 @@ class _Pictures:
 
 
 def _draw(shape: str, across: float, down: float, turn: float, scale: float) -> torch.Tensor:
-    """A shape of some size somewhere, turned somehow, as a picture of zeros and ones."""
+    """Return a picture of zeros and ones with a shape of this position, angle and size."""
     import torch
 
     radius = 5 + 5 * scale

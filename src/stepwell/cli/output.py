@@ -1,4 +1,4 @@
-"""What commands print for scripts, and what they say when something is wrong."""
+"""JSON output for scripts, and error messages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON on standard output, indented."""
+    """Print a value as indented strict JSON."""
     print(json.dumps(to_plain(value), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def print_line(value: Any) -> None:
-    """The same in a line of its own, at once, for who reads on."""
+    """Print a value as strict JSON in one line, and flush it for readers of a stream."""
     print(json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def to_plain(value: Any) -> Any:
-    """What strict JSON has words for: non-finite numbers are null, paths text, dataclasses objects."""
+    """Return a value as strict JSON types: non-finite numbers become None, paths text, dataclasses dicts.
+
+    Unlike ``_core.jsonable.plain`` it never cuts: scripts get everything.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_plain(item) for item in value]
-    if hasattr(value, "item"):  # NumPy's numbers
+    if hasattr(value, "item"):  # a NumPy number
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -37,7 +40,7 @@ def to_plain(value: Any) -> Any:
 
 
 def complain(message: object) -> None:
-    """Say what is wrong, on standard error: in a line, but on a terminal broken between words."""
+    """Print an error message to standard error: in one line, or wrapped in a terminal."""
     text = f"stepwell: {message}"
     if sys.stderr.isatty():
         width = max(20, shutil.get_terminal_size().columns)

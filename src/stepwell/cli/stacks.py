@@ -1,4 +1,4 @@
-"""``stepwell stacks``: what every rank and thread is inside of."""
+"""``stepwell stacks``: the open spans of every rank and thread."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from rich.text import Text
 
 from stepwell.analysis.ranks.hang import Hang, hang
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
-from stepwell.analysis.source_lines import shown_lines
-from stepwell.cli.drawing import console, plain, seconds, wrapped
+from stepwell.analysis.tracebacks import shown_lines
 from stepwell.cli.output import print_json
-from stepwell.cli.summary import COLOURS
-from stepwell.cli.waiting import waiting
+from stepwell.cli.progress import waiting
+from stepwell.cli.terminal import COLOURS, console, plain, seconds, wrapped
 from stepwell.reading import RecordedRun
 
 MOST_GROUPS = 40
 
 
 def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
-    """Print the stacks of a run, those that hang first; ranks in the same place are one line."""
+    """Print the open spans of a run, hanging ranks first. Ranks with the same spans are one entry."""
     with waiting(f"reading {run.id}"):
-        found = stacks(run)
-        hung = hang(run, after_s=after, known=found)
+        open_stacks = stacks(run)
+        hung = hang(run, after_s=after, open_stacks=open_stacks)
     if as_json:
-        print_json(_as_json(run, found, hung))
+        print_json(_as_json(run, open_stacks, hung))
         return
     out = console()
     status = run.status
@@ -35,10 +34,10 @@ def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
     out.print(title)
     if hung is not None:
         out.print(Text(wrapped(hung.sentence, out.width), "red"))
-    if not found:
+    if not open_stacks:
         out.print(Text(wrapped(_nothing(run, status), out.width)))
         return
-    groups = _groups(found)
+    groups = _groups(open_stacks)
     for path, group in groups[:MOST_GROUPS]:
         out.print()
         out.print(Text(wrapped(_heading(group), out.width)))
@@ -46,21 +45,21 @@ def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
         for line in _python(group[0]):
             out.print(Text.assemble("    ", plain(line)), style="dim", soft_wrap=True)
     if len(groups) > MOST_GROUPS:
-        out.print(f"\n{len(groups) - MOST_GROUPS} more with --json")
+        out.print(f"\n{len(groups) - MOST_GROUPS} more groups: use --json")
 
 
 def _nothing(run: RecordedRun, status: str) -> str:
     if status == "finished":
-        return "No thread was inside of a span when it finished."
+        return "No spans were open when the run finished."
     if status in ("failed", "interrupted"):
-        return f"An exception ended it: stepwell report {run.id} shows where."
-    return "No thread is, or was, inside of a span."
+        return f"An exception ended the run. `stepwell report {run.id}` shows where."
+    return "No spans are open." if status == "running" else "No spans were open at the end."
 
 
-def _groups(found: list[Stack]) -> list[tuple[str, list[Stack]]]:
-    """Threads of one name that are inside of the same, over all ranks; in the order of ranks."""
+def _groups(open_stacks: list[Stack]) -> list[tuple[str, list[Stack]]]:
+    """Group threads of all ranks by name and open spans, ordered by rank."""
     groups: dict[tuple[str, str, str, str, str | None], list[Stack]] = {}
-    for stack in found:
+    for stack in open_stacks:
         path = " › ".join(frame.name for frame in stack.frames)
         key = path or _outside(stack), stack.thread, stack.role, stack.status, stack.place
         groups.setdefault(key, []).append(stack)
@@ -69,12 +68,12 @@ def _groups(found: list[Stack]) -> list[tuple[str, list[Stack]]]:
 
 def _outside(stack: Stack) -> str:
     if stack.last is None:
-        return "in no span"
-    return f"in no span; the last one was {stack.last.name}"
+        return "no open span"
+    return f"no open span; the last one was {stack.last.name}"
 
 
 def _python(stack: Stack) -> tuple[str, ...]:
-    """The lines of Python code that a thread is at, or why they are not known."""
+    """Return the Python stack of a thread, or why it is unknown."""
     if stack.silent_s is not None and stack.thread == MAIN:
         return (
             f"No heartbeat for {seconds(stack.silent_s)}: C code holds the GIL, or the process is "
@@ -86,7 +85,7 @@ def _python(stack: Stack) -> tuple[str, ...]:
 def _heading(group: list[Stack]) -> str:
     first = group[0]
     ranks = sorted({stack.rank for stack in group})
-    parts = [f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {shorten(ranks)}"]
+    parts = [f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"]
     if first.role == "worker":
         parts.append("worker" if len(group) == 1 else f"{len(group)} workers")
     parts.append(first.thread)
@@ -94,9 +93,9 @@ def _heading(group: list[Stack]) -> str:
     if steps:
         parts.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")
     times = [_time(stack) for stack in group]
-    known = [time for time in times if time is not None]
-    if known:
-        short, long = seconds(min(known)), seconds(max(known))
+    durations = [time for time in times if time is not None]
+    if durations:
+        short, long = seconds(min(durations)), seconds(max(durations))
         parts.append(f"for {long}" if short == long else f"for {short} to {long}")
     if first.status != "running":
         parts.append(f"when it {'was killed' if first.status == 'killed' else first.status}")
@@ -111,8 +110,8 @@ def _time(stack: Stack) -> float | None:
     return stack.last.seconds if stack.last is not None else None
 
 
-def shorten(ranks: list[int]) -> str:
-    """Ranks with ranges: 0-3, 5."""
+def rank_ranges(ranks: list[int]) -> str:
+    """Return ranks as ranges: 0-3, 5."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:
@@ -124,11 +123,11 @@ def shorten(ranks: list[int]) -> str:
     return ", ".join(shown[:8]) + more
 
 
-def _as_json(run: RecordedRun, found: list[Stack], hung: Hang | None) -> dict[str, Any]:
-    about = None if hung is None else {"sentence": hung.sentence, **dataclasses.asdict(hung)}
+def _as_json(run: RecordedRun, open_stacks: list[Stack], hung: Hang | None) -> dict[str, Any]:
+    details = None if hung is None else {"sentence": hung.sentence, **dataclasses.asdict(hung)}
     return {
         "run": run.id,
         "status": run.status,
-        "hang": about,
-        "stacks": found,
+        "hang": details,
+        "stacks": open_stacks,
     }

@@ -1,4 +1,5 @@
-"""The spellings of other libraries, as thin names over ours.
+"""Drop-in names of other libraries: itwinai, dftracer, nv-one-logger and sim_bench.
 
-Imports whatever has the thing itself; holds no behaviour of its own.
+Each module maps another library's names to stepwell's own functions and classes. It may import every
+recording package and the integrations.
 """

@@ -1,13 +1,15 @@
-"""The names of itwinai for what ``stepwell.loggers`` and the integrations of torch and Lightning have.
+"""itwinai's names for ``stepwell.loggers`` and the torch and Lightning integrations.
 
 from stepwell.compat.itwinai import ItwinaiLogger, MLFlowLogger, TorchTrainer
 """
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from stepwell._core.checks import one_of
 from stepwell.loggers import (
     ConsoleLogger,
     EmptyLogger,
@@ -16,13 +18,14 @@ from stepwell.loggers import (
     MLFlowLogger,
     Prov4ML,
     Prov4MLLogger,
-    TensorBoardLogger,
     WandBLogger,
     get_mlflow_logger,
 )
+from stepwell.loggers import TensorBoardLogger as _TensorBoardLogger
+from stepwell.loggers.frequency import LogFreq, Workers
 
 if TYPE_CHECKING:
-    from stepwell.compat.itwinai_lightning import ItwinaiLogger as ItwinaiLogger
+    from stepwell.compat.lightning import ItwinaiLogger as ItwinaiLogger
     from stepwell.integrations.torch.trainer import (
         DeepSpeedStrategy,
         HorovodStrategy,
@@ -65,9 +68,24 @@ __all__ = [
 ]
 
 
+class TensorBoardLogger(_TensorBoardLogger):
+    """Takes ``framework`` as itwinai does: "pytorch" or "tensorflow". The event files are the same."""
+
+    def __init__(
+        self,
+        savedir: str | os.PathLike[str] = "mllogs",
+        log_freq: LogFreq | None = None,
+        framework: str = "pytorch",
+        log_on_workers: Workers = 0,
+        run_name: str | None = None,
+    ) -> None:
+        self.framework = one_of("pytorch", "tensorflow").check("framework", framework)
+        super().__init__(savedir, log_freq, log_on_workers, run_name)
+
+
 @runtime_checkable
 class LogMixin(Protocol):
-    """Whatever can log: the loggers, the trainer, and classes of your own that have this method."""
+    """Anything with a ``log`` method: the loggers, the trainer, and your own classes."""
 
     @abstractmethod
     def log(
@@ -79,13 +97,13 @@ class LogMixin(Protocol):
         batch_idx: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log something, as ``Logger.log`` does."""
+        """Log an item, like ``Logger.log``."""
 
 
 def __getattr__(name: str) -> Any:
-    # Programs that only log need neither Lightning nor torch.
+    # Imported on use: programs that only log need neither Lightning nor torch.
     if name == "ItwinaiLogger":
-        from stepwell.compat.itwinai_lightning import ItwinaiLogger
+        from stepwell.compat.lightning import ItwinaiLogger
 
         return ItwinaiLogger
     if name in __all__:

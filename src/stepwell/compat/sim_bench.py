@@ -1,4 +1,4 @@
-"""The names of sim_bench's telemetry for what ``stepwell.diagnostics`` has.
+"""sim_bench's telemetry names for ``stepwell.diagnostics``.
 
 from stepwell.compat.sim_bench import TelemetryConfig, TrainingTelemetry
 """
@@ -14,20 +14,23 @@ from stepwell.diagnostics import TrainingTelemetry
 
 __all__ = ["TelemetryConfig", "TrainingTelemetry", "init", "record"]
 
-SAME = {"track_weight_snapshots": "track_snapshots", "track_per_layer_stats": "track_weight_stats"}
-"""Fields that sim_bench has beyond the documented ones, and ours."""
+FIELD_NAMES = {
+    "track_weight_snapshots": "track_snapshots",
+    "track_per_layer_stats": "track_weight_stats",
+}
+"""Undocumented field names of sim_bench, and the fields of stepwell they set."""
 SNAPSHOT_BATCHES = "weight_snapshot_every_n"
 
 
 class SimBenchConfig(_TelemetryConfig):
-    """Our configuration, which also takes sim_bench's names for snapshots and statistics of the weights."""
+    """A ``TelemetryConfig`` that also accepts sim_bench's names for weight snapshots and statistics."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **_renamed(fields))
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any]) -> _TelemetryConfig:
-        """From a dict, such as one out of YAML."""
+        """Return the configuration described by a dict, for example read from YAML."""
         is_dict = isinstance(config_dict, Mapping)
         return super().from_dict(_renamed(config_dict) if is_dict else config_dict)
 
@@ -36,7 +39,7 @@ TelemetryConfig = SimBenchConfig
 
 
 def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    ours = {SAME.get(name, name): value for name, value in fields.items()}
+    ours = {FIELD_NAMES.get(name, name): value for name, value in fields.items()}
     batches = ours.pop(SNAPSHOT_BATCHES, None)
     if batches is not None:
         every = ours.get("collect_every_n", _TelemetryConfig.collect_every_n)
@@ -45,17 +48,17 @@ def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Current:
-    """What ``record`` records with."""
+    """Holds the telemetry that ``record`` uses."""
 
     telemetry: TrainingTelemetry | None = None
 
 
 def init(config: Mapping[str, Any], val_loader: Iterable[Any]) -> None:
-    """Prepare ``record`` as the part under ``telemetry`` of a configuration says; without one, for nothing.
+    """Configure ``record`` from the ``telemetry`` section of a configuration; without one, disable it.
 
     Args:
-        config: the whole configuration; its ``output_dir`` gets a folder ``telemetry``.
-        val_loader: gives the batches of the holdout.
+        config: the whole configuration. Files are written to ``telemetry`` in its ``output_dir``.
+        val_loader: the batches of the holdout set.
     """
     before, _Current.telemetry = _Current.telemetry, None
     if before is not None:
@@ -72,6 +75,6 @@ def init(config: Mapping[str, Any], val_loader: Iterable[Any]) -> None:
 def record(
     model: Any, optimizer: Any, batch_idx: int, epoch: int, device: Any, batch: Any = None
 ) -> None:
-    """Collect, when it is time to; nothing without ``init``."""
+    """Collect diagnostics if they are due after this batch. Does nothing before ``init``."""
     if _Current.telemetry is not None:
         _Current.telemetry.on_batch_end(model, optimizer, batch_idx, epoch, device, batch)

@@ -1,14 +1,14 @@
-"""Diagnostics: whether and how a model learns, from a call at the end of every batch.
+"""Diagnostics: whether and how a model learns, measured by a call at the end of every batch.
 
-Here live the families of numbers (gradients, weights, learning rates, holdout, batches) and what
-collects them. Imports telemetry; PyTorch only when something is collected; never a reader or a backend.
+Contains the families of metrics (gradients, weights, learning rates, holdout, batches) and their collector.
+Imports telemetry, and PyTorch only when something is collected; never a reader or a backend.
 """
 
 from __future__ import annotations
 
 from stepwell.diagnostics.config import TelemetryConfig
 from stepwell.diagnostics.families import families, family, remove_family
-from stepwell.diagnostics.frames import to_dataframe
+from stepwell.diagnostics.records import to_dataframe
 from stepwell.diagnostics.telemetry import TrainingTelemetry
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What the layers of a model give out, seen in one forward pass that leaves no trace."""
+"""Statistics of the outputs of a model's layers, from one forward pass without side effects."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepwell._core.errors import StepwellError
 from stepwell.diagnostics.batches import Parts
 from stepwell.diagnostics.config import TelemetryConfig
-from stepwell.diagnostics.no_trace import bare, no_trace
+from stepwell.diagnostics.isolation import isolated_eval, unwrapped
 from stepwell.diagnostics.norms import precision
-from stepwell.journal.errors import StepwellError
 
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.Threshold, nn.Hardtanh)
-"""Layers whose output is exactly zero, or at its bound, where nothing can be learnt."""
+"""Layers whose gradient vanishes where the output is exactly zero or at a bound."""
 Keep = Callable[[str, nn.Module, "Tensor | None", Tensor], None]
-"""Gets the name of a layer, the layer, what it took and what it gave."""
+"""Function of the name of a layer, the layer, its input and its output."""
 MAX_COMPARED = 100
-"""Embeddings that are compared with each other."""
+"""The number of embeddings that are compared with each other."""
 
 
 @dataclass
-class Seen:
-    """What one layer gave out; of a layer that is called several times, the last time.
+class LayerOutput:
+    """Statistics of the output of one layer; of its last call if it is called several times.
 
-    The numbers are taken at once: the outputs of all layers may not fit into memory together.
+    They are computed at once: the outputs of all layers together may not fit into memory.
     """
 
     statistics: dict[str, Tensor]
     dead: Tensor | None
 
 
-def look_at(
+def layer_outputs(
     model: Any,
     parts: Parts,
     device: torch.device,
     config: TelemetryConfig,
     names: tuple[str, ...] | list[str] | None,
-) -> dict[str, Seen]:
-    """What each of the named layers gives out; all without children when no names are given."""
-    seen: dict[str, Seen] = {}
+) -> dict[str, LayerOutput]:
+    """Return the outputs of the named layers; of all layers without children if ``names`` is None."""
+    outputs: dict[str, LayerOutput] = {}
 
     def keep(name: str, module: nn.Module, given: Tensor | None, output: Tensor) -> None:
-        seen[name] = Seen(statistics(output), dead_share(module, output))
+        outputs[name] = LayerOutput(statistics(output), dead_share(module, output))
 
     _pass(model, parts, device, config, names, keep)
-    return seen
+    return outputs
 
 
 def vectors_of(
     model: Any, parts: Parts, device: torch.device, config: TelemetryConfig
 ) -> Tensor | None:
-    """The embeddings of the examples: what the chosen layer gives out, or what the last linear one takes."""
+    """Return the embeddings: the output of ``embedding_layer``, else the input of the last linear layer."""
     chosen = config.embedding_layer
     layer = chosen or last_linear(model)
     if layer is None:
         return None
-    found: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
     def keep(name: str, module: nn.Module, given: Tensor | None, output: Tensor) -> None:
         vectors = output if chosen else given
         if vectors is not None:
-            found.append(vectors.detach().clone())
+            embeddings.append(vectors.detach().clone())
 
     _pass(model, parts, device, config, [layer], keep)
-    return torch.cat(found) if found else None
+    return torch.cat(embeddings) if embeddings else None
 
 
 def statistics(output: Tensor) -> dict[str, Tensor]:
-    """Mean, standard deviation, largest magnitude and share of zeros."""
+    """Return mean, standard deviation, largest magnitude and percentage of zeros."""
     wide = precision(output.device)
     count = output.numel()
     mean = output.mean(dtype=wide)
@@ -86,20 +86,20 @@ def statistics(output: Tensor) -> dict[str, Tensor]:
 
 
 def dead_share(module: nn.Module, output: Tensor) -> Tensor | None:
-    """Percentage of the units that give zero for every example; None for layers that rectify nothing."""
+    """Return the percentage of units that are zero for every example; None if not in ``RECTIFIERS``."""
     if not isinstance(module, RECTIFIERS) or output.ndim < 2:
         return None
-    # Channels of an image come second, features of anything else last.
+    # The channels of images are the second axis, the features of other inputs the last.
     axis = 1 if output.ndim in (4, 5) else output.ndim - 1
     others = [i for i in range(output.ndim) if i != axis]
     return 100.0 * (output.count_nonzero(dim=others) == 0).float().mean()
 
 
-def likeness(vectors: Tensor) -> dict[str, Any]:
-    """Norms of embeddings, and the mean cosine between two of them (near 1: they have collapsed)."""
+def embedding_statistics(vectors: Tensor) -> dict[str, Any]:
+    """Return the norms of embeddings and their mean cosine similarity (near 1: they have collapsed)."""
     rows = vectors.reshape(vectors.shape[0], -1).to(precision(vectors.device))
     lengths = rows.norm(dim=1)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "norm_mean": lengths.mean(),
         "norm_std": lengths.std(correction=0),
         "norm_min": lengths.min(),
@@ -109,13 +109,13 @@ def likeness(vectors: Tensor) -> dict[str, Any]:
     count = few.shape[0]
     if count > 1:
         cosines = few @ few.T
-        found["cosine_mean"] = (cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
-    return found
+        result["cosine_mean"] = (cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
+    return result
 
 
 def last_linear(model: Any) -> str | None:
-    """The name of the last linear layer."""
-    names = [n for n, module in bare(model).named_modules() if isinstance(module, nn.Linear)]
+    """Return the name of the last linear layer."""
+    names = [n for n, module in unwrapped(model).named_modules() if isinstance(module, nn.Linear)]
     return names[-1] if names else None
 
 
@@ -127,30 +127,30 @@ def _pass(
     names: tuple[str, ...] | list[str] | None,
     keep: Keep,
 ) -> None:
-    """Call the model once, and hand over what each of the layers takes and gives."""
-    inner = bare(model)
+    """Call the model once, and pass the input and output of each layer to ``keep``."""
+    inner = unwrapped(model)
     with ExitStack() as stack:
-        # Hooks before the rest: they are taken off after everything else was put back.
+        # The hooks are added first, so that they are removed after everything else is restored.
         for name, module in _chosen(inner, names):
             handle = module.register_forward_hook(_hook(name, keep))
             stack.callback(handle.remove)
-        with no_trace(inner, device, config.holdout_dtype):
+        with isolated_eval(inner, device, config.holdout_dtype):
             inner(*parts.args, **parts.kwargs)
 
 
 def _chosen(
     model: nn.Module, names: tuple[str, ...] | list[str] | None
 ) -> Iterator[tuple[str, nn.Module]]:
-    known = dict(model.named_modules())
+    modules = dict(model.named_modules())
     if names is None:
-        yield from ((n, module) for n, module in known.items() if not any(module.children()))
+        yield from ((n, module) for n, module in modules.items() if not any(module.children()))
         return
     for name in names:
-        if name not in known:
+        if name not in modules:
             raise StepwellError(
-                f"the model has no layer {name!r}; it has: {', '.join(list(known)[1:20])}"
+                f"the model has no layer {name!r}. It has: {', '.join(list(modules)[1:20])}"
             )
-        yield name, known[name]
+        yield name, modules[name]
 
 
 def _hook(name: str, keep: Keep) -> Any:

@@ -1,7 +1,7 @@
-"""Batches of any shape: what of one the model takes, what are the labels, and what these look like.
+"""Splits batches of any structure into the model's inputs and labels, and computes statistics of the labels.
 
-Known are dicts with ``img1``, ``img2`` and ``winner``; dicts with an input and a label, or with the names of
-the model's own arguments and ``labels``; and tuples of inputs and label. For others there is
+Supported are dicts with ``img1``, ``img2`` and ``winner``; dicts with an input and a label, or with the names
+of the model's arguments and ``labels``; and tuples of inputs and label. For other batches, use
 ``TelemetryConfig(batch_adapter=…)``.
 """
 
@@ -21,32 +21,32 @@ LABEL_KEYS = ("winner", "labels", "label", "targets", "target", "y", "class")
 INPUT_KEYS = ("input", "inputs", "x", "image", "images", "img", "data", "features", "pixel_values")
 PAIR = ("img1", "img2")
 IGNORED = -100
-"""The label of what does not count, as PyTorch's own losses have it."""
+"""The label that PyTorch's losses ignore."""
 MAX_CLASSES = 20
-"""Of more classes than these a batch tells no single shares."""
+"""If there are more classes, the statistics do not have the share of each class."""
 
 
 class UnknownBatchError(ValueError):
-    """A batch of which it is not clear what goes into the model."""
+    """A batch whose inputs or labels cannot be determined."""
 
 
 @dataclass
 class Parts:
-    """A batch as the model takes it."""
+    """The inputs of the model, and the labels."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     labels: Any = None
 
     def to(self, device: torch.device) -> Parts:
-        """The same on a device, as copies: a model may change what it is given."""
+        """Return copies on a device: a model may modify its inputs."""
         return Parts(
             moved(self.args, device), moved(self.kwargs, device), moved(self.labels, device)
         )
 
 
 def parts_of(batch: Any, model: Any, config: TelemetryConfig) -> Parts:
-    """What of a batch goes into the model, and its labels."""
+    """Split a batch into the model's inputs and the labels."""
     if config.batch_adapter is not None:
         return _adapted(config.batch_adapter(batch))
     batch = _as_dict(batch)
@@ -62,7 +62,7 @@ def parts_of(batch: Any, model: Any, config: TelemetryConfig) -> Parts:
 
 
 def labels_of(batch: Any, config: TelemetryConfig) -> tuple[str, Any]:
-    """What the labels of a batch are called, and the labels; None when there are none to be seen."""
+    """Return the name of the labels of a batch, and the labels; None if there are none."""
     if config.batch_adapter is not None:
         return config.label_key or "label", _adapted(config.batch_adapter(batch)).labels
     batch = _as_dict(batch)
@@ -75,31 +75,31 @@ def labels_of(batch: Any, config: TelemetryConfig) -> tuple[str, Any]:
 
 
 def label_key_of(batch: Mapping[Any, Any], chosen: str | None) -> str | None:
-    """The key of the labels in a batch."""
+    """Return the key of the labels in a batch; None if there is none."""
     if chosen is not None:
         if chosen not in batch:
             raise UnknownBatchError(
-                f"label_key is {chosen!r}, but the batch has only: {', '.join(map(str, batch))}"
+                f"label_key must be a key of the batch ({', '.join(map(str, batch))}), got {chosen!r}"
             )
         return chosen
     return next((key for key in LABEL_KEYS if key in batch), None)
 
 
 def size_of(batch: Any) -> int | None:
-    """How many examples a batch has, by the first tensor or array in it."""
+    """Return the number of examples in a batch, from its first tensor or array; None if it is unknown."""
     shape = getattr(batch, "shape", None)
     if isinstance(shape, tuple):
         return int(shape[0]) if shape else None
     batch = _as_dict(batch)
     items = batch.values() if isinstance(batch, Mapping) else batch
-    # An iterator can be gone through only once, by training.
+    # An iterator can be consumed only once, by training.
     if isinstance(items, str | bytes | Iterator) or not hasattr(items, "__iter__"):
         return None
     return next((size for item in items if (size := size_of(item)) is not None), None)
 
 
 def first(batch: Any, count: int, size: int) -> Any:
-    """The first examples of a batch of this size."""
+    """Return the first ``count`` examples of a batch with ``size`` examples."""
     if isinstance(batch, torch.Tensor):
         # A copy: a view would keep the whole batch in memory.
         return batch[:count].clone() if batch.ndim and batch.shape[0] == size else batch
@@ -117,7 +117,7 @@ def first(batch: Any, count: int, size: int) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A copy of the value with all its tensors, and NumPy's arrays as tensors, on a device."""
+    """Return a copy of a nested value with its tensors, and NumPy arrays as tensors, on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True, copy=True)
     if _is_array(value) and value.dtype.kind in "biuf":
@@ -132,7 +132,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def joined(parts: list[Parts]) -> Parts:
-    """Several batches as one; the first alone when they do not fit together."""
+    """Concatenate several batches. If they do not fit together, return the first one."""
     try:
         return Parts(
             _joined([it.args for it in parts]),
@@ -144,67 +144,68 @@ def joined(parts: list[Parts]) -> Parts:
 
 
 def _joined(values: list[Any]) -> Any:
-    one = values[0]
+    first_value = values[0]
     if len(values) == 1:
-        return one
-    if isinstance(one, torch.Tensor):
+        return first_value
+    if isinstance(first_value, torch.Tensor):
         return torch.cat(values)
-    if isinstance(one, Mapping):
-        return {key: _joined([value[key] for value in values]) for key in one}
-    if isinstance(one, list | tuple):
+    if isinstance(first_value, Mapping):
+        return {key: _joined([value[key] for value in values]) for key in first_value}
+    if isinstance(first_value, list | tuple):
         return tuple(_joined(list(items)) for items in zip(*values, strict=True))
-    return one
+    return first_value
 
 
 def statistics(
-    batch: Any, config: TelemetryConfig, known: set[int] | None = None
+    batch: Any, config: TelemetryConfig, classes: set[int] | None = None
 ) -> dict[str, Any]:
-    """Size of the batch, and the share of each class or the spread of the targets.
+    """Return the size of a batch, and the share of each class or the distribution of the targets.
 
-    Classes that are ``known`` are told also when none is in the batch; those that are come to be.
+    ``classes`` are the classes of earlier batches, whose shares are reported even if they are 0. The classes
+    of this batch are added to them.
     """
     name, labels = labels_of(batch, config)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if labels is not None:
         values = torch.as_tensor(labels).detach()
-        is_measure = _is_measure(values, config)
-        found = _spread(name, values) if is_measure else _shares(name, values, known)
-    # An adapter's batch may be anything; its labels are one for each example.
+        is_continuous = _is_continuous(values, config)
+        result = _distribution(name, values) if is_continuous else _shares(name, values, classes)
+    # With an adapter, the batch may be anything, but there is one label per example.
     size = size_of(labels) if config.batch_adapter is not None else size_of(batch)
     if size is None and labels is not None:
         size = len(labels)
-    return {**found, "batch_size": size} if size is not None else found
+    return {**result, "batch_size": size} if size is not None else result
 
 
 def class_counts(values: torch.Tensor) -> dict[int, int]:
-    """How often each class comes, without those that do not count."""
+    """Return the number of labels of each class, without ignored labels."""
     kept: Any = values.detach().reshape(-1).cpu()
     classes, counts = kept[kept != IGNORED].unique(return_counts=True)
     return {int(c): int(n) for c, n in zip(classes.tolist(), counts.tolist(), strict=True)}
 
 
-def _is_measure(values: torch.Tensor, config: TelemetryConfig) -> bool:
+def _is_continuous(values: torch.Tensor, config: TelemetryConfig) -> bool:
     if config.task == "regression":
         return True
     return values.is_floating_point() and bool((values != values.round()).any())
 
 
-def _shares(name: str, values: torch.Tensor, known: set[int] | None) -> dict[str, Any]:
+def _shares(name: str, values: torch.Tensor, classes: set[int] | None) -> dict[str, Any]:
     if values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all()):
         values = values.argmax(1)
     counts = class_counts(values)
     total = sum(counts.values())
     if not total:
         return {}
-    known = set() if known is None else known
-    known.update({0, 1} if counts.keys() <= {0, 1} else counts)
-    if len(known) > MAX_CLASSES:
+    classes = set() if classes is None else classes
+    classes.update({0, 1} if counts.keys() <= {0, 1} else counts)
+    if len(classes) > MAX_CLASSES:
         largest = 100.0 * max(counts.values()) / total
         return {f"{name}_classes": len(counts), f"{name}_largest_pct": largest}
-    return {f"{name}_{c}_pct": 100.0 * counts.get(c, 0) / total for c in sorted(known)}
+    return {f"{name}_{c}_pct": 100.0 * counts.get(c, 0) / total for c in sorted(classes)}
 
 
-def _spread(name: str, values: torch.Tensor) -> dict[str, Any]:
+def _distribution(name: str, values: torch.Tensor) -> dict[str, Any]:
     kept = values.double()
     return {
         f"{name}_mean": kept.mean(),
@@ -215,19 +216,19 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, Any]:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is one of NumPy's; whoever has one has loaded it."""
+    """Return whether it is a NumPy array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _as_dict(batch: Any) -> Any:
-    """A named tuple is read by its names."""
+    """Return a named tuple as a dict, anything else unchanged."""
     return batch._asdict() if hasattr(batch, "_fields") and hasattr(batch, "_asdict") else batch
 
 
 def _adapted(given: Any) -> Parts:
     if not isinstance(given, tuple) or len(given) != 2:
-        raise UnknownBatchError("batch_adapter has to return (inputs, labels)")
+        raise UnknownBatchError("batch_adapter must return (inputs, labels)")
     return _with_inputs(*given)
 
 
@@ -253,7 +254,7 @@ def _inputs(rest: dict[Any, Any], model: Any) -> tuple[tuple[Any, ...], dict[str
         return tuple(tensors.values()), {}
     raise UnknownBatchError(
         f"it is not clear which of {', '.join(map(str, rest))} go into the model: "
-        "say so with TelemetryConfig(batch_adapter=lambda batch: (inputs, labels))"
+        "set it with TelemetryConfig(batch_adapter=lambda batch: (inputs, labels))"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a family sees: the moment of training at which a collection is made."""
+"""``CollectionContext``: the argument of families, with the state of training at a collection."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 
 from stepwell.diagnostics import norms
 from stepwell.diagnostics.batches import Parts, joined, parts_of
-from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.groups import OVERALL, grouped
-from stepwell.diagnostics.no_trace import bare, no_trace
-from stepwell.diagnostics.sharding import is_alike, shard
+from stepwell.diagnostics.isolation import isolated_eval, unwrapped
+from stepwell.diagnostics.sharding import is_alike, note_flat_shards, shard
 
 if TYPE_CHECKING:
     from stepwell.diagnostics.config import TelemetryConfig
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
     from stepwell.diagnostics.model_watch import ModelWatch
 
 
-class Context:
-    """One collection. What is costly is computed when a family first asks for it, and then once.
+class CollectionContext:
+    """One collection. Expensive values are computed once, when a family first needs them.
 
     Attributes:
-        model: as given to ``on_batch_end``.
-        optimizer: likewise.
-        batch: likewise; None when none was given.
-        batch_idx: likewise.
-        epoch: likewise.
-        device: where the model is.
+        model: the argument of ``on_batch_end``.
+        optimizer: the argument of ``on_batch_end``.
+        batch: the argument of ``on_batch_end``, or None.
+        batch_idx: the argument of ``on_batch_end``.
+        epoch: the argument of ``on_batch_end``.
+        device: the device of the model.
         config: the configuration.
         step: the step at which the numbers are logged.
-        holdout: the holdout's batches; empty when there are none.
-        folder: the folder of the records; None when there is none.
-        memory: a dict of the family's own, kept from one collection to the next.
-        shared: a dict for what families of one collection share.
-        notes: fields beside the family's own, by name.
+        holdout: the batches of the holdout; may be empty.
+        folder: the folder of the records; None if there is none.
+        memory: a dict of the family, which persists from one collection to the next.
+        shared: a dict for values that the families of one collection share.
+        notes: further fields of the record, by name.
         rank: rank of this process.
     """
 
@@ -75,7 +74,7 @@ class Context:
 
     @cached_property
     def groups(self) -> dict[str, Parameters]:
-        """The model's parameters by group, each with its name; ``overall`` has all of them."""
+        """The model's parameters by group, each with its name. The group ``overall`` has all of them."""
         return grouped(self.model, self.optimizer, self.config.groups)
 
     @cached_property
@@ -90,7 +89,7 @@ class Context:
 
     @cached_property
     def weight_delta(self) -> dict[str, torch.Tensor] | None:
-        """L2 norms of the change since the collection before; None at the first."""
+        """L2 norms of the change since the last collection; None at the first one."""
         return self.watch.weight_delta(self)
 
     @cached_property
@@ -100,34 +99,34 @@ class Context:
 
     @cached_property
     def examples(self) -> Parts | None:
-        """Inputs and labels on the device: of the holdout, else of this batch; None without both."""
+        """Inputs and labels on the device: of the holdout, else of this batch; None if there is neither."""
         chosen = [piece.batch for piece in self.holdout] or [self.batch]
         if chosen[0] is None:
             return None
-        model = bare(self.model)
+        model = unwrapped(self.model)
         return joined([parts_of(batch, model, self.config) for batch in chosen]).to(self.device)
 
     @contextmanager
     def no_trace(self) -> Iterator[Any]:
-        """The model, unwrapped, to be called in here without consequences for training.
+        """Context manager: the unwrapped model, which can be called without side effects on training.
 
-        It is in evaluation mode and without gradients; buffers and random numbers are put back.
+        It is in evaluation mode and without gradients; buffers and random number generators are restored.
         """
-        model = bare(self.model)
-        with no_trace(model, self.device, self.config.holdout_dtype):
+        model = unwrapped(self.model)
+        with isolated_eval(model, self.device, self.config.holdout_dtype):
             yield model
 
     def is_alike(self, number: int) -> bool:
-        """Whether all ranks have the same number; True where the model is not sharded.
+        """Return whether all ranks have the same number; True if the model is not sharded.
 
-        Of a sharded model every rank has to ask.
+        Every rank of a sharded model must call it.
         """
         note_flat_shards(self.model)
         return is_alike([shard(parameter) for parameter in self.model.parameters()], number)
 
 
 def device_of(model: Any, given: Any) -> torch.device:
-    """The device that was given, else that of the model's first parameter."""
+    """Return the given device, or else that of the model's first parameter."""
     if given is not None:
         return torch.device(given)
     parameter = next(iter(model.parameters()), None)

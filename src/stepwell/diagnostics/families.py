@@ -1,10 +1,10 @@
-"""The families of numbers: each is one function, registered by one decorator.
+"""Families of metrics: functions that are registered with a decorator.
 
     @family("my_metric")
     def my_metric(context):
         return {"value": 42}
 
-From then on every collection has a field ``my_metric``, and the run a metric ``my_metric/value``.
+Every collection then has a field ``my_metric``, and the run has a metric ``my_metric/value``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from stepwell._core.errors import StepwellError
+from stepwell._core.values import shown
 from stepwell.diagnostics.config import TelemetryConfig
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import shown
 
 if TYPE_CHECKING:
-    from stepwell.diagnostics.context import Context
+    from stepwell.diagnostics.context import CollectionContext
 
 RESERVED = ("batch_idx", "epoch", "timestamp", "step", "attempt", "model", "nonfinite")
-"""Fields that every record has for itself."""
+"""Fields that every record has."""
 BUILT_IN = (
     "gradient_norm",
     "weight_delta",
@@ -39,23 +39,23 @@ BUILT_IN = (
 )
 """Families that come with stepwell, in the order of their fields."""
 
-F = TypeVar("F", bound="Callable[[Context], Any]")
+F = TypeVar("F", bound="Callable[[CollectionContext], Any]")
 
 
 @dataclass(frozen=True)
-class Family:
-    """A named function that looks at a moment of training and gives numbers.
+class MetricFamily:
+    """A named function that measures something at each collection.
 
     Attributes:
         name: the field of the record.
-        function: gives a dict, a number, or None for nothing this time. Scalar tensors are fetched
-            together with those of the other families.
-        switch: the field of the configuration that turns it on; None: it is always on.
-        metrics: what the names of its metrics begin with.
+        function: returns a dict, a number, or None for no result. Scalar tensors are fetched together with
+            those of the other families.
+        switch: the field of the configuration that enables it; None: it is always on.
+        metrics: prefix of the names of its metrics.
     """
 
     name: str
-    function: Callable[[Context], Any]
+    function: Callable[[CollectionContext], Any]
     switch: str | None
     metrics: str
 
@@ -65,7 +65,7 @@ class Family:
         return self.name in BUILT_IN
 
 
-_families: dict[str, Family] = {}
+_families: dict[str, MetricFamily] = {}
 _OWN = "stepwell.diagnostics."
 
 
@@ -78,12 +78,12 @@ def family(
 def family(
     name: str | F, *, switch: str | None = None, metrics: str | None = None
 ) -> F | Callable[[F], F]:
-    """Decorator: let every collection have what this function of a ``Context`` gives.
+    """Decorator: call this function of a ``CollectionContext`` at every collection, and record the result.
 
     Args:
-        name: the field of the record; else the function's own name.
-        switch: the field of ``TelemetryConfig`` that turns it on; without it, it is on.
-        metrics: what the names of its metrics begin with; else the name.
+        name: the field of the record; by default the name of the function.
+        switch: the field of ``TelemetryConfig`` that enables it; by default it is always on.
+        metrics: prefix of the names of its metrics; by default the name.
     """
     if not isinstance(name, str):
         return family(name.__name__)(name)
@@ -91,39 +91,41 @@ def family(
     def register(function: F) -> F:
         _check(name, function)
         if switch is not None and switch not in TelemetryConfig.__dataclass_fields__:
-            raise StepwellError(f"family {name!r}: {switch!r} is no field of TelemetryConfig")
-        _families[name] = Family(name, function, switch, metrics or name)
+            raise StepwellError(
+                f"family {name!r}: switch must be a field of TelemetryConfig, got {switch!r}"
+            )
+        _families[name] = MetricFamily(name, function, switch, metrics or name)
         return function
 
     return register
 
 
-def families() -> tuple[Family, ...]:
-    """All families, in the order of the fields of a record: your own come last."""
+def families() -> tuple[MetricFamily, ...]:
+    """Return all families, in the order of the fields of a record. Your own come last."""
     ours = [_families[name] for name in BUILT_IN if name in _families]
     return (*ours, *(it for name, it in _families.items() if name not in BUILT_IN))
 
 
 def remove_family(name: str) -> None:
-    """Leave a family out from now on."""
+    """Remove a family from all further collections."""
     if _families.pop(name, None) is None:
-        raise StepwellError(f"there is no family {name!r}; there are: {', '.join(_families)}")
+        raise StepwellError(f"no family {name!r}; there are: {', '.join(_families)}")
 
 
 def _check(name: str, function: Any) -> None:
     if not callable(function):
-        raise StepwellError(f"family {name!r}: {shown(function)} is no function")
+        raise StepwellError(f"family {name!r} must be a function, got {shown(function)}")
     if not name or "/" in name or "." in name or name in RESERVED:
         raise StepwellError(
-            f"a family cannot be called {name!r}: its name is a field of the record, without "
-            f"slashes or dots, and none of {', '.join(RESERVED)}"
+            "the name of a family must be a text without slashes and dots, and none of "
+            f"{', '.join(RESERVED)}; got {name!r}"
         )
     there = _families.get(name)
     is_taken = there is not None and _home(there.function) != _home(function)
     if is_taken or (name in BUILT_IN and not _home(function)[0].startswith(_OWN)):
-        raise StepwellError(f"there is a family {name!r} already: choose another name")
+        raise StepwellError(f"there is already a family {name!r}: choose another name")
 
 
 def _home(function: Any) -> tuple[str, Any]:
-    """Where a function is defined: running a notebook's cell again replaces its family."""
+    """Return where a function is defined, so that running a notebook cell again replaces its family."""
     return str(function.__module__), getattr(function, "__qualname__", function)

@@ -1,9 +1,9 @@
-"""The gradients that an optimizer used, taken inside its step.
+"""Measures the gradients that an optimizer used, inside its step.
 
-Before and after a step the gradients may be others: zeroed, still scaled, not yet clipped, of a backward
-pass that no step has used. So a hook looks at them when the step begins; when the step has a
-closure, at the end of each call of it, since that is where they come from. The hook is in place only from
-``take_next`` until ``close``: steps in between cost nothing.
+Before and after a step the gradients may be different: zeroed, still scaled, not yet clipped, or from a
+backward pass that no step has used. So a hook measures them when the step starts; if the step has a closure,
+after each call of the closure, which computes them. The hook exists only from ``take_next`` until ``close``:
+other steps cost nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepwell.diagnostics.flat_shards import note_flat_shards
+from stepwell._core.errors import StepwellError, warn_once
 from stepwell.diagnostics.groups import OVERALL, grouped
 from stepwell.diagnostics.hooks import add_step_hook, remove_hook
 from stepwell.diagnostics.norms import l2_by_group
-from stepwell.diagnostics.sharding import on_any_rank, shard, whole
-from stepwell.journal.errors import StepwellError, warn_once
+from stepwell.diagnostics.sharding import note_flat_shards, on_any_rank, shard, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
     from stepwell.diagnostics.groups import GroupRule, Parameters
 
 MOST_STEPS = 128
-"""Steps that are taken before it is known how many come before somebody asks."""
+"""Steps that are measured while the usual number of steps between two calls of ``latest`` is unknown."""
 PATIENCE = 4
-"""Times as many steps as usual; then nobody is going to ask (an epoch has ended, for example)."""
+"""After this multiple of the usual number, measuring stops: perhaps an epoch has ended."""
 
 
 class Gradients:
-    """Watches one optimizer; the norms count the parameters of the model that this optimizer updates.
+    """Watches one optimizer. The norms are over the model's parameters that this optimizer updates.
 
-    Steps that a ``GradScaler`` leaves out are no steps; scaled gradients are unscaled. Nothing raises inside
-    the optimizer's step: what goes wrong there is raised by ``latest``.
+    Steps that a ``GradScaler`` skips are not counted; scaled gradients are unscaled. An error inside the
+    optimizer's step is not raised there, but by ``latest``.
 
     Attributes:
-        steps: how many real steps were seen while gradients were to be taken.
+        steps: the number of real steps that were seen while gradients were measured.
     """
 
     def __init__(self, model: Module, optimizer: Any, groups: GroupRule = None) -> None:
@@ -58,38 +57,38 @@ class Gradients:
         self.steps = 0
 
     def take_next(self) -> None:
-        """Take the gradients of real steps from now on, until ``latest`` has the first of them to give.
+        """Measure the gradients of all steps from now on, until ``latest`` returns those of the last step.
 
-        The one that ``latest`` then gives is that of the last step before it was asked. When far more
-        steps are made than usual before it is asked, none is kept and the optimizer is left alone.
+        If there are far more steps than usual before ``latest`` is called, the result is dropped and
+        measuring stops.
         """
         self._noted = self._used = None
         if self._is_taking:
             return
         if not hasattr(self._optimizer, "register_step_pre_hook"):
             raise StepwellError(
-                f"{type(self._optimizer).__name__} is no torch.optim.Optimizer: the gradients of its "
-                "steps cannot be seen"
+                f"the optimizer must be a torch.optim.Optimizer, got {type(self._optimizer).__name__}: the "
+                "gradients of its steps cannot be measured"
             )
         if not getattr(type(self._optimizer).step, "hooked", False):
-            # Some versions of torch.compile take the calls of hooks out of the optimizers' classes.
+            # Some versions of torch.compile remove the calls of hooks from the classes of optimizers.
             self._optimizer._patch_step_function()
         self._taken = False
         self._begun = self.steps
         if self._hook is None:
-            # None inside another hook before a step: the next time it may be possible.
+            # None inside another hook before a step. It may be possible the next time.
             self._hook = add_step_hook(self._optimizer, self._before_step)
         self._is_taking = self._hook is not None
 
     @property
     def is_taking(self) -> bool:
-        """Whether the gradients of the next step will be taken."""
+        """Whether the gradients of the next step will be measured."""
         return self._is_taking
 
     def latest(self) -> dict[str, Tensor] | None:
-        """Norms of the latest step that was taken, ``overall`` and by group; None when there is none.
+        """Return the norms of the last measured step, ``overall`` and by group; None if there is none.
 
-        It is a new dict for each step that was taken.
+        It is a new dict for each step.
         """
         error, self._error = self._error, None
         if self._is_taking and (self._taken or error):
@@ -100,35 +99,35 @@ class Gradients:
         return self._latest
 
     def present(self) -> dict[str, Tensor] | None:
-        """Norms of the gradients that are there now; None when there are none at all.
+        """Return the norms of the current gradients; None if there are none.
 
-        They are those of the latest step only where nothing touched them since.
+        They are those of the last step only if nothing has changed them since.
         """
         groups = self._watched()
         if not groups:
             return None
         watched = [parameter for _, parameter in groups[OVERALL]]
-        # Of sharded ones a rank may have no part at all, and yet the others wait for it.
+        # A rank may have no part of sharded gradients, and still the other ranks wait for it.
         shards = [shard(parameter.grad, parameter) for parameter in watched]
         if not on_any_rank(shards, any(parameter.grad is not None for parameter in watched)):
             return None
         return _norms(groups)
 
     def is_on_all_ranks(self, flag: bool) -> bool:
-        """Whether the flag is set on all ranks that have a part of the parameters; each has to ask."""
+        """Return whether the flag is set on all ranks with a part of the parameters. All must call it."""
         note_flat_shards(self._model)
-        parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
-        return not on_any_rank([shard(None, one) for one in parameters], not flag)
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return not on_any_rank([shard(None, p) for p in parameters], not flag)
 
     def note_clipping(self, total_norm: Any) -> None:
-        """Hand over what ``clip_grad_norm_`` returned: the norm before clipping."""
+        """Note the result of ``clip_grad_norm_``: the norm before clipping."""
         self._noted = total_norm
 
     @property
     def before_clipping(self) -> Tensor | None:
-        """The norm before clipping of the latest step since ``take_next``; before a step, the noted one.
+        """The norm before clipping of the last step since ``take_next``; before a step, the noted one.
 
-        Of sharded gradients every rank has to ask for it.
+        Every rank must read it if gradients are sharded.
         """
         norm = self._noted if self._used is None else self._used
         if norm is None:
@@ -136,7 +135,7 @@ class Gradients:
         return whole(norm) if isinstance(norm, torch.Tensor) else torch.tensor(float(norm))
 
     def close(self) -> None:
-        """Leave the optimizer alone, until ``take_next``."""
+        """Remove the hook from the optimizer, until ``take_next``."""
         self._is_taking = False
         hook, self._hook = self._hook, None
         if hook is not None:
@@ -155,7 +154,7 @@ class Gradients:
             return None
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._then_take(kwargs["closure"])}
-        # The optimizer itself comes first.
+        # The first argument is the optimizer itself.
         if len(args) > 1 and callable(args[1]):
             return (args[0], self._then_take(args[1]), *args[2:]), kwargs
         self._take()
@@ -171,10 +170,10 @@ class Gradients:
 
     def _take(self) -> None:
         try:
-            if self._is_left_out():
+            if self._is_skipped():
                 return
             groups = self._watched()
-            # A new dict for each step, also where there is nothing to measure.
+            # A new dict for each step, even if there is nothing to measure.
             self._latest = self._unscaled(_norms(groups)) if groups else {}
             self._taken = True
             if self._noted is not None:
@@ -183,29 +182,29 @@ class Gradients:
             self._error, self._latest = error, None
 
     def _watched(self) -> dict[str, Parameters]:
-        """The groups, without what this optimizer does not update."""
-        updated = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        """Return the groups, without parameters that this optimizer does not update."""
+        updated = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         groups = grouped(self._model, self._optimizer, self._groups)
         watched = {
-            name: [(path, one) for path, one in parameters if id(one) in updated]
+            name: [(path, p) for path, p in parameters if id(p) in updated]
             for name, parameters in groups.items()
         }
         if not watched[OVERALL]:
             warn_once(
                 "diagnostics: parameters of another model",
-                "the optimizer updates none of the model's parameters: the model does not learn, and its "
+                "the optimizer updates none of the model's parameters, so the model does not learn. Its "
                 "gradient norm is not recorded",
             )
             return {}
         return {name: parameters for name, parameters in watched.items() if parameters}
 
-    def _is_left_out(self) -> bool:
-        """Whether a fused optimizer was told not to make this step; False where asking means waiting."""
+    def _is_skipped(self) -> bool:
+        """Return whether a fused optimizer skips this step; False if that is known on the device only."""
         skipped = getattr(self._optimizer, "found_inf", None)
         return isinstance(skipped, torch.Tensor) and skipped.device.type == "cpu" and bool(skipped)
 
     def _unscaled(self, norms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As a fused optimizer uses them: it is handed the scale, and leaves out steps by itself."""
+        """Return the norms as a fused optimizer uses them: it unscales gradients and skips steps itself."""
         scale = getattr(self._optimizer, "grad_scale", None)
         if isinstance(scale, torch.Tensor):
             norms = {name: norm / scale.to(norm.device) for name, norm in norms.items()}
@@ -213,7 +212,7 @@ class Gradients:
         before = self._latest if self._taken else None
         if not isinstance(skipped, torch.Tensor) or before is None:
             return norms
-        # The device knows whether the step is made; those of the step before stand if it is not.
+        # Only the device knows whether the step is skipped. If it is, the norms of the step before remain.
         return {
             name: torch.where(skipped.to(norm.device).reshape(()) > 0, before[name], norm)
             for name, norm in norms.items()
@@ -221,13 +220,13 @@ class Gradients:
 
 
 def _norms(groups: dict[str, Parameters]) -> dict[str, Tensor]:
-    parameters = {name: [one for _, one in members] for name, members in groups.items()}
-    present = {name: [one.grad for one in members] for name, members in parameters.items()}
+    parameters = {name: [p for _, p in members] for name, members in groups.items()}
+    present = {name: [p.grad for p in members] for name, members in parameters.items()}
     return l2_by_group(present, parameters)
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer itself, without what Accelerate or Lightning put around it."""
+    """Return the optimizer without the wrappers of Accelerate or Lightning."""
     inner = getattr(optimizer, "optimizer", None)
     while inner is not None and hasattr(inner, "param_groups") and inner is not optimizer:
         optimizer, inner = inner, getattr(inner, "optimizer", None)

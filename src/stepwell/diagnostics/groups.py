@@ -1,8 +1,8 @@
-"""Which parameters belong together, and what they are called.
+"""Groups of parameters.
 
-A group rule says it: ``None`` (``backbone`` and ``head`` by their names), ``"param_groups"`` (those of the
-optimizer), ``"layers"`` (one group for each module that has parameters of its own), a dict of group name
-to pattern, or a function of name and parameter.
+A group rule is ``None`` (``backbone`` and ``head`` by their names), ``"param_groups"`` (those of the
+optimizer), ``"layers"`` (one group per module with parameters of its own), a dict of group names and
+patterns, or a function of name and parameter.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stepwell.diagnostics.flat_shards import note_flat_shards
-from stepwell.journal.errors import StepwellError, warn_once
+from stepwell._core.errors import StepwellError, warn_once
+from stepwell.diagnostics.sharding import note_flat_shards
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -27,37 +27,36 @@ if TYPE_CHECKING:
     )
 
 OVERALL = "overall"
-"""The group of all parameters; always there."""
+"""The group of all parameters, which always exists."""
 ROOT = "root"
 """The layer of parameters that belong to the outermost module itself."""
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of a name that only say how a module was wrapped."""
+"""Parts of a name that come from wrappers of modules."""
 
 
 def grouped(
     model: Module, optimizer: Any = None, groups: GroupRule = None
 ) -> dict[str, Parameters]:
-    r"""The parameters by group, ``overall`` (all of them) first; a group without any is absent.
+    r"""Return the parameters by group, ``overall`` (all parameters) first. Empty groups are left out.
 
-    A parameter that several modules share is there once, under its first name. Patterns are regular
-    expressions searched anywhere in a name (so ``"backbone"`` finds what contains it, and
-    ``r"^layer4\."`` is more exact); a shared parameter is found under any of its names. A parameter is in
-    every group whose pattern finds it, and in ``overall`` alone when none does.
+    A parameter that several modules share occurs once, with its first name. Patterns are regular
+    expressions that may match anywhere in a name (``"backbone"``, or more exactly ``r"^layer4\."``); for a
+    shared parameter, in any of its names. A parameter is in every group whose pattern matches.
     """
     note_flat_shards(model)
     aliases = names_of(model)
     everything = [(names[0], parameter) for parameter, names in aliases]
-    found: dict[str, Parameters] = {OVERALL: everything}
+    result: dict[str, Parameters] = {OVERALL: everything}
     for group, parameters in _chosen(aliases, optimizer, groups).items():
         if group == OVERALL:
-            raise StepwellError(f'the group name "{OVERALL}" is taken: it means all parameters')
+            raise StepwellError(f'the group name "{OVERALL}" is reserved: it means all parameters')
         if parameters:
-            found[group] = parameters
-    return found
+            result[group] = parameters
+    return result
 
 
 def names_of(model: Module) -> list[tuple[Parameter, list[str]]]:
-    """Each parameter once, with all names it goes by, cleaned of what wrapped the model."""
+    """Return each parameter once, with all its names, without the names of wrappers."""
     cleaned = {"": ""}
     modules = {"": model}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -66,20 +65,20 @@ def names_of(model: Module) -> list[tuple[Parameter, list[str]]]:
             above, _, own = path.rpartition(".")
             wrapped = _wraps(modules[above], own)
             cleaned[path] = cleaned[above] if wrapped else _join(cleaned[above], own)
-    found: dict[int, tuple[Parameter, list[str]]] = {}
+    result: dict[int, tuple[Parameter, list[str]]] = {}
     taken: set[str] = set()
     for path, parameter in model.named_parameters(remove_duplicate=False):
         above, _, own = path.rpartition(".")
         name = _join(cleaned[above], own)
-        # Two names that become the same once they are clean stay as they are.
+        # If two names become equal without wrappers, the second keeps its full name.
         name = path if name in taken else name
         taken.add(name)
-        found.setdefault(id(parameter), (parameter, []))[1].append(name)
-    return list(found.values())
+        result.setdefault(id(parameter), (parameter, []))[1].append(name)
+    return list(result.values())
 
 
 def _wraps(parent: Module, child: str) -> bool:
-    """Whether ``parent`` only wraps its child of this name, as data parallelism and compilers do."""
+    """Return whether ``parent`` only wraps this child, as data parallelism and compilers do."""
     if child != "module":
         return child in WRAPPERS
     return sum(1 for _ in parent.children()) == 1 and next(parent.parameters(False), None) is None
@@ -104,31 +103,31 @@ def _chosen(
         choose = rule
     else:
         raise StepwellError(
-            f'groups={rule!r} is no group rule: write None, "param_groups", "layers", '
-            "a dict of group name to pattern, or a function (name, parameter) -> group name or None"
+            'groups must be None, "param_groups", "layers", a dict of group names and patterns, '
+            f"or a function (name, parameter) -> group name or None, got {rule!r}"
         )
-    found: dict[str, Parameters] = {}
+    result: dict[str, Parameters] = {}
     for parameter, names in aliases:
         group = choose(names[0], parameter)
         if group is None:
             continue
         if not isinstance(group, str):
             raise StepwellError(
-                f"the group rule gave {group!r} for {names[0]}: it has to be a str or None"
+                f"the group rule must return a text or None, got {group!r} for {names[0]}"
             )
-        found.setdefault(group, []).append((names[0], parameter))
-    return found
+        result.setdefault(group, []).append((names[0], parameter))
+    return result
 
 
 def backbone_or_head(name: str, parameter: object = None) -> str | None:
-    """``backbone`` for names with that word in them, ``head`` for those with "head" or "mlp"."""
+    """Return ``backbone`` for names that contain it, ``head`` for those with "head" or "mlp"."""
     if "backbone" in name:
         return "backbone"
     return "head" if "head" in name or "mlp" in name else None
 
 
 def layer(name: str, parameter: object = None) -> str:
-    """The module that a parameter belongs to."""
+    """Return the name of the module of a parameter."""
     return name.rpartition(".")[0] or ROOT
 
 
@@ -145,8 +144,7 @@ def _by_patterns(
         if not members:
             warn_once(
                 f"diagnostics: group {group}",
-                "no parameter has a name that the pattern of the group %s finds; the names are "
-                "like %s",
+                "the pattern of the group %s matches no parameter. Names look like %s",
                 group,
                 ", ".join(names[0] for _, names in aliases[:3]),
             )
@@ -159,8 +157,8 @@ def _compiled(group: str, given: Pattern | Iterable[Pattern]) -> list[re.Pattern
         return [re.compile(pattern) for pattern in patterns]
     except (re.error, TypeError) as error:
         raise StepwellError(
-            f"the pattern {given!r} of the group {group} is no regular expression ({error}); "
-            'part of a name will do, like "head", and ".*" stands for anything'
+            f"the pattern of the group {group} must be a regular expression, such as a part of a "
+            f"name, got {given!r} ({error})"
         ) from error
 
 
@@ -169,9 +167,9 @@ def _by_optimizer(
 ) -> dict[str, Parameters]:
     if optimizer is None:
         raise StepwellError('groups="param_groups" needs the optimizer')
-    names = {id(parameter): (known[0], parameter) for parameter, known in aliases}
-    found: dict[str, Parameters] = {}
+    named = {id(parameter): (names[0], parameter) for parameter, names in aliases}
+    result: dict[str, Parameters] = {}
     for index, group in enumerate(optimizer.param_groups):
-        members = found.setdefault(str(group.get("name") or f"group_{index}"), [])
-        members += [names[id(one)] for one in group["params"] if id(one) in names]
-    return found
+        members = result.setdefault(str(group.get("name") or f"group_{index}"), [])
+        members += [named[id(p)] for p in group["params"] if id(p) in named]
+    return result

@@ -1,4 +1,4 @@
-"""The holdout: a fixed set of examples, and what the model says about them."""
+"""The holdout: a fixed set of examples, and the outputs of the model for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from stepwell._core.errors import warn_once
 from stepwell.diagnostics.batches import (
     IGNORED,
     Parts,
@@ -17,27 +18,26 @@ from stepwell.diagnostics.batches import (
     size_of,
 )
 from stepwell.diagnostics.config import TelemetryConfig
-from stepwell.diagnostics.no_trace import bare, no_trace, same_random_numbers
-from stepwell.journal.errors import warn_once
+from stepwell.diagnostics.isolation import isolated_eval, preserved_rng, unwrapped
 
 MAX_LOGITS = 65_536
-"""More numbers than these are not put into a record."""
+"""The largest number of values in a record."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A batch of the holdout, and how many of its examples count."""
+    """A batch of the holdout, and the number of its examples that are used."""
 
     batch: Any
     count: int
 
 
 def keep_first(data: Iterable[Any], config: TelemetryConfig) -> list[Piece]:
-    """The batches that have the first ``holdout_size`` examples; the rest is not even read."""
+    """Return the batches with the first ``holdout_size`` examples. Further batches are not read."""
     pieces: list[Piece] = []
     left = config.holdout_size
     # A DataLoader draws a seed when it is iterated.
-    with same_random_numbers():
+    with preserved_rng():
         for batch in data:
             size = _examples(batch, config)
             if not size:
@@ -55,10 +55,10 @@ def keep_first(data: Iterable[Any], config: TelemetryConfig) -> list[Piece]:
 def evaluate(
     model: Any, pieces: list[Piece], device: torch.device, config: TelemetryConfig
 ) -> dict[str, Any]:
-    """What the model says about the holdout, without a trace of having been asked."""
-    inner = bare(model)
+    """Return the outputs of the model for the holdout, without side effects on training."""
+    inner = unwrapped(model)
     outputs, labels = [], []
-    with no_trace(inner, device, config.holdout_dtype):
+    with isolated_eval(inner, device, config.holdout_dtype):
         for piece in pieces:
             parts = parts_of(piece.batch, inner, config).to(device)
             outputs.append(_wide(run(inner, parts)[: piece.count]))
@@ -66,15 +66,15 @@ def evaluate(
                 labels.append(torch.as_tensor(parts.labels, device=device)[: piece.count])
         if not outputs:
             return {}
-        given = torch.cat(outputs)
-        wanted = torch.cat(labels) if len(labels) == len(outputs) else None
+        output = torch.cat(outputs)
+        targets = torch.cat(labels) if len(labels) == len(outputs) else None
         if config.task == "regression":
-            return _regression(given, wanted)
-        return _classification(given, wanted)
+            return _regression(output, targets)
+        return _classification(output, targets)
 
 
 def run(model: Any, parts: Parts) -> torch.Tensor:
-    """Call the model, and find its logits in what it returns."""
+    """Call the model and return its logits."""
     output = model(*parts.args, **parts.kwargs)
     if isinstance(output, dict) and "logits" in output:
         output = output["logits"]
@@ -83,14 +83,14 @@ def run(model: Any, parts: Parts) -> torch.Tensor:
         output = output[0]
     if not isinstance(output, torch.Tensor) or not output.ndim:
         raise UnknownBatchError(
-            f"the model returned {type(output).__name__}: logits are looked for as a tensor, as "
-            "the first of a tuple, or under the name 'logits'"
+            "the model must return a tensor of logits, a tuple whose first item is one, or an object with "
+            f"'logits', got {type(output).__name__}"
         )
     return output
 
 
 def _wide(output: torch.Tensor) -> torch.Tensor:
-    """Half precision as float32: what JSON gets is the same, what is computed is not."""
+    """Return half precision as float32. The record has the same numbers, but metrics are more precise."""
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 
@@ -102,30 +102,30 @@ def _classification(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[s
         predictions = (logits > 0).squeeze(axis).long()
     else:
         predictions = logits.argmax(axis)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if logits.numel() <= MAX_LOGITS:
-        found["logits"] = logits
+        result["logits"] = logits
     else:
         warn_once(
             "holdout logits",
-            "the holdout's logits are %d numbers: they are left out of the records",
+            "the holdout has %d logits, too many for a record: they are left out",
             logits.numel(),
         )
     if labels is not None:
         labels = _as_classes(labels, logits, predictions)
-        found["labels"] = labels if labels.numel() <= MAX_LOGITS else None
-    found["predictions"] = predictions if predictions.numel() <= MAX_LOGITS else None
+        result["labels"] = labels if labels.numel() <= MAX_LOGITS else None
+    result["predictions"] = predictions if predictions.numel() <= MAX_LOGITS else None
     if labels is not None:
         counted = labels != IGNORED
-        # What argmax gives for NaN is no prediction.
+        # The result of argmax for NaN is not a prediction.
         unknown = logits.isnan().any(axis).reshape(labels.shape)
         right = (predictions == labels) & counted & ~unknown
-        found["accuracy"] = right.sum().double() / counted.sum()
-    return {name: value for name, value in found.items() if value is not None}
+        result["accuracy"] = right.sum().double() / counted.sum()
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def _class_axis(logits: torch.Tensor, labels: torch.Tensor | None) -> int:
-    """Which axis of the logits is that of the classes: the second, or for sequences the last."""
+    """Return the axis of the classes in the logits: the second, or for sequences the last."""
     if labels is not None and logits.ndim > 2 and labels.shape == logits.shape[:-1]:
         return -1
     return 1
@@ -136,7 +136,7 @@ def _as_classes(
 ) -> torch.Tensor:
     if labels.shape == logits.shape and logits.shape[-1] > 1:
         if not bool((labels.sum(-1) == 1).all()):
-            raise UnknownBatchError("labels are neither class numbers nor one of each row")
+            raise UnknownBatchError("labels must be class numbers or one-hot rows")
         labels = labels.argmax(-1)
     if labels.numel() != predictions.numel():
         raise UnknownBatchError(
@@ -155,10 +155,10 @@ def _regression(outputs: torch.Tensor, targets: torch.Tensor | None) -> dict[str
     targets = targets.float()
     outputs = outputs.reshape(targets.shape)
     off = (outputs - targets).double()
-    found = {"mse": off.square().mean(), "mae": off.abs().mean()}
+    errors = {"mse": off.square().mean(), "mae": off.abs().mean()}
     if outputs.numel() > MAX_LOGITS:
-        return found
-    return {"predictions": outputs, "targets": targets, **found}
+        return errors
+    return {"predictions": outputs, "targets": targets, **errors}
 
 
 def _examples(batch: Any, config: TelemetryConfig) -> int:

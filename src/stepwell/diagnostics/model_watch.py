@@ -1,36 +1,41 @@
-"""What is kept of one model from one collection to the next."""
+"""``ModelWatch``: the state of one model between collections, and ``StepPredictor``.
+
+After a step, its gradients may be gone: ``zero_grad`` may come before ``on_batch_end``. So they are measured
+while the optimizer steps, but only in steps that a collection needs. In the first batches every step is
+measured. This shows how many batches make one step (gradient accumulation). From then on the hook is added
+that many batches before a collection.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepwell.diagnostics.foresight import Foresight
+from stepwell._core.errors import StepwellError, report, report_misuse
 from stepwell.diagnostics.gradients import Gradients
 from stepwell.diagnostics.weights import WeightBaseline
-from stepwell.journal.errors import StepwellError, misuse, report
 
 if TYPE_CHECKING:
     import torch
 
     from stepwell.diagnostics.config import TelemetryConfig
-    from stepwell.diagnostics.context import Context
+    from stepwell.diagnostics.context import CollectionContext
 
 FROM_STEP = "step"
 FROM_PRESENT = "present"
-"""Where gradient norms come from: the optimizer's own step, or what was there when it was over."""
+"""Sources of gradient norms: inside the optimizer's step, or the gradients that remain after it."""
 
 
 class ModelWatch:
-    """A model and its optimizer: gradients of the latest step, weights of the last collection.
+    """A model and its optimizer, with the gradients of the last step and the weights of the last collection.
 
     Attributes:
         model: the model.
         optimizer: its optimizer.
         config: the configuration.
         number: 0 for the first model that was seen, 1 for the next.
-        memories: what families keep from one collection to the next, by their names.
-        foresight: which steps are going to be asked about.
+        memories: the ``memory`` of each family, by name.
+        predictor: predicts which steps the next collection needs.
     """
 
     def __init__(self, model: Any, optimizer: Any, config: TelemetryConfig, number: int) -> None:
@@ -39,7 +44,7 @@ class ModelWatch:
         self.config = config
         self.number = number
         self.memories: dict[str, dict[str, Any]] = {}
-        self.foresight = Foresight(config.collect_every_n)
+        self.predictor = StepPredictor(config.collect_every_n)
         self._gradients = Gradients(model, optimizer, config.groups)
         self._baseline: WeightBaseline | None = None
         self._seen: Any = None
@@ -49,18 +54,18 @@ class ModelWatch:
     # Gradients
 
     def batch_ends(self, optimizer: Any, batch_idx: int) -> None:
-        """See whether the optimizer has stepped."""
+        """Before a collection: check whether the optimizer has stepped."""
         if optimizer is not self.optimizer:
             self.close()
             self.optimizer = optimizer
             self._gradients = Gradients(self.model, optimizer, self.config.groups)
-            self.foresight = Foresight(self.config.collect_every_n)
+            self.predictor = StepPredictor(self.config.collect_every_n)
         self._stepped = self._has_stepped()
-        self._is_trusted = self.foresight.trusts(batch_idx, self._stepped)
+        self._is_trusted = self.predictor.is_current(batch_idx, self._stepped)
 
     def batch_ended(self, batch_idx: int) -> None:
-        """Ask for the gradients of the next step, when they are going to be needed."""
-        if self.foresight.passes(batch_idx, self._stepped):
+        """After a collection: measure the gradients of the next step, if they will be needed."""
+        if self.predictor.should_arm(batch_idx, self._stepped):
             self._seen = self._gradients.latest()
             self._gradients.take_next()
             self._is_armed = True
@@ -74,42 +79,42 @@ class ModelWatch:
             self._is_armed = False
             return False
         try:
-            found = self._gradients.latest() is not self._seen
-        except Exception as error:  # inside the optimizer's step it was only kept
+            has_stepped = self._gradients.latest() is not self._seen
+        except Exception as error:  # an error inside the optimizer's step is raised here
             if isinstance(error, StepwellError):
-                misuse(
+                report_misuse(
                     "diagnostic family gradient_norm", f"gradient_norm is not collected: {error}"
                 )
             else:
                 report("diagnostic family gradient_norm", error)
-            # It was a step all the same: other ranks, where nothing failed, have to foresee alike.
-            found = True
-        self._is_armed = not found
-        return found
+            # It was a step nevertheless: all ranks must predict alike, also those without the error.
+            has_stepped = True
+        self._is_armed = not has_stepped
+        return has_stepped
 
     def note_clipping(self, norm: Any) -> None:
-        """Keep the norm before clipping."""
+        """Store the norm before clipping."""
         self._gradients.note_clipping(norm)
 
-    def gradient_norms(self, context: Context) -> dict[str, torch.Tensor] | None:
-        """Those of the latest step; where that was not foreseen, those of the gradients that are there."""
-        found = self._gradients.latest() if self._is_trusted else None
+    def gradient_norms(self, context: CollectionContext) -> dict[str, torch.Tensor] | None:
+        """Return the norms of the last step; if it was not measured, those of the current gradients."""
+        norms = self._gradients.latest() if self._is_trusted else None
         source = FROM_STEP
-        # Gradients that are there are added up over the ranks: all of them look at these, or none.
-        if not self._gradients.is_on_all_ranks(found is not None):
-            found, source = self._gradients.present(), FROM_PRESENT
-        if not found:
+        # Norms of the current gradients are summed over the ranks, so all ranks use them, or none.
+        if not self._gradients.is_on_all_ranks(norms is not None):
+            norms, source = self._gradients.present(), FROM_PRESENT
+        if not norms:
             return None
         context.notes["gradient_source"] = source
         before = self._gradients.before_clipping
         if before is not None:
             context.notes["gradient_norm_before_clipping"] = before
-        return found
+        return norms
 
     # Weights
 
     def keep_baseline(self, path: Path | None, identity: str) -> None:
-        """Say where the weights of a collection are kept, and what they belong to."""
+        """Set where the weights of a collection are stored, and their identity."""
         if path is not None and self.number:
             path = path.with_name(f"{path.stem}.model-{self.number}{path.suffix}")
         mode: Any = self.config.weight_delta
@@ -117,11 +122,96 @@ class ModelWatch:
             mode = "memory"
         self._baseline = WeightBaseline(path, mode, identity)
 
-    def weight_delta(self, context: Context) -> dict[str, torch.Tensor] | None:
-        """Norms of the change since the last time; None the first time."""
+    def weight_delta(self, context: CollectionContext) -> dict[str, torch.Tensor] | None:
+        """Return the norms of the change since the last call; None at the first call."""
         return None if self._baseline is None else self._baseline.delta(context.groups)
 
     def close(self) -> None:
-        """Leave the optimizer alone."""
+        """Remove the hook from the optimizer."""
         self._is_armed = False
         self._gradients.close()
+
+
+MAX_LEARNING = 1024
+"""Batches without any step. After these, each batch counts as a step."""
+
+
+class StepPredictor:
+    """Predicts when the step before a collection happens.
+
+    Attributes:
+        every: collections happen at batches whose index is a multiple of this.
+        period: the number of batches per step; None until it is known.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.period: int | None = None
+        self._last: int | None = None
+        self._step_at: int | None = None
+        self._armed_at: int | None = None
+        self._calls = 0
+        self._has_taken = False
+
+    @property
+    def sees_all_batches(self) -> bool:
+        """Whether every batch must be seen: the period is unknown, or steps are rarer than collections."""
+        return self.period is None or self.period >= self.every
+
+    def is_current(self, batch_idx: int, stepped: bool) -> bool:
+        """Return whether the last measured gradients are those of the last step.
+
+        Args:
+            batch_idx: the batch that ends.
+            stepped: whether a step was measured since the hook was added.
+        """
+        if self.sees_all_batches:
+            # A batch that was not seen may have made a step.
+            is_next = self._last is not None and batch_idx - self._last <= 1
+            return is_next and (stepped or self._has_taken)
+        if self._armed_at is None or self.period is None:
+            return False
+        has_taken = stepped or self._has_taken
+        return has_taken and batch_idx - self._armed_at <= self.period
+
+    def should_arm(self, batch_idx: int, stepped: bool) -> bool:
+        """Note the end of a batch. Return whether the gradients of the next step must be measured."""
+        if not self.sees_all_batches:
+            self._has_taken = self._has_taken or stepped
+            return self._is_time(batch_idx)
+        is_first = self._last is None
+        is_next = self._last is not None and batch_idx - self._last <= 1
+        self._has_taken = is_next and (self._has_taken or stepped)
+        self._last = batch_idx
+        self._learn(batch_idx, stepped, is_next)
+        if not self.sees_all_batches:
+            return self._is_time(batch_idx)
+        return is_first or stepped
+
+    def _learn(self, batch_idx: int, stepped: bool, is_next: bool) -> None:
+        self._calls += 1
+        if stepped:
+            if self._step_at is not None and batch_idx > self._step_at:
+                self.period = batch_idx - self._step_at
+                if self.period >= self.every and not is_next:
+                    # Only batches with a collection are seen, so there is none to prepare in.
+                    self.period = 1
+            self._step_at = batch_idx
+        elif self.period is None and self._calls > MAX_LEARNING:
+            self.period = 1
+
+    def _is_time(self, batch_idx: int) -> bool:
+        """Return whether the next collection needs the next step."""
+        assert self.period is not None
+        left = self.every - batch_idx % self.every
+        if self._last is not None:
+            # The period was learned just now, at a step. A collection before the next step needs this step.
+            self._last = None
+            if left < self.period:
+                self._armed_at = batch_idx
+                return False
+        if left != self.period:
+            return False
+        self._armed_at = batch_idx
+        self._has_taken = False
+        return True

@@ -1,8 +1,8 @@
-"""How noisy the gradient is: the simple noise scale.
+"""Estimates the noise of the gradient: the simple noise scale.
 
-The batch is taken apart, and the gradient computed for each part. Their mean is the gradient of the batch;
-by how much shorter it is than the parts, the noise shows. The ratio of noise to signal is about the
-batch size beyond which larger batches help little.
+The batch is split, and the gradient is computed for each part. Their mean is the gradient of the batch; the
+more noise, the shorter it is than the gradients of the parts. Batches larger than the ratio of noise to
+signal help little.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from torch import Tensor, nn
 
 from stepwell.diagnostics import norms
 from stepwell.diagnostics.batches import Parts, UnknownBatchError, parts_of, size_of
-from stepwell.diagnostics.flat_shards import note_flat_shards
 from stepwell.diagnostics.holdout import run
-from stepwell.diagnostics.no_trace import bare, no_trace
-from stepwell.diagnostics.sharding import shard
+from stepwell.diagnostics.isolation import isolated_eval, unwrapped
+from stepwell.diagnostics.sharding import note_flat_shards, shard
 
 if TYPE_CHECKING:
-    from stepwell.diagnostics.context import Context
+    from stepwell.diagnostics.context import CollectionContext
 
 PARTS = 4
 
 
-def estimate(context: Context) -> dict[str, Any] | None:
-    """Noise, signal and their ratio, each averaged over the collections so far; None without a batch."""
+def estimate(context: CollectionContext) -> dict[str, Any] | None:
+    """Return noise, signal and their ratio, averaged over the collections so far; None without a batch."""
     if context.batch is None:
         return None
-    model = bare(context.model)
+    model = unwrapped(context.model)
     batch = parts_of(context.batch, model, context.config).to(context.device)
     parts = _split(batch)
     parameters = [p for p in model.parameters() if p.requires_grad]
     note_flat_shards(model)
     if any(shard(p).groups for p in parameters):
-        raise UnknownBatchError("the gradient noise of sharded parameters cannot be estimated")
+        raise UnknownBatchError("gradient noise is not supported for sharded parameters")
     small, big = _squared_norms(model, parts, parameters, context)
     few, many = parts[0][1], sum(count for _, count in parts)
-    # Both are unbiased: the square of a mean of B examples is signal + noise / B.
+    # Both are unbiased: the expected square of a mean over B examples is signal + noise / B.
     signal = (many * big - few * small) / (many - few)
     noise = (small - big) / (1 / few - 1 / many)
     sums = context.memory
@@ -55,10 +54,12 @@ def estimate(context: Context) -> dict[str, Any] | None:
 
 
 def _split(batch: Parts) -> list[tuple[Parts, int]]:
-    """The batch in equal parts, each with the number of its examples."""
+    """Split the batch into equal parts, each with the number of its examples."""
     size = size_of([batch.args, batch.kwargs])
     if size is None or batch.labels is None or size < 2:
-        raise UnknownBatchError("the gradient noise needs a batch with labels and two examples")
+        raise UnknownBatchError(
+            "gradient noise needs a batch with labels and at least two examples"
+        )
     each = size // min(PARTS, size)
     return [(_part(batch, i, each, size), each) for i in range(0, size - each + 1, each)]
 
@@ -77,13 +78,16 @@ def _part(batch: Parts, start: int, count: int, size: int) -> Parts:
 
 
 def _squared_norms(
-    model: nn.Module, parts: list[tuple[Parts, int]], parameters: list[Any], context: Context
+    model: nn.Module,
+    parts: list[tuple[Parts, int]],
+    parameters: list[Any],
+    context: CollectionContext,
 ) -> tuple[Tensor, Tensor]:
-    """The mean square of the parts' gradients, and the square of their mean."""
+    """Return the mean squared norm of the parts' gradients, and the squared norm of their mean."""
     loss = context.config.loss or _default_loss(context.config.task)
     total: list[Tensor | None] = [None] * len(parameters)
     small = []
-    with no_trace(model, context.device, context.config.holdout_dtype), torch.enable_grad():
+    with isolated_eval(model, context.device, context.config.holdout_dtype), torch.enable_grad():
         for part, _ in parts:
             value = loss(run(model, part), part.labels)
             gradients = torch.autograd.grad(value, parameters, allow_unused=True)

@@ -1,4 +1,4 @@
-"""Records of ``telemetry.jsonl``: plain values, strict JSON, one write each."""
+"""Writes and reads the records of ``telemetry.jsonl``: strict JSON, one object per line, one write each."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import careful
+from stepwell._core import values
+from stepwell._core.errors import StepwellError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NONFINITE = "nonfinite"
 BLOCK = 1 << 16
 MAX_NAMED = 8
-"""Of one list so many numbers that are not finite are named one by one."""
+"""The largest number of values of one list that are listed one by one in ``nonfinite``."""
 
 
 def scalars_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of one number each in a value, with where they are."""
+    """Yield the scalar tensors in a nested value, with their paths."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from scalars_in(item, f"{path}/{key}")
@@ -27,7 +31,7 @@ def scalars_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def with_numbers(value: Any, path: str, numbers: Mapping[str, float]) -> Any:
-    """The same value with numbers and lists in the place of tensors and arrays."""
+    """Return a nested value with numbers and lists instead of tensors and arrays."""
     if isinstance(value, Mapping):
         return {str(k): with_numbers(v, f"{path}/{k}", numbers) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -35,13 +39,13 @@ def with_numbers(value: Any, path: str, numbers: Mapping[str, float]) -> Any:
     if path in numbers and _is_tensor(value):
         return _whole(value, numbers[path])
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        # Tensors and arrays alike.
+        # Tensors and NumPy arrays.
         return value.detach().tolist() if hasattr(value, "detach") else value.tolist()
     return value
 
 
 def strict(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record that JSON has words for. What is not finite is None, and named in ``nonfinite``."""
+    """Return a record for JSON. Numbers that are not finite are None, and listed in ``nonfinite``."""
     odd: dict[str, str] = {}
     plain = {str(name): _plain(value, str(name), odd) for name, value in record.items()}
     if odd:
@@ -50,7 +54,7 @@ def strict(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics_of(value: Any, prefix: str) -> Iterator[tuple[str, float]]:
-    """The numbers in a field by their names, such as ``gradient_norm/overall``; lists are left out."""
+    """Yield the numbers in a field with their names, such as ``gradient_norm/overall``, without lists."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from metrics_of(item, f"{prefix}/{key}")
@@ -59,7 +63,7 @@ def metrics_of(value: Any, prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line to a file. One that was not written whole, now or by a process that died, is taken away."""
+    """Append a line to a file. An incomplete line, from now or from a process that died, is removed."""
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -68,13 +72,13 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         written = os.write(file, line)
         if written < len(line):
             os.ftruncate(file, end)
-            raise OSError(f"only {written} of {len(line)} bytes could be written")
+            raise OSError(f"only {written} of {len(line)} bytes were written")
     finally:
         os.close(file)
 
 
 def _whole_lines(file: int) -> int:
-    """Where the last whole line of a file ends; what comes after it is cut off."""
+    """Remove an incomplete last line. Return the position after the last complete line."""
     size = end = os.lseek(file, 0, os.SEEK_END)
     while end:
         start = max(0, end - BLOCK)
@@ -105,12 +109,12 @@ def _plain(value: Any, path: str, odd: dict[str, str]) -> Any:
         own: dict[str, str] = {}
         plain = [_plain(item, f"{path}.{i}", own) for i, item in enumerate(value)]
         if len(own) > MAX_NAMED:
-            # All logits of a model that is broken: one word for them will do.
+            # For example all logits of a broken model: one entry is enough.
             kinds = dict.fromkeys(own.values())
             own = {path: next(iter(kinds)) if len(kinds) == 1 else ", ".join(sorted(kinds))}
         odd.update(own)
         return plain
-    return careful.plain(value)
+    return values.plain(value)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -118,6 +122,71 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _whole(tensor: Any, number: float) -> float | int:
-    """A number of a tensor of whole numbers is one too."""
+    """Return the number as an int if the tensor has an integer type."""
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
     return int(number) if is_whole and math.isfinite(number) else number
+
+
+NAME = "telemetry.jsonl"
+
+
+def to_dataframe(path_or_run: str | os.PathLike[str] | Any) -> pd.DataFrame:
+    """Return a pandas DataFrame with one row per collection, and columns such as ``gradient_norm/overall``.
+
+    For a folder, it has the records of all ranks, with a column ``rank``. Logits, labels and predictions are
+    lists.
+
+    Args:
+        path_or_run: the file, its folder, a run folder, or a run.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise StepwellError("to_dataframe needs pandas: pip install 'stepwell[pandas]'") from error
+    given = getattr(path_or_run, "path", path_or_run)
+    if not isinstance(given, str | os.PathLike):
+        raise StepwellError(f"path_or_run must be a path or a run, got {path_or_run!r}")
+    rows = []
+    for file in _files(Path(given).expanduser()):
+        rank = _rank(file)
+        rows += [{**dict(flat(record)), "rank": rank} for record in read_records(file)]
+    return pandas.DataFrame(rows)
+
+
+def read_records(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records in a file, without a last line that is still being written."""
+    with open(file, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                if not line.endswith("\n"):
+                    return
+                raise StepwellError(f"{file}, line {number} is not valid JSON: {error}") from None
+            if isinstance(record, dict):
+                yield record
+
+
+def flat(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each entry of a nested record."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}", value
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    stem, dot, suffix = NAME.rpartition(".")
+    for folder in (path, path / "telemetry"):
+        files = sorted(folder.glob(f"{stem}*{dot}{suffix}"))
+        if files:
+            return files
+    raise StepwellError(f"no {NAME} in {str(path)!r} or its subfolder 'telemetry'")
+
+
+def _rank(file: Path) -> int:
+    parts = [part for part in file.name.split(".") if part.startswith("rank-")]
+    return int(parts[0].removeprefix("rank-")) if parts else 0

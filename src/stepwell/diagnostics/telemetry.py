@@ -1,25 +1,26 @@
-"""``TrainingTelemetry``: one call at the end of every batch, numbers every so many."""
+"""``TrainingTelemetry``: one call at the end of every batch, and a collection at every n-th."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stepwell._core.errors import StepwellError, log_warning, report, report_misuse, warn_once
+from stepwell._core.values import shown
 from stepwell.diagnostics.config import TelemetryConfig
-from stepwell.diagnostics.place import Tally, claim
-from stepwell.journal.errors import StepwellError, misuse, report, warn_once
 from stepwell.journal.state import is_failing
-from stepwell.journal.values import shown
-from stepwell.telemetry.place import find_place
+from stepwell.telemetry.rank_info import find_rank_info
 from stepwell.telemetry.run import Run, active_run
-from stepwell.telemetry.start import init
+from stepwell.telemetry.start import borrow_run
 
 if TYPE_CHECKING:
-    from stepwell.diagnostics.collecting import Collector
+    from stepwell.diagnostics.collector import Collector
 
 METRICS_FILE = "telemetry.jsonl"
 CHECKPOINT_FILE = "last_checkpoint.pt"
@@ -28,24 +29,24 @@ CHECKPOINT_FILE = "last_checkpoint.pt"
 class TrainingTelemetry:
     """Collects how a model learns: gradients, weights, learning rates, a holdout, the batches.
 
-    Each collection is a line of ``telemetry.jsonl``, and metrics of the run. A run is started unless one is
-    active. Nothing here changes training or stops it: what fails is missing, and said once.
+    Each collection is a line of ``telemetry.jsonl``, and metrics of the run. A run is started if none is
+    active. Training is never changed or interrupted: if something fails, it is left out, with one warning.
 
     Attributes:
-        config: as given. Setting ``enabled`` to False pauses collection, True resumes it. Change other
-            fields before the first batch only.
-        output_dir: folder of the files; None when there is none.
-        metrics_file: the records, one JSON object a line.
-        checkpoint_file: the weights of the last collection, to compare the next one with.
-        holdout_data: as given to ``set_holdout_data``.
+        config: the configuration. Set ``enabled`` to False to pause collection, to True to resume it. Change
+            other fields only before the first batch.
+        output_dir: folder of the files; None if there is none.
+        metrics_file: the records, one JSON object per line.
+        checkpoint_file: the weights of the last collection, to compare with the next one.
+        holdout_data: the argument of ``set_holdout_data``.
     """
 
     def __init__(self, config: TelemetryConfig | None = None) -> None:
         self.config = TelemetryConfig() if config is None else config
         if not isinstance(self.config, TelemetryConfig):
             raise StepwellError(
-                f"TrainingTelemetry({shown(config)}): write TrainingTelemetry(TelemetryConfig(…)), "
-                "or TelemetryConfig.from_dict(…) for a dict"
+                f"config must be a TelemetryConfig, got {shown(config)}; for a dict, write "
+                "TelemetryConfig.from_dict(…)"
             )
         self.holdout_data: Any = None
         self.output_dir: Path | None = None
@@ -55,16 +56,16 @@ class TrainingTelemetry:
         self._own_run: Run | None = None
         self._rank = 0
         self._collector: Collector | None = None
-        self._tally = Tally(self.config.collect_every_n, self.config.enabled)
-        # Batches pass while (batch_idx + lead) % every > lead. These let only batch 0 through.
+        self._stats = CollectionStats(self.config.collect_every_n, self.config.enabled)
+        # Batches are skipped while (batch_idx + lead) % every > lead. With these values, all but batch 0.
         self._lead = 0
         self._every = sys.maxsize
         if self.config.enabled and not _is_off():
             self._every = 1
             self._open()
         elif (run := active_run()) is not None:
-            # It says at its end why there is nothing.
-            run.before_finish(self._tally.run_ends)
+            # At its end, it explains why nothing was collected.
+            run.before_finish(self._stats.run_ends)
 
     def on_batch_end(
         self,
@@ -75,23 +76,23 @@ class TrainingTelemetry:
         device: Any = None,
         batch: Any = None,
     ) -> None:
-        """Collect, when it is time to. Call it after ``optimizer.step()``, for every batch.
+        """Collect, if a collection is due. Call it after ``optimizer.step()``, in every batch.
 
         Args:
             model: the model that is trained, wrapped or not.
             optimizer: its optimizer.
-            batch_idx: number of the batch in its epoch.
-            epoch: number of the epoch.
-            device: where the model is; None: where its first parameter is.
+            batch_idx: index of the batch in its epoch.
+            epoch: index of the epoch.
+            device: the device of the model; None: that of its first parameter.
             batch: the batch, for its statistics.
         """
         try:
             if (batch_idx + self._lead) % self._every > self._lead:
                 return
         except TypeError:
-            misuse(
+            report_misuse(
                 "on_batch_end",
-                f"on_batch_end: batch_idx is {shown(batch_idx)}, and should be a whole number",
+                f"on_batch_end: batch_idx must be a whole number, got {shown(batch_idx)}",
             )
             return
         if self._every == sys.maxsize:
@@ -102,7 +103,7 @@ class TrainingTelemetry:
             report("TrainingTelemetry.on_batch_end", error)
 
     def set_holdout_data(self, holdout_data: Iterable[Any] | None) -> None:
-        """Set the examples that the model is asked about: the first ``holdout_size`` of these batches."""
+        """Set the holdout: the first ``holdout_size`` examples of these batches."""
         self.holdout_data = holdout_data
         if self._every == sys.maxsize:
             return
@@ -112,16 +113,16 @@ class TrainingTelemetry:
             report("TrainingTelemetry.set_holdout_data", error)
 
     def note_clipping(self, total_norm: Any) -> None:
-        """Hand over what ``clip_grad_norm_`` returned, the norm before clipping. Cheap in every batch."""
+        """Note the result of ``clip_grad_norm_``: the norm before clipping. Cheap enough for every batch."""
         if self._every != sys.maxsize:
             self._collect().note_clipping(total_norm)
 
     def expect_nothing(self) -> None:
-        """Print no message at the end if nothing was collected."""
-        self._tally.is_said = True
+        """Do not warn at the end if nothing was collected."""
+        self._stats.has_warned = True
 
     def close(self) -> None:
-        """Let go of the optimizer, and finish the run if it was started here."""
+        """Remove the hooks, and finish the run if it was started here."""
         if self._every == sys.maxsize:
             return
         self._every = sys.maxsize
@@ -130,7 +131,7 @@ class TrainingTelemetry:
         run, self._own_run = self._own_run, None
         if run is not None and run is active_run():
             run.finish()
-        self._tally.say_why()
+        self._stats.warn_if_empty()
 
     def __enter__(self) -> TrainingTelemetry:
         return self
@@ -143,42 +144,42 @@ class TrainingTelemetry:
     ) -> None:
         self.close()
 
-    # Behind the comparison
+    # Internals
 
     def _look(
         self, model: Any, optimizer: Any, batch_idx: int, epoch: int, device: Any, batch: Any
     ) -> None:
-        self._tally.is_called = True
-        self._tally.is_enabled = self.config.enabled
+        self._stats.is_called = True
+        self._stats.is_enabled = self.config.enabled
         if self.config.output_dir is None and self.run is not active_run():
-            # Another run has begun: the numbers belong to that one.
+            # Another run has started: the numbers belong to it.
             self._open()
         collector = self._collect()
         try:
             collector.look(model, optimizer, batch_idx, epoch, device, batch)
         finally:
-            self._tally.collections = collector.collections
+            self._stats.collections = collector.collections
             self._lead, self._every = collector.pace()
 
     def _collect(self) -> Collector:
         if self._collector is None:
-            # Imports torch, which whoever only reads or configures may not have.
-            from stepwell.diagnostics.collecting import Collector
+            # Imports torch, which is not needed to read or to configure.
+            from stepwell.diagnostics.collector import Collector
 
             self._collector = Collector(self.config)
             self._collector.use(self.run, self._rank, self.metrics_file, self.checkpoint_file)
         return self._collector
 
     def _open(self) -> None:
-        """Find the run, and the places of the files."""
-        self.run = active_run()
-        if self.run is None:
-            self.run = self._own_run = init()
+        """Find or start the run, and choose the files."""
+        self.run, is_new = borrow_run()
+        if is_new:
+            self._own_run = self.run
         if self.run.disabled:
             self.run = None
         else:
-            self.run.before_finish(self._tally.run_ends)
-        self._rank = find_place(os.environ).rank if self.run is None else self.run.rank
+            self.run.before_finish(self._stats.run_ends)
+        self._rank = find_rank_info(os.environ).rank if self.run is None else self.run.rank
         self._choose_files()
         if self._collector is not None:
             self._collector.use(self.run, self._rank, self.metrics_file, self.checkpoint_file)
@@ -201,17 +202,63 @@ class TrainingTelemetry:
             if not is_failing():
                 warn_once(
                     f"diagnostics {self.output_dir}",
-                    "%s cannot be made (%s): the numbers are metrics of the run only",
+                    "%s cannot be created (%s): the numbers are only metrics of the run",
                     self.output_dir,
                     error,
                 )
 
 
 def with_rank(name: str, rank: int) -> str:
-    """The name of a file of this rank."""
+    """Return the name of a file for this rank."""
     stem, dot, suffix = name.rpartition(".")
     return name if rank == 0 else f"{stem}.rank-{rank:05d}{dot}{suffix}"
 
 
 def _is_off() -> bool:
     return os.environ.get("STEPWELL_MODE", "").strip().lower() == "off"
+
+
+_owners: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
+
+
+def claim(owner: object, path: Path) -> Path:
+    """Return this path, with a number added if another object in this process uses it."""
+    for number in itertools.count(1):
+        mine = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        if _owners.setdefault(mine.absolute(), owner) is owner:
+            return mine
+    raise AssertionError("numbers do not end")
+
+
+class CollectionStats:
+    """Counts collections, to explain at the end why there are none."""
+
+    def __init__(self, every: int, is_enabled: bool = True) -> None:
+        self.every = every
+        self.is_enabled = is_enabled
+        self.is_called = False
+        self.collections = 0
+        self.has_warned = False
+
+    def run_ends(self, status: str) -> None:
+        """Called by the run, just before it ends."""
+        self.warn_if_empty()
+
+    def warn_if_empty(self) -> None:
+        """If nothing was collected, warn once and give the reason."""
+        if self.collections or self.has_warned:
+            return
+        self.has_warned = True
+        if not self.is_enabled:
+            log_warning("diagnostics collected nothing: they are disabled (enabled=False)")
+        elif self.is_called:
+            log_warning(
+                "diagnostics collected nothing: no batch index was a multiple of collect_every_n=%d. If an "
+                "epoch has fewer batches, choose a smaller number",
+                self.every,
+            )
+        else:
+            log_warning(
+                "diagnostics collected nothing: on_batch_end was never called. Call it after "
+                "optimizer.step(), in every batch"
+            )

@@ -1,9 +1,9 @@
-"""The weights of the last collection in a file that ``torch.load`` reads, written and compared in blocks.
+"""Stores the weights of the last collection in a checkpoint file, written and compared in blocks.
 
-The file is an ordinary checkpoint: an ``OrderedDict`` of names and tensors, like a ``state_dict()``. What it
-belongs to stands in its ``_metadata``. Neither writing nor comparing holds more than one block in memory
-besides the model's own: ``torch.save`` lays the file out once without the weights' bytes, and these
-go to their places block by block. Everything between them is the same for every later file.
+The file is an ordinary checkpoint for ``torch.load``: an ``OrderedDict`` of names and tensors, like a
+``state_dict()``. Its identity is in ``_metadata``. Writing and comparing need only one block of memory
+besides the model: ``torch.save`` creates the layout of the file once, without the bytes of the weights, which
+are then written block by block. Everything else in the file stays the same.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ import struct
 import time
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from stepwell.diagnostics.blocks import blocks, flat, is_dense
-from stepwell.diagnostics.norms import norms_of_change
-from stepwell.diagnostics.one_thread import one_thread
+from stepwell.diagnostics.norms import blocks, flat, is_dense, norms_of_change, single_threaded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,28 +34,27 @@ if TYPE_CHECKING:
 MARK = "stepwell"
 """Key of the identity in the checkpoint's metadata."""
 WIDEST = 8
-"""Bytes of the largest real number."""
-PART = ".part"
+"""Bytes of the widest element."""
 ABANDONED_S = 600.0
-"""A file begun so long ago by a process that is gone will not be finished."""
+"""Age in seconds after which an unfinished file is considered abandoned."""
 
 
 class Unusable(Exception):
-    """A file that the weights cannot be compared with; says why."""
+    """A file that the weights cannot be compared with, with the reason."""
 
 
 class Foreign(Unusable):
-    """A file that another run or attempt has kept here, as one that is resumed finds it."""
+    """A file of another run or attempt. A resumed run finds one."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where things are in the file.
+class FileLayout:
+    """The layout of the file.
 
     Attributes:
         description: name, type, shape and strides of each tensor.
-        offsets: of each tensor's first byte.
-        frame: all that is not weights, as (offset, bytes).
+        offsets: offset of each tensor's first byte.
+        frame: everything except the weights, as (offset, bytes).
     """
 
     description: Description
@@ -66,7 +63,7 @@ class Layout:
 
 
 def describe(names: Sequence[str], tensors: Sequence[Tensor]) -> Description:
-    """What a file with these tensors has to look like."""
+    """Return the description of a file with these tensors."""
     return tuple(
         (name, tensor.dtype, tuple(tensor.shape), _strides(tensor))
         for name, tensor in zip(names, tensors, strict=True)
@@ -79,12 +76,12 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tuple(torch.empty(tensor.shape, device="meta").stride())
 
 
-def lay_out(path: Path, description: Description, identity: str) -> Layout:
-    """Make a file with room for the weights."""
+def lay_out(path: Path, description: Description, identity: str) -> FileLayout:
+    """Create a file with space for the weights. Return its layout."""
     from torch import serialization
 
     state: OrderedDict[str, Tensor] = OrderedDict(
-        (one[0], _without_bytes(one)) for one in description
+        (each[0], _without_bytes(each)) for each in description
     )
     state._metadata = {"": {"version": 1, MARK: identity}}  # type: ignore[attr-defined]
     with getattr(serialization, "skip_data", nullcontext)():
@@ -93,25 +90,25 @@ def lay_out(path: Path, description: Description, identity: str) -> Layout:
         return _layout_in(file.fileno(), description)
 
 
-def _without_bytes(one: Described) -> Tensor:
-    """A tensor whose memory nobody has touched: it takes up none."""
-    _, dtype, shape, strides = one
+def _without_bytes(described: Described) -> Tensor:
+    """Return a tensor with untouched memory, for which the system allocates no pages."""
+    _, dtype, shape, strides = described
     storage_class: Any = torch.UntypedStorage
-    storage = storage_class(_size(one))
+    storage = storage_class(_size(described))
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
-def _size(one: Described) -> int:
-    return math.prod(one[2]) * one[1].itemsize
+def _size(described: Described) -> int:
+    return math.prod(described[2]) * described[1].itemsize
 
 
-def read_layout(path: Path, identity: str) -> Layout:
-    """The layout of a file that is there already, if it has this identity."""
+def read_layout(path: Path, identity: str) -> FileLayout:
+    """Return the layout of an existing file. Raise Unusable if it has another identity or is damaged."""
     try:
         state: dict[str, Tensor] = torch.load(path, weights_only=True, mmap=True)
-        found = _identity_of(state)
-        if found != identity:
-            kind = Unusable if found is None else Foreign
+        stored = _identity_of(state)
+        if stored != identity:
+            kind = Unusable if stored is None else Foreign
             raise kind("it belongs to another run or attempt")
         description = describe(list(state), list(state.values()))
         with path.open("rb") as file:
@@ -127,10 +124,10 @@ def _identity_of(state: object) -> object:
     return metadata.get("", {}).get(MARK)
 
 
-def _layout_in(descriptor: int, description: Description) -> Layout:
+def _layout_in(descriptor: int, description: Description) -> FileLayout:
     with os.fdopen(os.dup(descriptor), "rb") as file, zipfile.ZipFile(file) as archive:
-        records = [one for one in archive.infolist() if one.filename.split("/")[1] == "data"]
-    places = {int(one.filename.rpartition("/")[2]): one for one in records}
+        records = [info for info in archive.infolist() if info.filename.split("/")[1] == "data"]
+    places = {int(info.filename.rpartition("/")[2]): info for info in records}
     offsets, frame, end = [], [], 0
     for number in range(len(description)):
         record = places[number]
@@ -138,30 +135,18 @@ def _layout_in(descriptor: int, description: Description) -> Layout:
         name_size, extra_size = struct.unpack("<HH", header[26:30])
         start = record.header_offset + 30 + name_size + extra_size
         if start < end or record.file_size != _size(description[number]):
-            raise Unusable("its tensors are not where they should be")
+            raise Unusable("its tensors are in unexpected places")
         offsets.append(start)
         frame.append((end, os.pread(descriptor, start - end, end)))
         end = start + record.file_size
     rest = os.fstat(descriptor).st_size - end
     frame.append((end, os.pread(descriptor, rest, end)))
-    return Layout(description, tuple(offsets), tuple(frame))
+    return FileLayout(description, tuple(offsets), tuple(frame))
 
 
-@contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes ``path`` when all went well and is gone when not."""
-    _remove_abandoned(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    try:
-        yield beside
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def _remove_abandoned(path: Path) -> None:
-    for left in path.parent.glob(f".{path.name}.*{PART}"):
+def remove_abandoned(path: Path) -> None:
+    """Remove files that ``replacing`` left beside this one in a process that was killed."""
+    for left in path.parent.glob(f".{path.name}.[0-9]*.{'[0-9a-f]' * 8}"):
         try:
             if time.time() - left.stat().st_mtime > ABANDONED_S:
                 left.unlink()
@@ -169,14 +154,14 @@ def _remove_abandoned(path: Path) -> None:
             continue
 
 
-def write_frame(descriptor: int, layout: Layout) -> None:
-    """All of a file but the weights."""
+def write_frame(descriptor: int, layout: FileLayout) -> None:
+    """Write everything except the weights."""
     for offset, content in layout.frame:
         _write(descriptor, memoryview(content), offset)
 
 
 class Stream:
-    """Goes through the tensors in blocks: each is compared with the old file and written to the new one."""
+    """Compares tensors with the old file, and writes them to the new one, block by block."""
 
     def __init__(self, old: int | None, new: int, block: int) -> None:
         self._old = old
@@ -185,9 +170,9 @@ class Stream:
         self._buffer = torch.empty(block * WIDEST, dtype=torch.uint8)
 
     @torch.inference_mode()
-    @one_thread()
+    @single_threaded()
     def pass_on(self, tensor: Tensor, old_offset: int, offset: int) -> float:
-        """Write it, and give the sum of squares of its change (0 without an old file)."""
+        """Write a tensor. Return the sum of squares of its change (0 without an old file)."""
         norms: list[Tensor] = []
         for block in blocks(flat(tensor), self._block):
             host = block if block.device.type == "cpu" else block.cpu()
@@ -200,11 +185,11 @@ class Stream:
             _write(self._new, content, offset)
             offset += len(content)
             old_offset += len(content)
-        return math.fsum(one * one for one in torch.cat(norms).tolist()) if norms else 0.0
+        return math.fsum(norm * norm for norm in torch.cat(norms).tolist()) if norms else 0.0
 
 
 def _bytes_of(row: Tensor) -> memoryview:
-    """The memory of a row on the CPU; valid as long as the row is."""
+    """Return the memory of a row on the CPU. It is valid as long as the row."""
     size = row.numel() * row.element_size()
     return memoryview((ctypes.c_char * size).from_address(row.data_ptr())).cast("B")
 
@@ -216,6 +201,6 @@ def _write(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 def signature(descriptor: int) -> tuple[Any, ...]:
-    """Tells whether a file is still the one that was written, untouched."""
-    about = os.fstat(descriptor)
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+    """Return values that change if a file is replaced or modified."""
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

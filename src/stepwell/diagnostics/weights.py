@@ -1,16 +1,15 @@
-"""How far the weights have moved since the last collection.
+"""Measures the change of the weights since the last collection.
 
-The weights of that collection are kept on disk, in memory, or as a sample of them in memory:
+The weights of the last collection are stored in one of these ways:
 
-- ``disk``: in a checkpoint file, written anew each time. It takes no memory besides a block. The file is
-  bound to the run and its attempt; any other is left unused, and the first change is not known.
-- ``memory``: a copy on the weights' own device. It takes as much memory as the model.
-- ``sample``: a copy of about one element in a hundred, evenly spread, of each tensor of more than
-  20,000 elements, and all of the smaller ones. The squares of what is sampled are scaled up by the
-  elements that each stands for. With m sampled elements whose changes are about normally distributed,
-  the norm is off by 1/sqrt(2 m) (one standard deviation: 0.2 % for a tensor of 12 M elements, 5 % for one
-  of 20,000, the smallest that is sampled); more where few elements make up most of the change, such as
-  rows of an embedding.
+- ``disk``: in a checkpoint file, rewritten each time. It needs only one block of memory. The file belongs
+  to the run and its attempt; a file of another one is not used, and the first change is then unknown.
+- ``memory``: a copy on the weights' device. It needs as much memory as the model.
+- ``sample``: a copy of about one element in a hundred, evenly distributed, of each tensor with more than
+  20,000 elements, and of all elements of smaller ones. The squares of sampled elements are scaled up.
+  With m sampled elements whose changes are about normally distributed, the standard error of the norm is
+  1/sqrt(2 m): 0.2 % for a tensor of 12 M elements, 5 % for one of 20,000. It is larger if few elements
+  make up most of the change, such as rows of an embedding.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from stepwell._core.checks import one_of
+from stepwell._core.errors import StepwellError, log_warning
+from stepwell._core.files import replacing
 from stepwell.diagnostics import weight_file
-from stepwell.diagnostics.blocks import blocks, flat, real
 from stepwell.diagnostics.groups import OVERALL
-from stepwell.diagnostics.norms import SHARE, norm_in_rows, precision, root_sums
+from stepwell.diagnostics.norms import SHARE, blocks, flat, norm_in_rows, precision, real, root_sums
 from stepwell.diagnostics.sharding import on_any_rank, over_ranks, shard
-from stepwell.journal.errors import StepwellError, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,31 +40,30 @@ Mode = Literal["disk", "memory", "sample"]
 BLOCK = SHARE
 """Elements that are compared at a time on the CPU."""
 FILE_BLOCK = 4 * SHARE
-"""Elements that are read and written at a time: few calls, and what was read is still in a cache."""
+"""Elements that are read and written at a time: few calls, and the data stays in the CPU cache."""
 DEVICE_BLOCK = 1 << 22
 """Elements that are compared at a time on an accelerator."""
 SAMPLED_FROM = 20_000
-"""Tensors up to this size are kept whole."""
+"""Tensors up to this number of elements are stored whole."""
 STRIDES = (101, 103, 107, 109, 113)
-"""Every so many elements one is sampled; primes, so that all columns have their turn."""
+"""Distances between sampled elements; primes, so that all columns are sampled."""
 
 
 class WeightBaseline:
-    """The weights as they were the last time, to measure the change since."""
+    """The weights of the last collection, to measure the change since."""
 
     def __init__(self, path: Path | None, mode: Mode = "disk", identity: str = "") -> None:
-        """Where the weights are kept; nothing is touched before the first ``delta``.
+        """Set where the weights are stored. Nothing is read or written before the first ``delta``.
 
         Args:
-            path: the file, for ``disk``. Each rank needs one of its own.
+            path: the file, for ``disk``. Each rank needs its own.
             mode: ``disk``, ``memory`` or ``sample``.
-            identity: names the run and the attempt; a file with another one is not used. Without one
-                only what this object wrote is used.
+            identity: name of the run and the attempt. A file with another identity is not used. By default,
+                only files that this object wrote are used.
         """
         if mode == "disk" and path is None:
-            raise StepwellError('a weight baseline on disk needs a path; or use mode="memory"')
-        if mode not in ("disk", "memory", "sample"):
-            raise StepwellError(f"there is no mode {mode!r}: write disk, memory or sample")
+            raise StepwellError('mode="disk" needs a path; use mode="memory" without one')
+        one_of("disk", "memory", "sample").check("mode", mode)
         self._store: _Store
         if mode == "disk" and path is not None:
             self._store = _Disk(Path(path), identity or uuid.uuid4().hex)
@@ -73,20 +72,20 @@ class WeightBaseline:
 
     @torch.no_grad()
     def delta(self, groups: dict[str, Parameters]) -> dict[str, Tensor] | None:
-        """L2 norms of the change since the last call, ``overall`` and by group; None at the first.
+        """Return the L2 norms of the change since the last call, ``overall`` and by group; None at the first.
 
-        None also after the parameters became others, or their file was lost. The weights are kept for
-        the next call in any case. Of sharded parameters every rank has to call.
+        Also None if the parameters have changed in type, shape or number, or the file was lost. The weights
+        are stored for the next call in any case. Every rank must call it if parameters are sharded.
         """
         parameters, members = _unique(groups)
-        shards = [shard(one) for _, one in parameters]
-        local = [one.local for one in shards if one.local is not None]
+        shards = [shard(parameter) for _, parameter in parameters]
+        local = [each.local for each in shards if each.local is not None]
         squares, failure = None, None
         try:
             squares = self._store.renew([name for name, _ in parameters], local)
         except Exception as error:
             failure = error
-        # Whatever happened here, the other ranks wait for this one.
+        # Also after an error: the other ranks wait for this one.
         unknown = on_any_rank(shards, squares is None)
         values = torch.zeros(len(shards), dtype=torch.float64) if squares is None else squares
         totals = over_ranks(shards, lambda: values)
@@ -96,7 +95,7 @@ class WeightBaseline:
 
 
 def _unique(groups: dict[str, Parameters]) -> tuple[Parameters, dict[str, list[int]]]:
-    """Each parameter once, and where those of a group are."""
+    """Return each parameter once, and the positions of those of each group."""
     places: dict[int, int] = {}
     parameters: Parameters = []
     members: dict[str, list[int]] = {OVERALL: []}
@@ -112,10 +111,10 @@ def _unique(groups: dict[str, Parameters]) -> tuple[Parameters, dict[str, list[i
 
 
 class _Store(Protocol):
-    """Keeps the weights from one call to the next."""
+    """Stores the weights from one call to the next."""
 
     def renew(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
-        """Squares of each one's change since the last call, None when unknown; keep them as they are now."""
+        """Store the weights. Return the squared change of each since the last call; None if unknown."""
 
 
 class _Memory:
@@ -123,27 +122,27 @@ class _Memory:
 
     def __init__(self, sampled: bool) -> None:
         self._sampled = sampled
-        self._about: object = None
+        self._description: object = None
         self._kept: list[Tensor] = []
 
     def renew(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
-        about = [
-            (name, one.shape, one.dtype, one.device)
-            for name, one in zip(names, tensors, strict=True)
+        description = [
+            (name, tensor.shape, tensor.dtype, tensor.device)
+            for name, tensor in zip(names, tensors, strict=True)
         ]
-        rows = [self._part(one) for one in tensors]
-        if about != self._about:
-            _warn_if(self._about is not None, "the parameters of the model are others now")
+        rows = [self._part(tensor) for tensor in tensors]
+        if description != self._description:
+            _warn_if(self._description is not None, "the parameters of the model have changed")
             self._kept = [row.clone() for row in rows]
-            self._about = about
+            self._description = description
             return None
         home = tensors[0].device if tensors else torch.device("cpu")
-        found = [
-            # Each sampled element stands for so many.
-            (_change(row, kept) * (flat(one).numel() / max(1, row.numel()))).to(home)
-            for row, kept, one in zip(rows, self._kept, tensors, strict=True)
+        squares = [
+            # Scaled up from the sampled elements to all.
+            (_change(row, kept) * (flat(tensor).numel() / max(1, row.numel()))).to(home)
+            for row, kept, tensor in zip(rows, self._kept, tensors, strict=True)
         ]
-        return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
+        return torch.stack(squares) if squares else torch.zeros(0, dtype=torch.float64)
 
     def _part(self, tensor: Tensor) -> Tensor:
         row = flat(tensor)
@@ -153,11 +152,11 @@ class _Memory:
 def _stride(tensor: Tensor) -> int:
     if tensor.numel() <= SAMPLED_FROM:
         return 1
-    return next((one for one in STRIDES if all(size % one for size in tensor.shape)), STRIDES[0])
+    return next((n for n in STRIDES if all(size % n for size in tensor.shape)), STRIDES[0])
 
 
 def _change(row: Tensor, kept: Tensor) -> Tensor:
-    """The sum of squares of the change; ``kept`` becomes as ``row`` on the way."""
+    """Return the sum of squares of the change, and copy ``row`` to ``kept``."""
     wide = precision(row.device)
     size = BLOCK if row.device.type == "cpu" else DEVICE_BLOCK
     parts = [torch.zeros((), dtype=wide, device=row.device)]
@@ -172,12 +171,12 @@ def _change(row: Tensor, kept: Tensor) -> Tensor:
 
 
 class _Disk:
-    """A checkpoint file that is written beside the old one while that is read."""
+    """Stores the weights in a checkpoint file. The new file is written while the old one is read."""
 
     def __init__(self, path: Path, identity: str) -> None:
         self._path = path
         self._identity = identity
-        self._layout: weight_file.Layout | None = None
+        self._layout: weight_file.FileLayout | None = None
         self._signature: tuple[Any, ...] | None = None
         self._warned = False
 
@@ -189,10 +188,10 @@ class _Disk:
             try:
                 return self._stream(tensors, description, old, layout)
             except weight_file.Unusable as why:
-                self._say(why)
+                self._warn(why)
                 return self._stream(tensors, description, None, None)
         except BaseException:
-            # What is left there is older than the last call.
+            # The file that remains is older than the last call.
             self._signature = None
             self._path.unlink(missing_ok=True)
             raise
@@ -202,25 +201,25 @@ class _Disk:
 
     def _open_old(
         self, description: weight_file.Description
-    ) -> tuple[int | None, weight_file.Layout | None]:
-        """The file of the last call, if it is there and fits."""
+    ) -> tuple[int | None, weight_file.FileLayout | None]:
+        """Open the file of the last call, if it exists and fits."""
         try:
             old = os.open(self._path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:
             if self._signature is not None:
-                self._say(weight_file.Unusable("it is gone"))
+                self._warn(weight_file.Unusable("it was removed"))
             return None, None
         try:
             layout = self._layout
             if layout is None or weight_file.signature(old) != self._signature:
                 layout = weight_file.read_layout(self._path, self._identity)
             if layout.description != description:
-                raise weight_file.Unusable("the parameters of the model are others now")
+                raise weight_file.Unusable("the parameters of the model have changed")
         except weight_file.Unusable as why:
             os.close(old)
             is_expected = isinstance(why, weight_file.Foreign) and self._signature is None
             if not is_expected:
-                self._say(why)
+                self._warn(why)
             return None, None
         return old, layout
 
@@ -229,10 +228,11 @@ class _Disk:
         tensors: Sequence[Tensor],
         description: weight_file.Description,
         old: int | None,
-        old_layout: weight_file.Layout | None,
+        old_layout: weight_file.FileLayout | None,
     ) -> Tensor | None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with weight_file.written_beside(self._path) as beside:
+        weight_file.remove_abandoned(self._path)
+        with replacing(self._path) as beside:
             layout = self._layout
             if layout is None or layout.description != description:
                 layout = weight_file.lay_out(beside, description, self._identity)
@@ -253,11 +253,13 @@ class _Disk:
         self._layout, self._signature = layout, signature
         return None if old is None else torch.tensor(squares, dtype=torch.float64)
 
-    def _say(self, why: weight_file.Unusable) -> None:
+    def _warn(self, why: weight_file.Unusable) -> None:
         _warn_if(not self._warned, f"{self._path.name} is not used for the weight delta: {why}")
         self._warned = True
 
 
 def _warn_if(condition: bool, why: str) -> None:
     if condition:
-        say("%s; the change of the weights is known again from the next collection on.", why)
+        log_warning(
+            "%s. The change of the weights is known again from the next collection on.", why
+        )

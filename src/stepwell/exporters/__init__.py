@@ -1,7 +1,7 @@
-"""Exporters: they carry the records of a run to a file, to logging, to the terminal, to a collector.
+"""Exporters: write the spans and events of a run to a file, to logging, to the terminal or to a collector.
 
-Each one is a reader of the journal with a background thread or process of its own. Imports telemetry;
-knows nothing of training, and no exporter knows another.
+Each exporter reads the journal in a background thread or process. Imports telemetry, and reading inside
+functions; no exporter imports another.
 """
 
 from __future__ import annotations
@@ -12,8 +12,16 @@ from stepwell.exporters.dftracer import DFTracerExporter, export_dftracer
 from stepwell.exporters.file import FileExporter
 from stepwell.exporters.otlp import OTLPExporter
 from stepwell.exporters.python_logging import LoggingExporter
-from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
-from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source, SpanRecord
+from stepwell.telemetry.exporter import (
+    EventRecord,
+    ExportCustomizationMode,
+    Exporter,
+    ExportFilter,
+    ExportMode,
+    Record,
+    Source,
+    SpanRecord,
+)
 
 __all__ = [
     "ChromeExporter",
@@ -22,6 +30,7 @@ __all__ = [
     "EventRecord",
     "ExportCustomizationMode",
     "ExportFilter",
+    "ExportMode",
     "Exporter",
     "FileExporter",
     "LoggingExporter",

@@ -1,33 +1,55 @@
-"""The Chrome trace exporter: a trace that grows while the run goes on, for Perfetto.
+"""Chrome traces, for Perfetto and chrome://tracing: while a run records, or from a recorded run.
 
-It is the array form of the format, whose closing bracket may be missing: a trace whose process was killed
-can be opened as it is. ``export_chrome`` writes the strictly valid object form of any recorded run.
+``ChromeExporter`` writes the array form of the format, in which the closing bracket is optional: the trace
+of a killed process can be opened as it is. ``export_chrome`` writes the object form, which is strictly
+valid JSON. The format is described in "Trace Event Format" (Google, 2016).
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from stepwell.exporters.chrome_events import (
-    ChromeEvents,
-    line_name,
-    process_metadata,
-    span_args,
-    thread_metadata,
-    tid_of,
+from stepwell.exporters.trace.fields import (
+    category_of,
+    format_micros,
+    json_members,
+    parse_attributes,
+    quoted,
+    time_base,
+    with_status,
 )
-from stepwell.exporters.chrome_export import export_chrome as export_chrome
-from stepwell.exporters.trace_json import base_of
-from stepwell.exporters.trace_live import LiveTrace
-from stepwell.exporters.trace_tracks import Tracks
+from stepwell.exporters.trace.file import LiveTrace, replaced_text_file
+from stepwell.exporters.trace.run import (
+    ProcessTrace,
+    Written,
+    check_not_empty,
+    open_recorded,
+    process_labels,
+    process_traces,
+    select_ranks,
+)
+from stepwell.exporters.trace.tracks import Tracks
 from stepwell.telemetry.exporter import EventRecord, Record, Source, SpanRecord
+
+if TYPE_CHECKING:
+    from stepwell.reading import RecordedRun
+
+CACHED = 4096
+LINE_BITS = 10
+"""Thread ids leave room for 2**LINE_BITS lines per thread, because viewers sort threads by id."""
+MANY_LINES = 1 << 28
+BATCH = 2000
 
 
 class ChromeExporter(LiveTrace):
-    """Writes spans and events as they end; what lasts longer is there with its begin from the start on.
+    """Write spans and events to a Chrome trace while the run records.
 
-    Ranks other than 0 put their rank into the name: ``trace.json`` is ``trace.rank-3.json`` for rank 3.
+    A span that lasts longer than a batch of records is written as a begin and an end event. Ranks other
+    than 0 add their rank to the file name: ``trace.json`` becomes ``trace.rank-3.json``.
     """
 
     suffixes = (".json", ".json.gz")
@@ -36,8 +58,8 @@ class ChromeExporter(LiveTrace):
         super().__init__(file_path)
 
     def begin(self, source: Source) -> str:
-        """The opening bracket, and the name of the process."""
-        self._make = ChromeEvents(base_of(source.started_ns))
+        """Return the opening bracket and the name of the process."""
+        self._make = ChromeEvents(time_base(source.started_ns))
         self._pid = source.pid or 1
         self._threads: dict[str, int] = {}
         self._tracks: dict[str, Tracks] = {}
@@ -49,11 +71,11 @@ class ChromeExporter(LiveTrace):
         return "[\n" + ",\n".join(process_metadata(self._pid, name, label, source.rank))
 
     def text_of(self, records: Sequence[Record]) -> str:
-        """The events of these records, each with a comma before it."""
+        """Return the events of these records, each after a comma."""
         return "".join(f",\n{text}" for text in self._events(records))
 
     def finish(self) -> str:
-        """The closing bracket."""
+        """Return the closing bracket."""
         return "\n]\n"
 
     def _events(self, records: Sequence[Record]) -> Iterator[str]:
@@ -72,7 +94,7 @@ class ChromeExporter(LiveTrace):
                 yield from self._begin(record, stops.get(record.id))
 
     def _begin(self, start: SpanRecord, stop: SpanRecord | None) -> Iterator[str]:
-        """A span as a whole where its end is known already, else its begin."""
+        """Yield a complete event if the end of the span is known, otherwise a begin event."""
         span = stop or start
         line = self._tracks_of(span).place(span.id, span.parent, span.start_ns, span.end_ns)
         yield from self._named_line(span.thread, line)
@@ -91,7 +113,7 @@ class ChromeExporter(LiveTrace):
         tid = tid_of(self._threads[start.thread], line)
         outliving = [self._open[id] for id in tracks.close(line, stop.id, end) if id in self._open]
         for span, _ in reversed(outliving):
-            # Nothing can last longer than what it is drawn in: it goes on on another line.
+            # Viewers cannot draw a span that outlives the one around it: it continues on another line.
             yield self._make.end(span.name, span.category, self._pid, tid, end, '"goes_on":true')
         new = {k: v for k, v in stop.attributes.items() if start.attributes.get(k) != v}
         args = span_args(new, None, None, stop.status)
@@ -100,10 +122,8 @@ class ChromeExporter(LiveTrace):
             other = tracks.place(span.id, span.parent, end, None)
             self._open[span.id] = (span, other)
             yield from self._named_line(span.thread, other)
-            place = tid_of(self._threads[span.thread], other)
-            yield self._make.begin(
-                span.name, span.category, self._pid, place, end, '"went_on":true'
-            )
+            tid = tid_of(self._threads[span.thread], other)
+            yield self._make.begin(span.name, span.category, self._pid, tid, end, '"went_on":true')
 
     def _instant(self, event: EventRecord) -> Iterator[str]:
         if event.thread not in self._threads:
@@ -125,3 +145,220 @@ class ChromeExporter(LiveTrace):
             return []
         self._named.add(tid)
         return thread_metadata(self._pid, tid, line_name(thread, line))
+
+
+class ChromeEvents:
+    """Formats events as JSON, with times relative to ``base`` (ns). Caches repeated text."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self._heads: dict[tuple[str, str], str] = {}
+        self._args: dict[Any, str] = {}
+
+    def complete(self, row: Any, pid: int, tid: int) -> str:
+        """Return the event of a row of ``reading.pieces``: complete, or a begin while the span is open."""
+        _, _, start, duration, status, name, category, step, epoch, attributes = row[:10]
+        head = self.head(name, category)
+        if isinstance(attributes, dict):
+            args: str | None = span_args(attributes, step, epoch, status)
+        else:
+            key = (attributes, step, epoch, status)
+            args = self._args.get(key)
+            if args is None:
+                args = self._cached(
+                    key, span_args(parse_attributes(attributes), step, epoch, status)
+                )
+        color = ',"cname":"terrible"' if status == "error" else ""
+        where = f'"pid":{pid},"tid":{tid},"ts":{format_micros(start - self.base)}'
+        if duration is None:
+            return f'{{"ph":"B",{head},{where}{color},"args":{{{args}}}}}'
+        return (
+            f'{{"ph":"X",{head},{where},"dur":{format_micros(duration)}{color},"args":{{{args}}}}}'
+        )
+
+    def whole(self, span: SpanRecord, pid: int, tid: int) -> str:
+        """Return the event of a span record."""
+        duration = None if span.end_ns is None else span.end_ns - span.start_ns
+        where = (0, None, span.start_ns, duration, span.status, span.name, span.category)
+        return self.complete((*where, None, None, span.attributes), pid, tid)
+
+    def begin(self, name: str, category: str | None, pid: int, tid: int, ns: int, args: str) -> str:
+        """Return the event that begins a span; ``end`` ends it."""
+        where = f'"pid":{pid},"tid":{tid},"ts":{format_micros(ns - self.base)}'
+        return f'{{"ph":"B",{self.head(name, category)},{where},"args":{{{args}}}}}'
+
+    def end(self, name: str, category: str | None, pid: int, tid: int, ns: int, args: str) -> str:
+        """Return the event that ends the innermost open span of a line."""
+        where = f'"pid":{pid},"tid":{tid},"ts":{format_micros(ns - self.base)}'
+        return f'{{"ph":"E",{self.head(name, category)},{where},"args":{{{args}}}}}'
+
+    def instant(self, name: str, category: str, pid: int, tid: int, ns: int, args: str) -> str:
+        """Return an instant event on a thread."""
+        where = f'"s":"t","pid":{pid},"tid":{tid},"ts":{format_micros(ns - self.base)}'
+        color = ',"cname":"terrible"' if category == "error" else ""
+        return f'{{"ph":"i",{self.head(name, category)},{where}{color},"args":{{{args}}}}}'
+
+    def value(self, name: str, pid: int, tid: int, ns: int, value: float) -> str:
+        """Return a counter event, or an instant if the value is not finite and cannot be drawn."""
+        if not math.isfinite(value):
+            return self.instant(name, "metric", pid, tid, ns, json_members({"value": str(value)}))
+        where = f'"pid":{pid},"ts":{format_micros(ns - self.base)}'
+        return f'{{"ph":"C",{self.head(name, "metric")},{where},"args":{{"value":{value!r}}}}}'
+
+    def head(self, name: str, category: str | None) -> str:
+        """Return the fields for name and category."""
+        key = (name, category or "")
+        head = self._heads.get(key)
+        if head is None:
+            cat = category_of(name, category)
+            head = f'"name":{quoted(name)}' + (f',"cat":{quoted(cat)}' if cat else "")
+            if len(self._heads) > CACHED:
+                self._heads.clear()
+            self._heads[key] = head
+        return head
+
+    def _cached(self, key: Any, text: str) -> str:
+        if len(self._args) > CACHED:
+            self._args.clear()
+        self._args[key] = text
+        return text
+
+
+def span_args(
+    attributes: dict[str, Any], step: int | None, epoch: int | None, status: str | None = None
+) -> str:
+    """Return attributes, step, epoch and the status, unless it is "ok", as members of a JSON object."""
+    args = dict(attributes)
+    for key, value in (("step", step), ("epoch", epoch)):
+        if value is not None:
+            args.setdefault(key, value)
+    if status is not None:
+        args = with_status(args, status)
+    return json_members(args) if args else ""
+
+
+def tid_of(lane: int, line: int = 0) -> int:
+    """Return the thread id for a lane, or for one of its further lines."""
+    if line >> LINE_BITS:
+        return MANY_LINES + (lane << 2 * LINE_BITS) + line
+    return (lane << LINE_BITS) + line + 1
+
+
+def line_name(thread: str, line: int) -> str:
+    """Return the display name of a line: that of the thread, or "(overlapping n)" after it."""
+    return thread if line == 0 else f"{thread} (overlapping {line})"
+
+
+def process_metadata(pid: int, name: str, label: str, order: int) -> list[str]:
+    """Return the events that give a process its name, label and position."""
+    return [
+        _metadata("process_name", pid, 0, {"name": name}),
+        _metadata("process_labels", pid, 0, {"labels": label}),
+        _metadata("process_sort_index", pid, 0, {"sort_index": order}),
+    ]
+
+
+def thread_metadata(pid: int, tid: int, name: str) -> list[str]:
+    """Return the events that give a thread its name and position."""
+    return [
+        _metadata("thread_name", pid, tid, {"name": name}),
+        _metadata("thread_sort_index", pid, tid, {"sort_index": tid}),
+    ]
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+    return f'{{"ph":"M","name":"{name}","pid":{pid},"tid":{tid},"args":{{{json_members(args)}}}}}'
+
+
+def export_chrome(
+    run: RecordedRun | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    steps: tuple[int, int] | None = None,
+    ranks: Iterable[int] | None = None,
+) -> Written:
+    """Write a run, finished or still recording, as a strictly valid Chrome trace.
+
+    Args:
+        run: a run or its folder.
+        path: the file to write, compressed if its name ends in ``.gz``. An existing file is replaced.
+        steps: the first step to write and the one after the last. Default: all.
+        ranks: the ranks to write. Default: all.
+    """
+    recorded, target = open_recorded(run), Path(path)
+    ranks = select_ranks(recorded, ranks)
+    base = time_base(recorded.created_ns)
+    with replaced_text_file(target) as file:
+        info = {"run": recorded.id, "name": recorded.name, "base_ns": str(base), "tool": "stepwell"}
+        file.write(
+            f'{{"displayTimeUnit":"ns","otherData":{{{json_members(info)}}},"traceEvents":[\n'
+        )
+        writer = _ChromeWriter(file, base)
+        for trace in process_traces(recorded, process_labels(recorded), steps, ranks):
+            writer.write_process(trace)
+        check_not_empty(writer.spans, steps)
+        file.write("\n]}\n")
+    return Written([target], writer.spans, writer.events, writer.metrics)
+
+
+class _ChromeWriter:
+    """Writes the events of one process after the other, and counts them."""
+
+    def __init__(self, file: TextIO, base: int) -> None:
+        self.spans = self.events = self.metrics = 0
+        self._file = file
+        self._make = ChromeEvents(base)
+        self._gap = ""
+
+    def write_process(self, trace: ProcessTrace) -> None:
+        document, pid = trace.label.document, trace.label.number
+        label = f"{document['host']} pid {document['pid']}"
+        self._write(process_metadata(pid, trace.label.name, label, pid))
+        for lane, name in trace.threads.items():
+            self._write(thread_metadata(pid, tid_of(lane), name))
+        self._write_spans(trace)
+        self._write_all(self._metrics(trace))
+        self._write_all(self._events(trace))
+
+    def _write_spans(self, trace: ProcessTrace) -> None:
+        pid, make, before = trace.label.number, self._make.complete, -1
+        for lane, rows in trace.spans():
+            if lane != before:
+                before, tracks, named = lane, Tracks(), {0}
+            lines = [
+                tracks.place(row[0], row[1], row[2], None if row[3] is None else row[2] + row[3])
+                for row in rows
+            ]
+            for line in sorted(set(lines) - named):
+                named.add(line)
+                name = line_name(trace.threads.get(lane, ""), line)
+                self._write(thread_metadata(pid, tid_of(lane, line), name))
+            pairs = zip(rows, lines, strict=True)
+            self._write([make(row, pid, tid_of(lane, line)) for row, line in pairs])
+            self.spans += len(rows)
+
+    def _metrics(self, trace: ProcessTrace) -> Iterator[str]:
+        for name, time, value in trace.metrics():
+            self.metrics += 1
+            yield self._make.value(name, trace.label.number, tid_of(0), time, value)
+
+    def _events(self, trace: ProcessTrace) -> Iterator[str]:
+        lanes = {name: lane for lane, name in trace.threads.items()}
+        for name, thread, time, step, epoch, attributes in trace.events():
+            self.events += 1
+            category = "error" if name == "error" else "event"
+            tid, args = tid_of(lanes.get(thread, 0)), span_args(attributes, step, epoch)
+            yield self._make.instant(name, category, trace.label.number, tid, time, args)
+
+    def _write_all(self, texts: Iterator[str]) -> None:
+        batch: list[str] = []
+        for text in texts:
+            batch.append(text)
+            if len(batch) >= BATCH:
+                self._write(batch)
+                batch = []
+        self._write(batch)
+
+    def _write(self, texts: list[str]) -> None:
+        if texts:
+            self._file.write(self._gap + ",\n".join(texts))
+            self._gap = ",\n"

@@ -1,4 +1,4 @@
-"""The console exporter: what the run does, in short lines for whoever watches it."""
+"""The console exporter: a short line for each span and event."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TextIO
 
-from stepwell.exporters.joining import join_short
-from stepwell.exporters.wording import pairs, value, word
-from stepwell.journal.text import duration
+from stepwell._core.text import duration
+from stepwell.exporters.record_format import join_short, pairs, value, word
 from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source, SpanRecord
 
 NAME_WIDTH = 44
-"""Indent and name; what is longer pushes the rest of its line to the right."""
+"""Characters for indent and name. Longer names push the rest of their line to the right."""
 MAX_INDENT = 12
 MAX_WIDTH = 400
-"""Of a line in a file; on a terminal its width is the limit."""
+"""Longest line in a file. On a terminal, its width is the limit."""
 SHOWN_ATTRIBUTES = 6
 MAX_VALUE = 40
 MAX_MESSAGE = 200
 REMEMBERED = 10_000
-"""Of so many spans that have ended it is known how deep they were, for what comes late."""
+"""Number of ended spans whose depth is kept, for events that come late."""
 
 DIM, RED, YELLOW, BOLD, PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
 COLOURS = {"error": RED, "unfinished": YELLOW}
 
 
 class Line(NamedTuple):
-    """What one line says."""
+    """The columns of one line."""
 
     time_ns: int
     depth: int
@@ -39,7 +38,7 @@ class Line(NamedTuple):
     look: str = ""
 
     def text(self, started_ns: int, coloured: bool, width: int) -> str:
-        """The line, its columns below those of the others, cut to a width."""
+        """Return the line with aligned columns, cut to a width."""
         since = max(0, self.time_ns - started_ns) / 1e9
         label = f"{'  ' * min(self.depth, MAX_INDENT)}{self.name}"
         gap = " " * (NAME_WIDTH - len(label))
@@ -54,12 +53,12 @@ class Line(NamedTuple):
 
 
 class ConsoleExporter(Exporter):
-    """Prints a line when a span begins or ends and when something happens.
+    """Print a line when a span begins, when it ends, and for each event.
 
     Args:
-        stream: where to; standard error, unless given.
+        stream: the stream to print to. Default: standard error.
         all_ranks: whether ranks other than 0 print too.
-        colour: whether to use colours; on a terminal, unless given.
+        colour: whether to use colours. Default: only on a terminal.
     """
 
     name = "console"
@@ -88,15 +87,15 @@ class ConsoleExporter(Exporter):
         return f"ConsoleExporter({'' if self.stream is None else self.stream!r})"
 
     def open(self, source: Source) -> None:
-        """Remember when the run began."""
+        """Start with a new run."""
         self._source = source
         self._open.clear()
         self._ended.clear()
 
     def export(self, records: Sequence[Record]) -> None:
-        """Print these records at once, so that they do not mix with what others print."""
+        """Print these records with one write, so that they do not mix with other output."""
         source = self._source
-        # Looked up each time: programs and notebooks put another one in its place.
+        # Looked up each time: programs and notebooks replace it.
         stream = self.stream if self.stream is not None else sys.stderr
         if source is None or stream is None or (source.rank != 0 and not self.all_ranks):
             return
@@ -132,12 +131,12 @@ class ConsoleExporter(Exporter):
 
     def _event(self, record: EventRecord) -> Line:
         depth = 0 if record.span is None else self._known_depth(record.span) + 1
-        about = record.attributes
+        attributes = record.attributes
         if record.type != "error":
             name = f"· {word(record.name)}"
-            return Line(record.time_ns, depth, name, rest=shown_attributes(about))
-        kind = word(str(about.get("exception_type") or "error"))
-        message = about.get("exception_message") or about.get("error_message") or ""
+            return Line(record.time_ns, depth, name, rest=shown_attributes(attributes))
+        kind = word(str(attributes.get("exception_type") or "error"))
+        message = attributes.get("exception_message") or attributes.get("error_message") or ""
         text = str(message)[:MAX_MESSAGE]
         text = text if text.isprintable() else value(text)
         return Line(record.time_ns, depth, f"! {kind}", rest=text, look=RED)
@@ -159,20 +158,20 @@ class ConsoleExporter(Exporter):
 
 
 def shown_attributes(attributes: dict[str, Any]) -> str:
-    """The first attributes in short, and how many more there are."""
+    """Return the first attributes as ``name=value``, and the number of further ones."""
     first = dict(list(attributes.items())[:SHOWN_ATTRIBUTES])
     more = len(attributes) - len(first)
     return pairs(first, MAX_VALUE) + (f" (+{more})" if more else "")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at a stream."""
+    """Return whether a stream is a terminal."""
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # no file, or a closed one
+    except (AttributeError, ValueError):  # not a file, or a closed one
         return False
 
 
 def wants_colours() -> bool:
-    """Whether the owner of a terminal wants colours."""
+    """Return whether the environment allows colours (``NO_COLOR``, ``TERM``)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

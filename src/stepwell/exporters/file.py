@@ -1,4 +1,4 @@
-"""The file exporter: one JSON object a line, complete enough to put the run together again."""
+"""The file exporter: one JSON object per line, with every field of the records."""
 
 from __future__ import annotations
 
@@ -9,38 +9,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepwell.exporters.joining import join_short
-from stepwell.journal.careful import plain_mapping
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import encode_quickly
+from stepwell._core.errors import StepwellError
+from stepwell._core.values import fast_encoder, plain_mapping
+from stepwell.exporters.record_format import join_short
 from stepwell.telemetry.exporter import Exporter, Record, Source, SpanRecord
 
 LOST_FILE = (errno.ESTALE, errno.EBADF, errno.EIO, errno.ENODEV)
-"""After these a file has to be opened again."""
+"""Errors after which the file must be opened again."""
 
 
 class FileExporter(Exporter):
-    """Appends to a file, a JSON object a line; see ``docs/exporters.md`` for the fields.
+    """Append records to a file, one JSON object per line; ``docs/exporters.md`` lists the fields.
 
-    Ranks other than 0 put their rank into the name: ``training.json`` is ``training.rank-3.json``
-    for rank 3. What stood in the file stays.
+    Ranks other than 0 add their rank to the file name: ``training.json`` becomes ``training.rank-3.json``.
+    An existing file is appended to.
     """
 
     def __init__(self, file_path: str | os.PathLike[str] = "training_telemetry.json") -> None:
         if not isinstance(file_path, str | os.PathLike) or not os.fspath(file_path):
             raise StepwellError(
-                f"file_path is {file_path!r}: write a path, such as file_path='telemetry.json'"
+                f"file_path must be a path, such as 'telemetry.json', got {file_path!r}"
             )
-        # Where the program was started, whatever folder it changes to later.
+        # Relative to the current folder, even if the program changes it later.
         self.file_path = Path(os.path.abspath(os.path.expanduser(os.fspath(file_path))))
         if self.file_path.is_dir():
-            raise StepwellError(
-                f"file_path is the folder {self.file_path}: write the name of a file"
-            )
+            raise StepwellError(f"file_path must be a file, got the folder {self.file_path}")
         self.path = self.file_path
         self.name = f"file {self.file_path.name}"
         self._fd = -1
-        self._place: dict[str, Any] = {}
+        self._origin: dict[str, Any] = {}
         self._head = b""
         self._left = b""
         self._holds_batch = False
@@ -57,9 +54,9 @@ class FileExporter(Exporter):
         return f"FileExporter(file_path={str(self.file_path)!r})"
 
     def open(self, source: Source) -> None:
-        """Open the file, made with its folders where it is not there."""
+        """Open the file; create it and its folders if needed."""
         self.path = path_of_rank(self.file_path, source.rank)
-        self._place = {
+        self._origin = {
             "run": source.run,
             "attempt": source.attempt,
             "rank": source.rank,
@@ -75,15 +72,15 @@ class FileExporter(Exporter):
         if self._fd < 0:
             self._open_file()
         if not self._holds_batch:
-            lines = [encode_line(line_of(record, self._place)) for record in join_short(records)]
+            lines = [encode_line(line_of(record, self._origin)) for record in join_short(records)]
             self._left, self._head = self._left + self._head + b"".join(lines), b""
             self._holds_batch = True
-        # Else these are the records that did not fit the last time: the rest of them is written.
+        # Otherwise the same batch comes again after a full disk: write only the bytes that are left.
         self._write()
         self._holds_batch = False
 
     def flush(self) -> None:
-        """Write the line that says whose records these are, even when there are none."""
+        """Write the line about the source, even if there are no records."""
         if self._fd >= 0 and not self._holds_batch and (self._head or self._left):
             self._left, self._head = self._left + self._head, b""
             self._write()
@@ -103,11 +100,11 @@ class FileExporter(Exporter):
         self._end = -1
 
     def _write(self) -> None:
-        """Append what is left; what a full disk took of it is not written a second time."""
+        """Append the bytes that are left; bytes that were written before a full disk are not repeated."""
         try:
             size = os.fstat(self._fd).st_size
             if size != self._end:
-                # Just opened, or somebody else writes to it too: begin a line of our own.
+                # Just opened, or another process appends to it too: start on a new line.
                 gap = b"" if self._ends_a_line(size) else b"\n"
                 self._left, self._begun = gap + self._begun + self._left, b""
             while self._left:
@@ -123,19 +120,19 @@ class FileExporter(Exporter):
     def _ends_a_line(self, size: int) -> bool:
         if size == 0:
             return True
-        # Where it is read does not matter to what is appended. Windows has no pread.
+        # The position does not affect appending. Windows has no pread.
         os.lseek(self._fd, size - 1, os.SEEK_SET)
         return os.read(self._fd, 1) == b"\n"
 
 
 def path_of_rank(path: Path, rank: int) -> Path:
-    """The file of a rank: that of rank 0 has the plain name."""
+    """Return the file of a rank; that of rank 0 has the plain name."""
     return path if rank == 0 else path.with_name(f"{path.stem}.rank-{rank}{path.suffix}")
 
 
-def line_of(record: Record, place: dict[str, Any]) -> dict[str, Any]:
-    """One record as the fields of its line; ``place`` says whose it is."""
-    line = {"type": record.type, **place, "thread": record.thread}
+def line_of(record: Record, origin: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record's line; ``origin`` are those of its process."""
+    line = {"type": record.type, **origin, "thread": record.thread}
     if isinstance(record, SpanRecord):
         line.update(id=record.id, parent=record.parent, name=record.name)
         line.update(category=record.category, status=record.status, start_ns=record.start_ns)
@@ -148,8 +145,8 @@ def line_of(record: Record, place: dict[str, Any]) -> dict[str, Any]:
 
 
 def encode_line(line: dict[str, Any]) -> bytes:
-    """A line of strict JSON."""
+    """Return a line of strict JSON."""
     try:
-        return encode_quickly()(line) + b"\n"
+        return fast_encoder()(line) + b"\n"
     except Exception:  # a lone surrogate, an integer past 64 bits
         return json.dumps(plain_mapping(line), allow_nan=False).encode() + b"\n"

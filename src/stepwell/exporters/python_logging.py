@@ -1,4 +1,4 @@
-"""The logging exporter: one readable line a record, through Python's own ``logging``."""
+"""The logging exporter: one readable line for each record, through Python's ``logging``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.exporters.joining import join_short
-from stepwell.exporters.wording import pairs, word
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.text import duration
+from stepwell._core.errors import StepwellError
+from stepwell._core.text import duration
+from stepwell.exporters.record_format import join_short, pairs, word
 from stepwell.telemetry.exporter import Exporter, Record, Source, SpanRecord
 
 LOGGER = "stepwell.export"
 
 
 class LoggingExporter(Exporter):
-    """Logs every record.
+    """Log every record.
 
     Args:
-        logger: a logger or the name of one.
-        level: at which level, as a number or a name. Errors are logged at ``ERROR`` at least.
+        logger: a logger or its name. Default: ``stepwell.export``.
+        level: the log level, as a number or a name. Errors are logged at ``ERROR`` or above.
     """
 
     name = "logging"
@@ -46,20 +45,20 @@ class LoggingExporter(Exporter):
         return f"LoggingExporter({self.logger.name!r}, {logging.getLevelName(self.level)})"
 
     def open(self, source: Source) -> None:
-        """Remember whose records these are."""
+        """Start with the records of a process."""
         self._place = pairs({"run": source.run, "attempt": source.attempt, "rank": source.rank})
 
     def export(self, records: Sequence[Record]) -> None:
-        """Log these records, each one on a line of its own."""
+        """Log these records, one line each."""
         for record in join_short(records):
-            bad = record.type == "error" or getattr(record, "status", "") == "error"
-            level = max(self.level, logging.ERROR) if bad else self.level
+            is_error = record.type == "error" or getattr(record, "status", "") == "error"
+            level = max(self.level, logging.ERROR) if is_error else self.level
             if self.logger.isEnabledFor(level):
                 self.logger.log(level, "%s", line_of(record, self._place))
 
 
 def line_of(record: Record, place: str) -> str:
-    """One record in one line; no value can add a line or a field to it."""
+    """Return a record as one line. No value can add a line or a field to it."""
     if isinstance(record, SpanRecord):
         parts = [f"span {record.type}", word(record.name), place]
         parts.append(pairs({"id": record.id, "parent": record.parent}))
@@ -77,15 +76,15 @@ def _logger(logger: Any) -> logging.Logger:
         return logging.getLogger(logger or LOGGER)
     if isinstance(logger, logging.Logger):
         return logger
-    raise StepwellError(f"logger is {logger!r}: write a logger, or the name of one")
+    raise StepwellError(f"logger must be a logger or its name, got {logger!r}")
 
 
 def _level(level: Any) -> int:
     if isinstance(level, int) and not isinstance(level, bool):
         return level
-    known = {name: number for number, name in logging._levelToName.items()}
+    levels = {name: number for number, name in logging._levelToName.items()}
     name = str(level).strip().upper()
-    if isinstance(level, str) and name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, 1) or ["INFO"]
-    raise StepwellError(f"level is {level!r}: write {near[0]!r}, or another level of logging")
+    if isinstance(level, str) and name in levels:
+        return levels[name]
+    near = difflib.get_close_matches(name, levels, 1) or ["INFO"]
+    raise StepwellError(f"level must be a level of logging, such as {near[0]!r}, got {level!r}")

@@ -1,7 +1,7 @@
-"""Importing: traces that other tools recorded become run folders like any other.
+"""Import: traces of other tools become run folders.
 
-Each format has a reader that turns its records into rows; rows are sorted outside of memory, nested by
-time, and written through the journal. Imports the journal and telemetry's ids; knows no table and no command.
+A reader per format turns records into rows; rows are sorted on disk, nested by time, and written with the
+journal's writer. Imports the journal and the run ids of telemetry; never reading or the CLI.
 """
 
 from stepwell.importing.importer import Imported, import_files, import_trace

@@ -1,8 +1,8 @@
-"""Chrome traces, those of the torch profiler (Kineto) among them.
+"""Chrome traces, including those of the torch profiler (Kineto).
 
-Complete events, begin and end pairs, instants, counters and names are taken. Parents come from nesting
-in time, thread by thread. A torch profiler trace is one process: what it shows as further processes are GPUs,
-whose streams become threads.
+Reads complete events, begin and end pairs, instants, counters and names. Parents follow from nesting in time,
+per thread. A torch profiler trace becomes one process: its further processes are GPUs, whose streams become
+threads.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from stepwell.importing.objects import Objects
-from stepwell.importing.rows import FAILED, NO_END, UNFINISHED, Lane, Process, Rows
-from stepwell.importing.sources import Source
-from stepwell.importing.values import as_number, exact, nanoseconds, text
+from stepwell.importing.rows import FAILED, NO_END, UNFINISHED, TraceLane, TraceProcess, TraceRows
+from stepwell.importing.sources import (
+    TraceObjects,
+    TraceSource,
+    as_number,
+    exact_number,
+    nanoseconds,
+    text,
+)
 
 KIND = "chrome"
 MICROSECOND = 1000
@@ -22,7 +27,7 @@ MAX_OPEN = 10_000
 MAX_ID = 200
 FLOWS = frozenset("stf")
 PROFILER_STEP = "ProfilerStep#"
-ABOUT = (
+KEPT_FIELDS = (
     "schemaVersion",
     "traceName",
     "trace_id",
@@ -34,14 +39,14 @@ ABOUT = (
     "cuda_driver_version",
     "otherData",
 )
-"""What of a document's other fields is kept in run.json."""
+"""Fields of the document that are kept in run.json."""
 
 OWN_TOOL = "stepwell"
 STATUSES = {"error": FAILED, "unfinished": UNFINISHED, "open": 0}
-"""How traces that were exported from a run say that a span did not end well."""
+"""The status of spans in traces that stepwell exported."""
 
 USERS_STATUS = "args.status"
-"""What such a trace calls an attribute that would be taken for that."""
+"""Name of a user's attribute ``status`` in such a trace."""
 
 Record = dict[str, Any]
 _OWN_NAME = re.compile(r"rank (\d{1,9})( worker(?: (\d{1,9}))?)?(?: \(attempt (\d{1,9})\))?")
@@ -54,13 +59,13 @@ class ChromeReader:
 
     unit = MICROSECOND
 
-    def __init__(self, rows: Rows, source: Source, number: int) -> None:
+    def __init__(self, rows: TraceRows, source: TraceSource, number: int) -> None:
         self.rows = rows
         self.source = source
         self.number = number
-        self.objects = Objects(source, rows.left_out)
+        self.objects = TraceObjects(source, rows.left_out)
         self.is_own = False
-        self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
+        self._lanes: dict[tuple[Hashable, Hashable], TraceLane] = {}
         self._process_names: dict[Hashable, str] = {}
         self._labels: dict[Hashable, str] = {}
         self._thread_names: dict[tuple[Hashable, Hashable], str] = {}
@@ -76,10 +81,10 @@ class ChromeReader:
         }
 
     def read(self, progress: Callable[[], None]) -> None:
-        """Take the whole file."""
+        """Read the whole file; ``progress`` is called now and then."""
         for count, record in enumerate(self.objects):
             if not count:
-                other = self.objects.about.get("otherData")
+                other = self.objects.document.get("otherData")
                 self.is_own = isinstance(other, dict) and other.get("tool") == OWN_TOOL
             self.take(record)
             if not count & 0x3FFF:
@@ -87,73 +92,73 @@ class ChromeReader:
         self._finish()
 
     def take(self, record: Record) -> None:
-        """Take one record, or count why not."""
+        """Add one record, or count the reason why not."""
         phase = record.get("ph")
         taker = self._takers.get(phase) if isinstance(phase, str | int) else None
         if taker is not None:
             taker(record)
         elif isinstance(phase, str) and phase in FLOWS:
-            self.rows.left_out["it is a flow arrow"] += 1
+            self.rows.left_out["flow arrow"] += 1
         else:
-            self.rows.left_out[f"its phase is {text(phase, 'missing')[:20]!r}"] += 1
+            self.rows.left_out[f"unknown phase {text(phase, 'missing')[:20]!r}"] += 1
 
-    # Places
+    # Processes and threads
 
     @property
     def is_kineto(self) -> bool:
         """Whether the torch profiler wrote the file."""
-        return "schemaVersion" in self.objects.about
+        return "schemaVersion" in self.objects.document
 
-    def process(self, record: Record, pid: Hashable) -> Process | None:
-        """The process that a record belongs to."""
+    def process(self, record: Record, pid: Hashable) -> TraceProcess | None:
+        """Return the process of a record."""
         key = (self.number, "" if self.is_kineto else pid)
-        known = key in self.rows.processes
-        found = self.rows.process(key, pid)
-        if found is not None and not known:
-            found.origin_ns = self._origin()
-        return found
+        is_new = key not in self.rows.processes
+        process = self.rows.process(key, pid)
+        if process is not None and is_new:
+            process.origin_ns = self._origin()
+        return process
 
-    def lane(self, record: Record) -> Lane | None:
-        """The thread that a record belongs to."""
+    def lane(self, record: Record) -> TraceLane | None:
+        """Return the thread of a record."""
         pid, tid = record.get("pid"), record.get("tid")
         if type(pid) is not int or type(tid) is not int:
             pid, tid = _id(pid), _id(tid)
-        found = self._lanes.get((pid, tid))
-        if found is None:
+        lane = self._lanes.get((pid, tid))
+        if lane is None:
             process = self.process(record, pid)
-            found = None if process is None else self.rows.lane(process, (pid, tid))
-            if found is not None:
-                self._lanes[pid, tid] = found
-        return found
+            lane = None if process is None else self.rows.lane(process, (pid, tid))
+            if lane is not None:
+                self._lanes[pid, tid] = lane
+        return lane
 
     def _origin(self) -> int:
-        about = self.objects.about
-        told = about.get("baseTimeNanoseconds")
-        if self.is_own and "otherData" in about:
-            told = about["otherData"].get("base_ns")
-        base = exact(told)
+        document = self.objects.document
+        value = document.get("baseTimeNanoseconds")
+        if self.is_own and "otherData" in document:
+            value = document["otherData"].get("base_ns")
+        base = exact_number(value)
         return int(base) if base is not None and 0 <= base < NO_END else 0
 
     # Records
 
     def args(self, record: Record) -> Record:
-        """The attributes of a record."""
+        """Return the attributes of a record."""
         args = record.get("args")
         if type(args) is dict:
             return args
         return {} if args is None else {"args": args}
 
     def times(self, record: Record) -> tuple[int, int] | None:
-        """When it began and ended."""
-        start, length = exact(record.get("ts")), exact(record.get("dur", 0))
+        """Return start and end of a record in ns, None without a timestamp."""
+        start, length = exact_number(record.get("ts")), exact_number(record.get("dur", 0))
         if start is None or length is None:
-            self.rows.left_out["it has no time"] += 1
+            self.rows.left_out["no timestamp"] += 1
             return None
-        # Their sum is rounded, not each: what nests in the file nests afterwards too.
+        # The end is rounded, not the duration: spans that nest in the file still nest afterwards.
         return nanoseconds(start, self.unit), nanoseconds(start + length, self.unit)
 
     def nesting(self, record: Record, args: Record) -> dict[str, int]:
-        """What the file tells about nesting beyond times."""
+        """Return what the file says about nesting, besides times, as arguments of ``rows.span``."""
         return {"begun" if self.is_own else "order": self.rows.next()}
 
     def _complete(self, record: Record) -> None:
@@ -172,7 +177,7 @@ class ChromeReader:
         self.rows.span(lane, text(record.get("cat")), name, start, end, args, **nesting)
 
     def _own_end(self, args: Record, nesting: dict[str, int], end: int) -> int:
-        """How a span of ours ended, which its arguments say."""
+        """Return the end of a span that stepwell exported; its arguments contain the status."""
         status = args.get("status")
         if isinstance(status, str) and status in STATUSES:
             del args["status"]
@@ -188,7 +193,7 @@ class ChromeReader:
         if times is None or lane is None:
             return
         if len(lane.open) >= MAX_OPEN:
-            self.rows.left_out[f"more than {MAX_OPEN} of its thread are open"] += 1
+            self.rows.left_out[f"more than {MAX_OPEN} open spans in its thread"] += 1
             return
         args = self.args(record)
         nesting = self.nesting(record, args)
@@ -206,9 +211,9 @@ class ChromeReader:
                 began[3] = {**began[3], **self.args(record)}
                 self._close(lane, began, times[0])
                 return
-        self.rows.left_out["it ends what never began"] += 1
+        self.rows.left_out["end without a begin"] += 1
 
-    def _close(self, lane: Lane, began: list[Any], end: int) -> None:
+    def _close(self, lane: TraceLane, began: list[Any], end: int) -> None:
         name, category, start, args, nesting = began
         if self.is_own:
             self._own_end(args, nesting, end)
@@ -233,21 +238,21 @@ class ChromeReader:
         if times is None or lane is None:
             return
         name = text(record.get("name"))
-        taken = False
+        is_added = False
         for series, value in self.args(record).items():
             number = as_number(value)
             if number is not None:
                 full = name if series in ("value", name) else f"{name}/{series}"
-                taken |= self.rows.metric(lane, full, times[0], number, None)
-        if not taken:
-            self.rows.left_out["it is a counter without a number"] += 1
+                is_added |= self.rows.metric(lane, full, times[0], number, None)
+        if not is_added:
+            self.rows.left_out["counter without a number"] += 1
 
     def _metadata(self, record: Record) -> None:
         args = self.args(record)
         pid, tid = _id(record.get("pid")), _id(record.get("tid"))
         name = record.get("name")
         if len(self._thread_names) + len(self._process_names) > 1 << 18:
-            self.rows.left_out["there are too many names of threads"] += 1
+            self.rows.left_out["too many names of threads"] += 1
             return
         if name == "process_name":
             self._process_names[pid] = text(args.get("name"))[:1000]
@@ -264,49 +269,51 @@ class ChromeReader:
             for began in lane.open:
                 self._close(lane, began, NO_END)
             lane.open.clear()
-        about = {key: self.objects.about[key] for key in ABOUT if key in self.objects.about}
+        kept = {
+            key: self.objects.document[key] for key in KEPT_FIELDS if key in self.objects.document
+        }
         main = self._main_pid()
         for (pid, tid), lane in self._lanes.items():
             self._name_lane(lane, pid, tid, main)
             process = lane.process
-            process.about.update(about)
+            process.info.update(kept)
             process.origin_ns = process.origin_ns or self._origin()
-            process.host = process.host or text(about.get("host_name"))
-            self._place(process, main if self.is_kineto else pid)
+            process.host = process.host or text(kept.get("host_name"))
+            self._identify(process, main if self.is_kineto else pid)
 
     def _main_pid(self) -> Hashable:
-        """Of a torch profiler's file: the process whose threads are threads."""
+        """Return the pid of the CPU process in a torch profiler trace; its threads are real threads."""
         pids = [pid for pid, _ in self._lanes]
         marked = [pid for pid in pids if self._labels.get(pid, "").startswith("CPU")]
         numbers = [pid for pid in pids if isinstance(pid, int)]
         return next(iter([*marked, *numbers]), "")
 
-    def _name_lane(self, lane: Lane, pid: Hashable, tid: Hashable, main: Hashable) -> None:
+    def _name_lane(self, lane: TraceLane, pid: Hashable, tid: Hashable, main: Hashable) -> None:
         name = self._thread_names.get((pid, tid), "").strip()
         if not name:
             name = (tid or "counters") if isinstance(tid, str) else f"thread {tid}"
         if self.is_kineto and pid != main:
-            whose = self._labels.get(pid, "") or (pid if isinstance(pid, str) else f"GPU {pid}")
-            name = f"{whose} {name}".strip()
+            device = self._labels.get(pid, "") or (pid if isinstance(pid, str) else f"GPU {pid}")
+            name = f"{device} {name}".strip()
         lane.name = name
 
-    def _place(self, process: Process, pid: Hashable) -> None:
+    def _identify(self, process: TraceProcess, pid: Hashable) -> None:
         process.name = process.name or self._process_names.get(pid, "")
         own = _OWN_NAME.fullmatch(process.name) if self.is_own else None
         if own:
-            self._place_own(process, own, self._labels.get(pid, ""))
+            self._identify_own(process, own, self._labels.get(pid, ""))
             return
         if isinstance(pid, int):
             process.pid = pid if 0 <= pid < 1 << 31 else 0
-        told = self.objects.about.get("distributedInfo")
-        if isinstance(told, dict):
-            process.rank = _count(told.get("rank"))
-            process.world_size = _count(told.get("world_size"))
-        found = _RANK.search(process.name) or _RANK.search(self._labels.get(pid, ""))
-        if process.rank is None and found:
-            process.rank = int(found[1])
+        distributed = self.objects.document.get("distributedInfo")
+        if isinstance(distributed, dict):
+            process.rank = _count(distributed.get("rank"))
+            process.world_size = _count(distributed.get("world_size"))
+        match = _RANK.search(process.name) or _RANK.search(self._labels.get(pid, ""))
+        if process.rank is None and match:
+            process.rank = int(match[1])
 
-    def _place_own(self, process: Process, name: re.Match[str], label: str) -> None:
+    def _identify_own(self, process: TraceProcess, name: re.Match[str], label: str) -> None:
         process.rank = int(name[1])
         process.is_worker = name[2] is not None
         process.worker = int(name[3]) if name[3] else None
@@ -317,7 +324,7 @@ class ChromeReader:
 
 
 def _id(value: Any) -> Hashable:
-    """A process or thread as the file calls it, of a bounded size."""
+    """Return the id of a process or thread in the file, of bounded size."""
     if type(value) is int and abs(value) < 1 << 63:
         return value
     return text(value)[:MAX_ID]

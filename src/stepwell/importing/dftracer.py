@@ -1,7 +1,7 @@
-"""dftracer's traces, in the bracketed dialect and in the newer one with numbers for phases.
+"""dftracer traces, in the old dialect with brackets and in the new one with numbers for phases.
 
-Parents come from nesting in time: what ``p_idx`` and ``level`` say is wrong with threads and loops, so
-the level only decides where times leave it open. Hosts and files told by a hash get their names back.
+Parents follow from nesting in time. ``p_idx`` and ``level`` are wrong for threads and loops, so the level
+only decides where times are equal. Hashes of hosts and files are replaced by their names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from collections.abc import Hashable
 from typing import Any
 
 from stepwell.importing.chrome import OWN_TOOL, USERS_STATUS, ChromeReader, Record
-from stepwell.importing.rows import CLOSED_IN_ORDER, UNRESOLVED, Lane, Process, Rows
-from stepwell.importing.sources import Source
-from stepwell.importing.values import encode_attributes, exact, nanoseconds, text
+from stepwell.importing.rows import CLOSED_IN_ORDER, UNRESOLVED, TraceLane, TraceProcess, TraceRows
+from stepwell.importing.sources import (
+    TraceSource,
+    encode_attributes,
+    exact_number,
+    nanoseconds,
+    text,
+)
 
 KIND = "dftracer"
 PHASES = {1: "X", 2: "C", 3: "A", 4: "M"}
@@ -24,20 +29,20 @@ MAX_HASHES = 1_000_000
 MAX_LEVEL = 1 << 20
 LEVEL_SHIFT = 40
 OWN_EVENTS = 1 << 52
-"""Traces that were exported from a run have events as spans of no length, with ids from here on."""
+"""In traces that stepwell exported, events are spans without duration with ids from here on."""
 NAMED = {"fhash": "fname", "hhash": "host", "fname": "fname", "cwd": "cwd"}
-"""Arguments that hold a hash, and what they are called when it is resolved."""
+"""Arguments that contain a hash, and their names when it is resolved."""
 
 
 class Hashes:
-    """Names by their hash, for all files of an import: they may tell each other's."""
+    """Names by hash, for all files of an import: a file may contain the names of another."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
         self.hosts: dict[str, str] = {}
 
     def add(self, kind: str, args: Record) -> bool:
-        """Note what a record of names says; False when there are too many."""
+        """Add the name in a record; return False if there are too many."""
         names = self.hosts if kind == "HH" else self.names
         if len(names) >= MAX_HASHES:
             return False
@@ -45,21 +50,21 @@ class Hashes:
         return True
 
     def resolve(self, args: Record) -> bool:
-        """Put names in the place of hashes; False when one is not known, or not yet."""
-        complete = True
+        """Replace hashes by names; return False if a name is still missing."""
+        is_complete = True
         for key in [key for key in args if key in NAMED or key.endswith("_hash")]:
             value = args[key]
             names = self.hosts if key == "hhash" else self.names
             name = names.get(text(value)[:200]) if isinstance(value, str | int) else None
             if name is None:
-                complete &= key in ("cwd", "fname")
+                is_complete &= key in ("cwd", "fname")
             else:
                 del args[key]
                 args[NAMED.get(key) or key[: -len("_hash")]] = name
-        return complete
+        return is_complete
 
     def resolve_encoded(self, data: bytes) -> bytes:
-        """The same for attributes that were encoded before all names were known."""
+        """Resolve attributes that were encoded before all names were read."""
         args = json.loads(data)
         self.resolve(args)
         args.pop("host", None)
@@ -69,7 +74,7 @@ class Hashes:
 class DftracerReader(ChromeReader):
     """Reads one file into rows."""
 
-    def __init__(self, rows: Rows, source: Source, number: int, hashes: Hashes) -> None:
+    def __init__(self, rows: TraceRows, source: TraceSource, number: int, hashes: Hashes) -> None:
         super().__init__(rows, source, number)
         self._hashes = hashes
         self._hosts: dict[Hashable, str] = {}
@@ -79,20 +84,20 @@ class DftracerReader(ChromeReader):
         for digit, phase in PHASES.items():
             self._takers[digit] = self._takers[phase]
 
-    def process(self, record: Record, pid: Hashable) -> Process | None:
-        """One for each process number of a host, in however many files it is."""
+    def process(self, record: Record, pid: Hashable) -> TraceProcess | None:
+        """Return the process with this pid on its host; several files may contain parts of it."""
         args = record.get("args")
-        told = args.get("hhash") if isinstance(args, dict) else None
-        host = text(told)[:200] if told is not None else self._hosts.get(pid, "")
+        host_hash = args.get("hhash") if isinstance(args, dict) else None
+        host = text(host_hash)[:200] if host_hash is not None else self._hosts.get(pid, "")
         self._hosts.setdefault(pid, host)
-        found = self.rows.process((host, pid), pid)
-        if found is not None and host and not found.host:
-            found.host = self._hashes.hosts.get(host, "")
-            found.about["hhash"] = host
-        return found
+        process = self.rows.process((host, pid), pid)
+        if process is not None and host and not process.host:
+            process.host = self._hashes.hosts.get(host, "")
+            process.info["hhash"] = host
+        return process
 
     def args(self, record: Record) -> Record:
-        """The arguments with names in the place of hashes, without what the process has."""
+        """Return the arguments with names instead of hashes, without those of the process."""
         args = super().args(record)
         self._resolved = not args or self._hashes.resolve(args)
         args.pop("host", None)
@@ -104,14 +109,17 @@ class DftracerReader(ChromeReader):
         return args
 
     def nesting(self, record: Record, args: Record) -> dict[str, int]:
-        """The level if the file has it; else a span is written when it ends, inner ones first."""
+        """Return the level if the file has it.
+
+        Otherwise inner spans come first: spans are written at their end.
+        """
         level = self._level
         flags = 0 if self._resolved else UNRESOLVED
         number = self.rows.next()
         if type(level) is not int or not 0 <= level < MAX_LEVEL:
             level = -1
         if self.is_own:
-            # Ours are written in the order in which they began.
+            # Traces that stepwell exported are in the order in which spans began.
             return {"begun": number, "depth": level, "flags": flags}
         if level >= 0:
             return {"order": (level << LEVEL_SHIFT) + number, "depth": level, "flags": flags}
@@ -130,24 +138,24 @@ class DftracerReader(ChromeReader):
         return record.get("cat") == "event" and type(number) is int and number >= OWN_EVENTS
 
     def _take_own(self, record: Record) -> None:
-        """What the tracer says about the process when it begins and when it ends."""
+        """Add the records that the tracer writes when the process starts and ends."""
         lane = self.lane(record)
         times = self.times(record)
         if lane is None or times is None:
             return
         args = self.args(record)
         if record["name"] == "start":
-            self._look_at_start(lane.process, args)
+            self._read_start(lane.process, args)
         parent = args.get("ppid")
         if type(parent) is int:
             lane.process.parent_pid = parent
         flags = 0 if self._resolved else UNRESOLVED
         self.rows.event(lane, f"{OWN}.{record['name']}", times[0], args, flags=flags)
 
-    def _look_at_start(self, process: Process, args: Record) -> None:
+    def _read_start(self, process: TraceProcess, args: Record) -> None:
         process.is_worker = FORKED in self.source.path.name
         if "version" in args:
-            process.about["version"] = text(args["version"])
+            process.info["version"] = text(args["version"])
         if args.get("tool") == OWN_TOOL:
             self.is_own = True
             attempt = args.get("attempt")
@@ -159,7 +167,7 @@ class DftracerReader(ChromeReader):
         args = args if isinstance(args, dict) else {}
         if name in ("HH", "FH", "SH"):
             if not self._hashes.add(text(name), args):
-                self.rows.left_out[f"there are more than {MAX_HASHES} names of files"] += 1
+                self.rows.left_out[f"more than {MAX_HASHES} names of files"] += 1
                 return
             if name == "HH":
                 self._hosts[_pid(record)] = text(args.get("value"))[:200]
@@ -174,31 +182,31 @@ class DftracerReader(ChromeReader):
         elif name == "thread_name" and args.get("value") != "thread_name":
             super()._metadata(record)
         elif name == "thread_name":
-            # It says the number of the thread, which is no name.
+            # The record contains the thread id instead of a name.
             self.rows.taken["metadata"] += 1
         else:
             super()._metadata(record)
 
-    def _take_rank(self, lane: Lane, args: Record) -> None:
-        told = [args.get("rank"), args.get("value") if args.get("name") == "rank" else None]
-        for value in told:
-            number = exact(value)
+    def _take_rank(self, lane: TraceLane, args: Record) -> None:
+        values = [args.get("rank"), args.get("value") if args.get("name") == "rank" else None]
+        for value in values:
+            number = exact_number(value)
             if number is not None and 0 <= number < 1 << 31:
                 lane.process.rank = int(number)
 
     def _custom(self, record: Record, name: str, value: Any) -> None:
-        """A note of the program: the beginning or the end of something, or any pair of texts."""
+        """Add custom metadata of the program: a start or end time, or any pair of texts."""
         lane = self.lane(record)
         if lane is None:
             return
         if name == "time_metric" and value in UNITS:
             self.unit = UNITS[value]
-        time = exact(value) if name.endswith((".start", ".end")) else None
+        time = exact_number(value) if name.endswith((".start", ".end")) else None
         if time is not None:
             self.rows.event(lane, name, nanoseconds(time, self.unit), None)
             return
-        if len(lane.process.about) < 1000:
-            lane.process.about[name[:200]] = text(value)[:4000]
+        if len(lane.process.info) < 1000:
+            lane.process.info[name[:200]] = text(value)[:4000]
         self.rows.taken["metadata"] += 1
 
 

@@ -1,4 +1,4 @@
-"""Importing files: what kind they are, and how they become a run folder that appears when it is whole."""
+"""Importing files: detects their format, and writes a run folder that appears when it is complete."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from stepwell._core import clock
+from stepwell._core.checks import one_of
+from stepwell._core.errors import StepwellError
 from stepwell.importing import chrome, dftracer, one_logger
-from stepwell.importing.folder import RunWriter
-from stepwell.importing.objects import Objects
-from stepwell.importing.rows import Rows
-from stepwell.importing.sorting import Sorter
-from stepwell.importing.sources import SUFFIXES, Progress, Source, find_files
-from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError
-from stepwell.telemetry.run_id import check_run_id, make_run_id, make_slug
+from stepwell.importing.rows import RowSorter, TraceRows
+from stepwell.importing.run_writer import RunWriter
+from stepwell.importing.sources import SUFFIXES, Progress, TraceObjects, TraceSource, find_files
+from stepwell.telemetry.run_names import check_run_id, make_run_id, make_slug
 
-KINDS = (dftracer.KIND, chrome.KIND, one_logger.KIND)
+KIND = one_of(dftracer.KIND, chrome.KIND, one_logger.KIND)
 KINETO = "torch profiler"
 LOOKED_AT = 50
-"""So many records are looked at to tell what kind of file it is."""
+"""Records to read to detect the format of a file."""
 
 
 @dataclass
 class Imported:
-    """A finished import: the run folder, and how much of the files is in it."""
+    """A finished import: the run folder, the numbers of records taken and left out (by reason), and notes."""
 
     path: Path
     kinds: list[str]
@@ -47,7 +46,7 @@ def import_trace(
     run_id: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Turn a trace into a run folder, and return that folder; see ``import_files``."""
+    """Import a trace and return the run folder; see ``import_files``."""
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     return import_files(paths, dir, name, kind=kind, run_id=run_id, progress=progress).path
 
@@ -61,16 +60,15 @@ def import_files(
     run_id: str | None = None,
     progress: Progress | None = None,
 ) -> Imported:
-    """Turn files, folders or patterns of files into one run in ``dir``.
+    """Import files, folders or patterns of files into one run in ``dir``.
 
-    ``kind`` is "dftracer", "chrome" or "nv-one-logger"; without it each file is looked at. ``dir``
-    is ``STEPWELL_DIR`` or ``./runs`` when left out. StepwellError when there is nothing to take.
+    ``kind`` is "dftracer", "chrome" or "nv-one-logger"; by default it is detected for each file. The
+    default of ``dir`` is ``STEPWELL_DIR`` or ``./runs``. Raise StepwellError if there is nothing to import.
     """
-    if kind is not None and kind not in KINDS:
-        raise StepwellError(f"kind is {kind!r}: write one of {', '.join(map(repr, KINDS))}")
+    kind = KIND.or_none("kind", kind)
     files = list(dict.fromkeys(file for path in paths for file in find_files(path)))
     if not files:
-        raise StepwellError("there is no file to import: give the path of one")
+        raise StepwellError("no files to import: pass the path of at least one")
     title = name or _title(files[0])
     root = Path(dir or os.environ.get("STEPWELL_DIR") or "runs").expanduser()
     try:
@@ -79,13 +77,13 @@ def import_files(
         raise StepwellError(str(error)) from None
     target = root / identity
     if target.exists():
-        raise StepwellError(f"run {identity!r} exists already in {str(root)!r}")
+        raise StepwellError(f"run {identity!r} already exists in {str(root)!r}")
     root.mkdir(parents=True, exist_ok=True)
-    # Not seen as a run while it grows: what is in it lies one level deeper.
+    # Readers do not take it for a run while it grows: its content is one level deeper.
     work = root / f".importing-{make_run_id()}"
     work.mkdir()
     try:
-        done = _import(files, kind, work, identity, title, progress or _say_nothing)
+        done = _import(files, kind, work, identity, title, progress or _ignore)
         os.rename(work / "run", target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -96,13 +94,11 @@ def import_files(
 def _import(
     files: list[Path], kind: str | None, work: Path, identity: str, title: str, progress: Progress
 ) -> Imported:
-    rows = Rows(Sorter(work))
+    rows = TraceRows(RowSorter(work))
     kinds = _read(files, kind, rows, progress)
     if not rows.sorter.count:
         why = "; ".join(f"{reason} ({n})" for reason, n in rows.left_out.most_common(5))
-        raise StepwellError(
-            f"there is no record to take in {_shown(files)}{': ' if why else ''}{why}"
-        )
+        raise StepwellError(f"no records to import in {_shown(files)}{': ' if why else ''}{why}")
     done = Imported(work, kinds, notes=rows.notes)
     writer = RunWriter(work / "run", identity, rows)
     (work / "run").mkdir()
@@ -112,34 +108,34 @@ def _import(
     return done
 
 
-def _read(files: list[Path], kind: str | None, rows: Rows, progress: Progress) -> list[str]:
-    """Read all files; returns what kinds they are."""
-    sources = [Source(path) for path in files]
+def _read(files: list[Path], kind: str | None, rows: TraceRows, progress: Progress) -> list[str]:
+    """Read all files; return their formats."""
+    sources = [TraceSource(path) for path in files]
     total = sum(source.size for source in sources)
     hashes = dftracer.Hashes()
     rows.resolve = hashes.resolve_encoded
     kinds: list[str] = []
     before = 0
     for number, source in enumerate(sources):
-        found = kind or find_kind(source)
-        reader = _reader(found, rows, source, number, hashes)
+        detected = kind or find_kind(source)
+        reader = _reader(detected, rows, source, number, hashes)
         reader.read(lambda: progress("reading", before + source.done, total))  # noqa: B023
         if isinstance(reader, chrome.ChromeReader) and reader.is_kineto:
-            found = KINETO
-        if found not in kinds:
-            kinds.append(found)
+            detected = KINETO
+        if detected not in kinds:
+            kinds.append(detected)
         if source.damage:
-            rows.notes.append(f"{source.path.name}: {source.damage}; what stands before is taken")
+            rows.notes.append(f"{source.path.name}: {source.damage}; the part before is imported")
         before += source.size
     progress("reading", total, total)
     for process in rows.processes.values():
-        host = process.about.get("hhash")
+        host = process.info.get("hhash")
         process.host = process.host or hashes.hosts.get(str(host), "")
     return kinds
 
 
 def _reader(
-    kind: str, rows: Rows, source: Source, number: int, hashes: dftracer.Hashes
+    kind: str, rows: TraceRows, source: TraceSource, number: int, hashes: dftracer.Hashes
 ) -> chrome.ChromeReader | one_logger.OneLoggerReader:
     if kind == dftracer.KIND:
         return dftracer.DftracerReader(rows, source, number, hashes)
@@ -148,25 +144,25 @@ def _reader(
     return chrome.ChromeReader(rows, source, number)
 
 
-def find_kind(source: Source) -> str:
-    """What kind of file this is, told from its first records."""
-    objects = Objects(source, Counter())
+def find_kind(source: TraceSource) -> str:
+    """Return the format of a file, from its first records."""
+    objects = TraceObjects(source, Counter())
     first = list(islice(objects, LOOKED_AT))
     if any("ph" not in record and record.get("type") in one_logger.TYPES for record in first):
         return one_logger.KIND
     own = any(r.get("cat") == dftracer.OWN or type(r.get("ph")) is int for r in first)
     if own or ".pfw" in source.path.name.lower():
         return dftracer.KIND
-    if any("ph" in record for record in first) or objects.about or not first:
+    if any("ph" in record for record in first) or objects.document or not first:
         return chrome.KIND
     raise StepwellError(
-        f"{str(source.path)!r} is no trace that can be imported: its records have neither a phase (ph) "
-        f"as those of dftracer and Chrome traces, nor a type as those of nv-one-logger"
+        f"{str(source.path)!r} is not a supported trace: its records have neither a phase (ph), as in "
+        "dftracer and Chrome traces, nor a type, as in nv-one-logger"
     )
 
 
-def _imported_from(files: list[Path], done: Imported, rows: Rows) -> dict[str, Any]:
-    about: dict[str, Any] = {
+def _imported_from(files: list[Path], done: Imported, rows: TraceRows) -> dict[str, Any]:
+    origin: dict[str, Any] = {
         "kind": ", ".join(done.kinds),
         "files": [file.name for file in files[:100]],
         "file_count": len(files),
@@ -176,11 +172,11 @@ def _imported_from(files: list[Path], done: Imported, rows: Rows) -> dict[str, A
         "left_out": dict(rows.left_out.most_common(50)),
         "notes": done.notes[:100],
     }
-    versions = {process.about.get("version") for process in rows.processes.values()}
-    told = sorted(str(version) for version in versions if version)
-    if told:
-        about["tool_version"] = ", ".join(told[:5])
-    return about
+    versions = {process.info.get("version") for process in rows.processes.values()}
+    names = sorted(str(version) for version in versions if version)
+    if names:
+        origin["tool_version"] = ", ".join(names[:5])
+    return origin
 
 
 def _title(path: Path) -> str:
@@ -196,5 +192,5 @@ def _shown(files: list[Path]) -> str:
     return f"{str(files[0])!r}{more}"
 
 
-def _say_nothing(what: str, done: int, total: int) -> None:
+def _ignore(what: str, done: int, total: int) -> None:
     pass

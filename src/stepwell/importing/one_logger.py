@@ -1,7 +1,7 @@
-"""Files of nv-one-logger's FileExporter: one JSON object a line, no parents, no threads.
+"""Files of nv-one-logger's FileExporter: one JSON object per line, without parents and threads.
 
-Parents are derived: of the spans of one process that contain another in time, the innermost is its
-parent. The file has milliseconds, so where boundaries coincide the order of its lines decides.
+The parent of a span is the innermost span of the process that contains it in time. Times are in
+milliseconds, so where they are equal the order of the lines decides.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from stepwell.importing.objects import Objects
-from stepwell.importing.rows import CLOSED_IN_ORDER, FAILED, NO_END, Lane, Rows, as_pid
-from stepwell.importing.sources import Source
-from stepwell.importing.values import exact, nanoseconds, text
+from stepwell.importing.rows import CLOSED_IN_ORDER, FAILED, NO_END, TraceLane, TraceRows, as_pid
+from stepwell.importing.sources import TraceObjects, TraceSource, exact_number, nanoseconds, text
 
 KIND = "nv-one-logger"
 TYPES = ("start", "stop", "complete", "event", "application_error", "telemetry_data_error")
@@ -40,14 +38,14 @@ class Begun:
 class OneLoggerReader:
     """Reads one file into rows."""
 
-    def __init__(self, rows: Rows, source: Source, number: int) -> None:
+    def __init__(self, rows: TraceRows, source: TraceSource, number: int) -> None:
         self.rows = rows
         self.source = source
         self.number = number
         self._begun: dict[tuple[int, str], Begun] = {}
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, TraceLane] = {}
         self._ends: dict[int, int] = {}
-        self._takers: dict[Any, Callable[[Lane, Record], None]] = {
+        self._takers: dict[Any, Callable[[TraceLane, Record], None]] = {
             "start": self._start,
             "stop": self._stop,
             "complete": self._complete,
@@ -57,13 +55,13 @@ class OneLoggerReader:
         }
 
     def read(self, progress: Callable[[], None]) -> None:
-        """Take the whole file."""
-        for count, record in enumerate(Objects(self.source, self.rows.left_out)):
+        """Read the whole file; ``progress`` is called now and then."""
+        for count, record in enumerate(TraceObjects(self.source, self.rows.left_out)):
             kind = record.get("type")
             taker = self._takers.get(kind) if isinstance(kind, str) else None
             lane = self._lane(record)
             if taker is None:
-                self.rows.left_out[f"its type is {text(kind, 'missing')[:30]!r}"] += 1
+                self.rows.left_out[f"unknown type {text(kind, 'missing')[:30]!r}"] += 1
             elif lane is not None:
                 taker(lane, record)
             if not count & 0x3FFF:
@@ -71,66 +69,66 @@ class OneLoggerReader:
         for (number, _), begun in self._begun.items():
             self._add(self.rows.lanes[number], begun, NO_END, -NO_END + begun.key)
 
-    def _lane(self, record: Record) -> Lane | None:
+    def _lane(self, record: Record) -> TraceLane | None:
         pid = as_pid(record.get("pid"))
-        found = self._lanes.get(pid)
-        if found is None:
+        lane = self._lanes.get(pid)
+        if lane is None:
             key: Hashable = (self.number, pid)
             process = self.rows.process(key, pid)
-            found = None if process is None else self.rows.lane(process, 0, "main")
-            if found is not None:
-                self._lanes[pid] = found
-        return found
+            lane = None if process is None else self.rows.lane(process, 0, "main")
+            if lane is not None:
+                self._lanes[pid] = lane
+        return lane
 
-    def _time(self, lane: Lane, event: Any, attributes: Record) -> int | None:
-        """When an event was; its other attributes go to ``attributes``."""
-        about = event.get("attributes") if isinstance(event, dict) else None
-        about = dict(about) if isinstance(about, dict) else {}
-        time = exact(about.pop(TIME, None))
+    def _time(self, lane: TraceLane, event: Any, attributes: Record) -> int | None:
+        """Return the time of an event in ns, and add its other attributes to ``attributes``."""
+        given = event.get("attributes") if isinstance(event, dict) else None
+        given = dict(given) if isinstance(given, dict) else {}
+        time = exact_number(given.pop(TIME, None))
         if time is None:
-            self.rows.left_out["it has no time"] += 1
+            self.rows.left_out["no timestamp"] += 1
             return None
-        attributes.update(about)
-        found = nanoseconds(time, MILLISECOND)
-        self._ends[lane.number] = max(found, self._ends.get(lane.number, found))
-        return found
+        attributes.update(given)
+        time_ns = nanoseconds(time, MILLISECOND)
+        self._ends[lane.number] = max(time_ns, self._ends.get(lane.number, time_ns))
+        return time_ns
 
-    def _open(self, lane: Lane, record: Record) -> Begun | None:
+    def _open(self, lane: TraceLane, record: Record) -> Begun | None:
         attributes = _attributes(record)
         start = self._time(lane, record.get("start_event"), attributes)
         if start is None:
             return None
         return Begun(text(record.get("name")), start, self.rows.next(), attributes)
 
-    def _start(self, lane: Lane, record: Record) -> None:
+    def _start(self, lane: TraceLane, record: Record) -> None:
         begun = self._open(lane, record)
         if begun is None:
             return
         if len(self._begun) >= MAX_OPEN:
-            self.rows.left_out[f"more than {MAX_OPEN} spans are open"] += 1
+            self.rows.left_out[f"more than {MAX_OPEN} open spans"] += 1
             return
         self._begun[lane.number, _id(record)] = begun
 
-    def _stop(self, lane: Lane, record: Record) -> None:
+    def _stop(self, lane: TraceLane, record: Record) -> None:
         begun = self._begun.pop((lane.number, _id(record)), None)
         if begun is None:
-            self.rows.left_out["it ends what never began"] += 1
+            self.rows.left_out["end without a begin"] += 1
             return
         self._end(lane, begun, record)
 
-    def _complete(self, lane: Lane, record: Record) -> None:
+    def _complete(self, lane: TraceLane, record: Record) -> None:
         begun = self._open(lane, record)
         if begun is not None:
             self._end(lane, begun, record)
 
-    def _end(self, lane: Lane, begun: Begun, record: Record) -> None:
+    def _end(self, lane: TraceLane, begun: Begun, record: Record) -> None:
         begun.attributes.update(_attributes(record))
         end = self._time(lane, record.get("stop_event"), begun.attributes)
         if end is not None:
-            # The later it was written, the further out it is.
+            # Outer spans are written later.
             self._add(lane, begun, end, -self.rows.next())
 
-    def _add(self, lane: Lane, begun: Begun, end: int, order: int) -> None:
+    def _add(self, lane: TraceLane, begun: Begun, end: int, order: int) -> None:
         flags = begun.status | CLOSED_IN_ORDER
         attributes = begun.attributes
         self.rows.span(
@@ -145,35 +143,35 @@ class OneLoggerReader:
             flags=flags,
         )
 
-    def _event(self, lane: Lane, record: Record, name: str | None = None) -> None:
+    def _event(self, lane: TraceLane, record: Record, name: str | None = None) -> None:
         attributes: Record = {}
         event = record.get("event")
         time = self._time(lane, event, attributes)
         if time is None or not isinstance(event, dict):
             return
         begun = self._begun.get((lane.number, _id(record, "span_id")))
-        self._take_place(lane, attributes)
+        self._identify(lane, attributes)
         name = name or text(event.get("name"))
         self.rows.event(lane, name, time, attributes, key=begun.key if begun else 0)
 
-    def _error(self, lane: Lane, record: Record) -> None:
+    def _error(self, lane: TraceLane, record: Record) -> None:
         begun = self._begun.get((lane.number, _id(record, "span_id")))
         if begun is not None:
             begun.status = FAILED
         self._event(lane, record, "error")
 
-    def _data_error(self, lane: Lane, record: Record) -> None:
-        """A problem that the logger had itself, on no span."""
+    def _data_error(self, lane: TraceLane, record: Record) -> None:
+        """Add a problem of the logger, which has no span."""
         error = record.get("error")
         attributes: Record = {} if isinstance(error, dict) else {"error_message": text(error)}
         time = self._ends.get(lane.number) if attributes else self._time(lane, error, attributes)
         if time is not None:
             self.rows.event(lane, "telemetry_data_error", time, attributes)
         elif not isinstance(error, dict):
-            self.rows.left_out["it has no time"] += 1
+            self.rows.left_out["no timestamp"] += 1
 
-    def _take_place(self, lane: Lane, attributes: Record) -> None:
-        """Rank, world size, host and version, as the first event has them."""
+    def _identify(self, lane: TraceLane, attributes: Record) -> None:
+        """Set rank, world size, host and version, which the first event contains."""
         if VERSION not in attributes:
             return
         process = lane.process
@@ -182,12 +180,12 @@ class OneLoggerReader:
             if type(value) is int and 0 <= value < 1 << 31:
                 setattr(process, field, value)
         process.host = text(attributes.get("node_name"))
-        process.about["version"] = text(attributes[VERSION])
+        process.info["version"] = text(attributes[VERSION])
 
 
 def _attributes(record: Record) -> Record:
-    found = record.get("attributes")
-    return dict(found) if isinstance(found, dict) else {}
+    attributes = record.get("attributes")
+    return dict(attributes) if isinstance(attributes, dict) else {}
 
 
 def _id(record: Record, field: str = "id") -> str:

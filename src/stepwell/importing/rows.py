@@ -1,38 +1,39 @@
-"""What the readers of formats hand over: spans, events and numbers of threads of processes.
+"""Rows: spans, events and metrics as the readers collect them, sorted in more space than memory has.
 
-Times are nanoseconds since the origin of their process, which may become known at the end of a file only.
+Times are nanoseconds since the origin of their process, which some files contain only at their end.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from stepwell.importing.sorting import Row, Sorter
-from stepwell.importing.values import encode_attributes
+from stepwell._core.values import cut
+from stepwell.importing.sources import encode_attributes
 from stepwell.journal.format import MAX_NAMES
 from stepwell.journal.names import MAX_NAME
-from stepwell.journal.values import cut
 
 SPAN, EVENT, METRIC = range(3)
 KIND_MASK = 3
 FAILED = 4
-"""Flag: an exception went through the span."""
+"""Flag: an exception left the span."""
 UNFINISHED = 32
-"""Flag: the span was given an end because nobody saw the real one."""
+"""Flag: the real end of the span was not recorded."""
 CLOSED_IN_ORDER = 8
-"""Flag: among rows that share a boundary, the file has the inner ones first."""
+"""Flag: among rows with an equal start or end, the file has inner spans first."""
 UNRESOLVED = 16
-"""Flag: the attributes still hold what may be resolved at the end of the file."""
+"""Flag: the attributes contain hashes that may be resolved at the end of the file."""
 NAME_SHIFT = 6
 
 NO_END = 1 << 61
-"""Later than any time that is taken."""
+"""Later than any valid time."""
 SHIFT = 1 << 50
-"""Added to times, so that those before their origin (by up to 13 days) are positive too."""
+"""Added to times, so that those up to 13 days before their origin are positive too."""
 LATEST = NO_END - 4 * SHIFT
 LAST = 1 << 62
 MAX_PROCESSES = 20_000
@@ -41,21 +42,29 @@ TOO_MANY = ("", "(too many names)")
 
 _NUMBER = struct.Struct("<dqB")
 
+PIECE_BYTES = 32 << 20
+"""Approximate memory for rows before they are written to the scratch folder."""
+ROW_COST = 300
+MOST_AT_ONCE = 64
+"""Pieces merged at once; more are merged in stages."""
+BUFFER = 1 << 17
+_HEAD = struct.Struct("<iqqqqiqQI")
+
 
 @dataclass
-class Lane:
-    """One thread of a process, or what is shown like one."""
+class TraceLane:
+    """A thread of a process, or anything that the trace shows as one."""
 
     number: int
-    process: Process
+    process: TraceProcess
     thread: Any
     name: str = ""
     open: list[Any] = field(default_factory=list)
 
 
 @dataclass
-class Process:
-    """One process of the trace, as far as the file tells."""
+class TraceProcess:
+    """A process of the trace, as far as the file describes it."""
 
     key: Hashable
     pid: int = 0
@@ -70,60 +79,59 @@ class Process:
     origin_ns: int = 0
     first: int = NO_END
     last: int = -NO_END
-    about: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
 
 
-class Rows:
-    """Collects what was read; counts what was taken, and what was not and why."""
+class TraceRows:
+    """Collects records; counts those taken by kind, and those left out by reason."""
 
-    def __init__(self, sorter: Sorter) -> None:
+    def __init__(self, sorter: RowSorter) -> None:
         self.sorter = sorter
         self.taken: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.notes: list[str] = []
-        self.about: dict[str, Any] = {}
-        self.lanes: list[Lane] = []
-        self.processes: dict[Hashable, Process] = {}
+        self.lanes: list[TraceLane] = []
+        self.processes: dict[Hashable, TraceProcess] = {}
         self.names: list[tuple[str, str]] = [TOO_MANY]
         self.resolve: Callable[[bytes], bytes] = bytes
-        self._lanes: dict[Hashable, Lane] = {}
+        self._lanes: dict[Hashable, TraceLane] = {}
         self._names: dict[tuple[str, str], int] = {TOO_MANY: 0}
         self._seq = 0
 
-    def process(self, key: Hashable, pid: Any = 0) -> Process | None:
-        """The process of this key, None when there are too many."""
-        found = self.processes.get(key)
-        if found is None:
+    def process(self, key: Hashable, pid: Any = 0) -> TraceProcess | None:
+        """Return the process with this key, None if there are too many."""
+        process = self.processes.get(key)
+        if process is None:
             if len(self.processes) >= MAX_PROCESSES:
-                self.left_out[f"of more than {MAX_PROCESSES} processes"] += 1
+                self.left_out[f"more than {MAX_PROCESSES} processes"] += 1
                 return None
-            found = self.processes[key] = Process(key, as_pid(pid))
-        return found
+            process = self.processes[key] = TraceProcess(key, as_pid(pid))
+        return process
 
-    def lane(self, process: Process, thread: Hashable, name: str = "") -> Lane | None:
-        """The lane of a thread, None when there are too many."""
+    def lane(self, process: TraceProcess, thread: Hashable, name: str = "") -> TraceLane | None:
+        """Return the lane of a thread, None if there are too many."""
         key = (process.key, thread)
-        found = self._lanes.get(key)
-        if found is None:
+        lane = self._lanes.get(key)
+        if lane is None:
             if len(self.lanes) >= MAX_LANES:
-                self.left_out[f"of more than {MAX_LANES} threads"] += 1
+                self.left_out[f"more than {MAX_LANES} threads"] += 1
                 return None
-            found = self._lanes[key] = Lane(len(self.lanes), process, thread, name)
-            self.lanes.append(found)
-        return found
+            lane = self._lanes[key] = TraceLane(len(self.lanes), process, thread, name)
+            self.lanes.append(lane)
+        return lane
 
     def next(self) -> int:
-        """A number that grows from record to record."""
+        """Return a number that grows with each call."""
         self._seq += 1
         return self._seq
 
     def _behind(self) -> int:
-        """A place behind all spans of the same time."""
+        """Return an order after all spans with the same time."""
         return LAST + self.next()
 
     def span(
         self,
-        lane: Lane,
+        lane: TraceLane,
         category: str,
         name: str,
         start: int,
@@ -136,12 +144,12 @@ class Rows:
         key: int = 0,
         flags: int = 0,
     ) -> bool:
-        """A span; ``end`` is NO_END for one that was never closed."""
+        """Add a span; ``end`` is NO_END if it never ended. Return whether it was taken."""
         if end < start:
-            self.left_out["it ends before it starts"] += 1
+            self.left_out["ends before it starts"] += 1
             return False
         if flags & CLOSED_IN_ORDER and start == end:
-            # Those of no length are not in each other: the first one comes first.
+            # Spans without duration do not nest: they keep their order.
             order = -order
         word = SPAN | flags | self._name(category, name) << NAME_SHIFT
         data = encode_attributes(attributes) if attributes else b""
@@ -149,7 +157,7 @@ class Rows:
 
     def event(
         self,
-        lane: Lane,
+        lane: TraceLane,
         name: str,
         time: int,
         attributes: Mapping[str, Any] | None,
@@ -157,20 +165,20 @@ class Rows:
         key: int = 0,
         flags: int = 0,
     ) -> bool:
-        """Something that happened at one instant."""
+        """Add an event. Return whether it was taken."""
         word = EVENT | flags | self._name("", name) << NAME_SHIFT
         data = encode_attributes(attributes) if attributes else b"{}"
         return self._add(lane, time, time, -1, self._behind(), key, word, data, "events")
 
-    def metric(self, lane: Lane, name: str, time: int, value: float, step: int | None) -> bool:
-        """A number."""
+    def metric(self, lane: TraceLane, name: str, time: int, value: float, step: int | None) -> bool:
+        """Add a metric value. Return whether it was taken."""
         word = METRIC | self._name("", name) << NAME_SHIFT
         data = _NUMBER.pack(value, step or 0, step is not None)
         return self._add(lane, time, time, -1, self._behind(), 0, word, data, "metrics")
 
     def _add(
         self,
-        lane: Lane,
+        lane: TraceLane,
         start: int,
         end: int,
         depth: int,
@@ -184,21 +192,21 @@ class Rows:
         process = lane.process
         last = start if end == NO_END else end
         if start <= -SHIFT or last + max(process.origin_ns, 0) >= LATEST:
-            self.left_out["its time is out of range"] += 1
+            self.left_out["time out of range"] += 1
             return False
         if start < process.first:
             process.first = start
         if last > process.last:
             process.last = last
-        self.sorter.add(Row(lane.number, start, begun, -end, order, depth, key, word, payload))
+        self.sorter.add(TraceRow(lane.number, start, begun, -end, order, depth, key, word, payload))
         self.taken[what] += 1
         return True
 
     def _name(self, category: str, name: str) -> int:
         key = (category, name)
-        found = self._names.get(key)
-        if found is not None:
-            return found
+        number = self._names.get(key)
+        if number is not None:
+            return number
         if len(self._names) >= MAX_NAMES:
             self.taken["names past the largest number of names"] += 1
             return 0
@@ -210,11 +218,91 @@ class Rows:
 
 
 def unpack_number(payload: bytes) -> tuple[float, int | None]:
-    """Value and step of a metric's row."""
+    """Return value and step of a metric row."""
     value, step, has_step = _NUMBER.unpack(payload)
     return value, step if has_step else None
 
 
 def as_pid(value: Any) -> int:
-    """The value as the number of a process, 0 when it is none."""
+    """Return a value as a pid, 0 if it is not one."""
     return value if type(value) is int and 0 <= value < 1 << 31 else 0
+
+
+class TraceRow(NamedTuple):
+    """One record. Rows sort by their fields in this order: outer spans before inner ones."""
+
+    lane: int
+    start: int
+    begun: int
+    """A number that grows with the start of spans, if the file is in that order; otherwise 0."""
+    minus_end: int
+    order: int
+    """Order among rows with the same times: outer spans first."""
+    depth: int
+    """Depth in the file, -1 if it has none."""
+    key: int
+    """Of a span: its key for events. Of an event: the key of its span. 0 means none."""
+    word: int
+    payload: bytes
+
+
+class RowSorter:
+    """Sorts more rows than fit into memory: sorted pieces on disk, merged when read. Can be read once."""
+
+    def __init__(self, scratch: Path, piece_bytes: int = PIECE_BYTES) -> None:
+        self._scratch = scratch
+        self._piece_bytes = piece_bytes
+        self._rows: list[TraceRow] = []
+        self._bytes = 0
+        self._levels: list[list[Path]] = []
+        self._made = 0
+        self.count = 0
+
+    def add(self, row: TraceRow) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        self.count += 1
+        self._bytes += ROW_COST + len(row.payload)
+        if self._bytes >= self._piece_bytes:
+            self._rows.sort()
+            self._keep(self._write(self._rows), 0)
+            self._rows = []
+            self._bytes = 0
+
+    def sorted(self) -> Iterator[TraceRow]:
+        """Yield all rows in order."""
+        self._rows.sort()
+        pieces = [_read(path) for level in self._levels for path in level]
+        return heapq.merge(*pieces, self._rows) if pieces else iter(self._rows)
+
+    def _keep(self, piece: Path, level: int) -> None:
+        if level == len(self._levels):
+            self._levels.append([])
+        pieces = self._levels[level]
+        pieces.append(piece)
+        if len(pieces) >= MOST_AT_ONCE:
+            merged = self._write(heapq.merge(*map(_read, pieces)))
+            for path in pieces:
+                path.unlink()
+            pieces.clear()
+            self._keep(merged, level + 1)
+
+    def _write(self, rows: Iterable[TraceRow]) -> Path:
+        path = self._scratch / f"piece-{self._made}"
+        self._made += 1
+        pack = _HEAD.pack
+        with open(path, "wb", BUFFER) as file:
+            for row in rows:
+                payload = row[8]
+                file.write(pack(*row[:8], len(payload)) + payload)
+        return path
+
+
+def _read(path: Path) -> Iterator[TraceRow]:
+    unpack, size = _HEAD.unpack, _HEAD.size
+    make = TraceRow._make
+    with open(path, "rb", BUFFER) as file:
+        read = file.read
+        while head := read(size):
+            *fields, length = unpack(head)
+            yield make((*fields, read(length)))

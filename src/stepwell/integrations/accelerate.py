@@ -1,10 +1,10 @@
-"""Hugging Face's Accelerate: a tracker for ``log_with=`` that also records the loop, as ``stepwell.watch``.
+"""Hugging Face Accelerate: a tracker for ``log_with=`` that also records the loop, like ``stepwell.watch``.
 
 accelerator = Accelerator(log_with=StepwellTracker("my training"))
 accelerator.init_trackers("my project", config={"lr": 0.1})
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-Imports telemetry, loggers and the integration of PyTorch.
+Imports telemetry, loggers and the PyTorch integration.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
 
-from stepwell.integrations.checkpoints import record_save
+from stepwell._core.errors import StepwellError, report
 from stepwell.integrations.configuration import record_config
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
-from stepwell.integrations.torch.watching import Watch, is_watched, watch
-from stepwell.integrations.wrapping import Wrappings, standard_span
+from stepwell.integrations.torch.watcher.watch import Watch, is_watched, watch
+from stepwell.integrations.wrappers import Wrappings, record_save, standard_span
 from stepwell.journal import metrics
-from stepwell.journal.errors import StepwellError, report
 from stepwell.loggers import Logger
 from stepwell.telemetry.run import Run, active_run
-from stepwell.telemetry.start import init
+from stepwell.telemetry.start import borrow_run
 from stepwell.training.config import script_name
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -38,17 +37,17 @@ __all__ = ["StepwellTracker", "prepare"]
 
 
 class StepwellTracker(GeneralTracker):  # type: ignore[misc]
-    """Records what ``accelerator.log()`` is given, and the training of what was prepared.
+    """Records the values of ``accelerator.log()``, and the training of the prepared objects.
 
-    Pass it in ``log_with=``. ``accelerator.init_trackers()`` or ``accelerator.prepare()`` starts a run when
-    none is active, and ``accelerator.end_training()`` finishes it. A run that was active before is left as
-    it is.
+    Pass it in ``log_with=``. ``accelerator.init_trackers()`` or ``accelerator.prepare()`` starts a run if
+    none is active, and ``accelerator.end_training()`` finishes it. A run that was active before is not
+    finished.
 
     Args:
-        run_name: what a run is called that is started here; else as the script.
-        dir: where run folders are; else ``STEPWELL_DIR``, else ``./runs``.
-        main_process_only: False records the training on all processes, each as a rank of the one run.
-            What ``accelerator.log()`` is given is always that of the main process.
+        run_name: name of the run, if one is started here. Default: the name of the script.
+        dir: folder of the runs. Default: ``STEPWELL_DIR``, else ``./runs``.
+        main_process_only: False records the training on all processes, each as a rank of the same run.
+            Values of ``accelerator.log()`` are always those of the main process.
     """
 
     name = "stepwell"
@@ -71,61 +70,60 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         self._logger: Logger | None = None
         self._watch: Watch | None = None
         self._saves: Wrappings | None = None
-        # References to what was prepared so far, and the arguments of ``watch``.
+        # References to the prepared objects, and the arguments of ``watch``.
         self._prepared: list[Callable[[], Any]] = []
         self._options: dict[str, Any] = {}
         self._remove: Callable[[], None] | None = None
         self._listen()
 
     def _listen(self) -> None:
-        """Hear of what accelerators prepare, until ``finish()``."""
+        """Patch ``Accelerator.prepare`` until ``finish()``."""
         if self._remove is None:
             self._remove = PREPARES.install()
 
     @property
     def tracker(self) -> Run | None:
-        """The run, None where this process records none."""
+        """The run, None if this process does not record."""
         return self._run
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def start(self) -> None:
-        """Begin to record, unless it has begun; ``init_trackers()`` and ``prepare()`` call it."""
+        """Start recording, unless it has started. ``init_trackers()`` and ``prepare()`` call it."""
         self._listen()
         run = active_run()
         if self._run is not None and self._run in (run, self._off):
             return
-        self._is_own = run is None
-        if run is None:
-            run = init(self.run_name or script_name(), dir=self.dir)
+        run, self._is_own = borrow_run(self.run_name or script_name(), dir=self.dir)
+        if self._is_own:
             self._off = run if run.disabled else None
         self._run = run
         _record_settings()
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Keep these as the configuration of the run; secrets are masked."""
+        """Add these to the configuration of the run. Secrets are masked."""
         if self._run is not None:
             self._run.add_config(dict(values))
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record numbers at this step, else at the current one; a text is kept as an event."""
+        """Record numbers at this step (default: the current step). A text is recorded as an event."""
         if self._run is not None:
             metrics.log(values, step)
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def log_images(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Keep pictures with the run: of each name one, or several, as arrays, tensors or of PIL.
+        """Record one or several images per name: arrays, tensors or PIL images.
 
-        ``dataformats="CHW"`` says what the axes are where that cannot be told.
+        Pass ``dataformats="CHW"`` if the order of the axes is ambiguous.
         """
         try:
             logger = self._images()
             for name, given in values.items() if logger is not None else ():
                 pictures = given if isinstance(given, (list, tuple)) else [given]
                 for number, picture in enumerate(pictures):
-                    called = name if len(pictures) == 1 else f"{name}/{number}"
-                    logger.log(picture, called, kind="image", step=step, **kwargs)
+                    full_name = name if len(pictures) == 1 else f"{name}/{number}"
+                    logger.log(picture, full_name, kind="image", step=step, **kwargs)
         except Exception as error:
             report(WHERE, error)
 
@@ -133,13 +131,13 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
         if self._run is None or self._run.disabled:
             return None
         if self._logger is None:
-            made: Logger = Logger(log_freq="batch", log_on_workers=-1)
-            self._logger = made.create_logger_context(self._run.rank)
+            logger: Logger = Logger(log_freq="batch", log_on_workers=-1)
+            self._logger = logger.create_logger_context(self._run.rank)
         return self._logger
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def finish(self) -> None:
-        """End what this has begun; ``accelerator.end_training()`` calls it."""
+        """Stop recording, and finish the run if the tracker started it. ``end_training()`` calls it."""
         run, self._run = self._run, None
         watched, self._watch = self._watch, None
         saves, self._saves = self._saves, None
@@ -161,8 +159,8 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
             run.finish()
 
     def _watch_prepared(self, accelerator: Any, prepared: Any) -> None:
-        """Record the training of all that was prepared so far, unless it has begun."""
-        # Accelerate may not have done so yet, and does so on the main process only.
+        """Record the training of all objects prepared so far, unless that has started."""
+        # Accelerate may not have called it yet, and calls it on the main process only.
         self.start()
         watched = self._watch if self._watch is not None and self._watch.is_on else None
         is_theirs = watched is None and is_watched() and not self._options
@@ -172,36 +170,35 @@ class StepwellTracker(GeneralTracker):  # type: ignore[misc]
             models, optimizers, _ = _trained(prepared)
             if not (models and optimizers):
                 return
-            # Another training.
+            # Another training begins.
             self._prepared = []
-        known = [one for ref in self._prepared if (one := ref()) is not None]
-        before = _trained(known)
-        # Preparing an object again returns the same one.
-        known += [one for one in prepared if not any(one is other for other in known)]
-        models, optimizers, loader = now = _trained(known)
+        objects = [each for ref in self._prepared if (each := ref()) is not None]
+        before = _trained(objects)
+        # Preparing an object again returns the same object.
+        objects += [each for each in prepared if not any(each is other for other in objects)]
+        models, optimizers, loader = now = _trained(objects)
         kept = [*models, *optimizers] if loader is None else [*models, *optimizers, loader]
-        self._prepared = [weakref.ref(one) for one in kept]
+        self._prepared = [weakref.ref(each) for each in kept]
         if now == before or not (models and optimizers):
             return
         options = {"replicas": accelerator.num_processes, **self._options}
-        made = self._watch = watch(models, optimizers, loader, **options)
+        watched = self._watch = watch(models, optimizers, loader, **options)
         _record_settings()
         if self._saves is not None:
             self._saves.remove()
-        self._saves = _record_saves(accelerator, made)
+        self._saves = _record_saves(accelerator, watched)
 
 
 def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
-    """Return what ``accelerator.prepare()`` returns, with its training recorded as by ``stepwell.watch``.
+    """Call ``accelerator.prepare()``, and record the training of its result like ``stepwell.watch``.
 
-    For accelerators without a ``StepwellTracker``, and for ``options``; with a tracker, the training of what
-    ``accelerator.prepare()`` is given is recorded anyway.
+    Use it for accelerators without a ``StepwellTracker``, or to pass ``options``. With a tracker, plain
+    ``accelerator.prepare()`` is recorded too.
 
     Args:
-        accelerator: the accelerator; the process records where its ``StepwellTracker`` does.
-        objects: as for ``accelerator.prepare()``. The first model, the first optimizer and the first loader
-            are those that train.
-        options: as for ``stepwell.watch``, such as ``diagnostics=False`` or ``step=1000``.
+        accelerator: the accelerator. If it has a ``StepwellTracker``, that decides which processes record.
+        objects: arguments of ``accelerator.prepare()``. Training uses the first model, optimizer and loader.
+        options: arguments of ``stepwell.watch``, such as ``diagnostics=False`` or ``step=1000``.
     """
     tracker = _tracker_of(accelerator)
     if tracker is not None:
@@ -211,14 +208,14 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
     prepared = accelerator.prepare(*objects)
     models, optimizers, loader = _trained(_several(prepared))
     options = {"replicas": accelerator.num_processes, **options}
-    made = watch(models or None, optimizers or None, loader, **options)
+    watched = watch(models or None, optimizers or None, loader, **options)
     _record_settings()
-    _record_saves(accelerator, made)
+    _record_saves(accelerator, watched)
     return prepared
 
 
 def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``prepare`` of an accelerator, of whose tracker the training is recorded."""
+    """Replace ``Accelerator.prepare``: if the accelerator has a tracker, its training is recorded."""
 
     @looks_like(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +226,7 @@ def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
                 tracker._watch_prepared(self, _several(prepared))
         except Exception as error:
             if isinstance(error, StepwellError) and tracker is not None and tracker._options:
-                # A wrong argument of ours.
+                # A wrong option of the user.
                 raise
             report(WHERE, error)
         return prepared
@@ -249,12 +246,12 @@ def _several(prepared: Any) -> Any:
 
 
 def _record_saves(accelerator: Any, watched: Watch) -> Wrappings:
-    """Record what this accelerator saves and loads from now on."""
+    """Record the saves and loads of this accelerator from now on."""
 
     def save_state(original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[0] if args else kwargs.get("output_dir")
         if path is None and accelerator.project_dir is not None:
-            # The accelerator counts its checkpoints itself.
+            # The accelerator numbers its checkpoints itself.
             name = f"checkpoint_{accelerator.save_iteration}"
             path = os.path.join(accelerator.project_dir, "checkpoints", name)
         return save(original, args, kwargs, path)
@@ -285,7 +282,7 @@ def _record_saves(accelerator: Any, watched: Watch) -> Wrappings:
 
 
 def _record_settings() -> None:
-    """Record how Accelerate was set up, unless there is no Accelerator yet."""
+    """Record the settings of Accelerate, if there is an Accelerator."""
     try:
         if not AcceleratorState._shared_state:
             return
@@ -303,15 +300,15 @@ def _record_settings() -> None:
 
 
 def _tracker_of(accelerator: Any) -> StepwellTracker | None:
-    for one in [*accelerator.trackers, *(accelerator.log_with or ())]:
-        if isinstance(one, StepwellTracker):
-            return one
+    for tracker in [*accelerator.trackers, *(accelerator.log_with or ())]:
+        if isinstance(tracker, StepwellTracker):
+            return tracker
     return None
 
 
 def _trained(prepared: Any) -> tuple[list[Any], list[Any], Any]:
-    """Return the models, the optimizers and the loader that trains: the first one, None without any."""
-    models = [one for one in prepared if isinstance(one, torch.nn.Module)]
-    loaders = [one for one in prepared if isinstance(one, torch.utils.data.DataLoader)]
-    optimizers = [one for one in prepared if isinstance(one, torch.optim.Optimizer)]
+    """Return the models, the optimizers and the first loader (None without any)."""
+    models = [each for each in prepared if isinstance(each, torch.nn.Module)]
+    loaders = [each for each in prepared if isinstance(each, torch.utils.data.DataLoader)]
+    optimizers = [each for each in prepared if isinstance(each, torch.optim.Optimizer)]
     return models, optimizers, loaders[0] if loaders else None

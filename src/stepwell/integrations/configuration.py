@@ -1,7 +1,7 @@
-"""Facts about a training that the objects in it know: model, optimizers, batch size.
+"""Properties of a training, read from its objects: model, optimizers, loader and batches.
 
-They are cheap to find out once, and are recorded in the configuration of the run, so that runs can be
-compared whose author gave no configuration.
+They are added to the configuration of the run, so that runs without an explicit configuration can be
+compared.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
+from stepwell._core.errors import report
 from stepwell.diagnostics.gradients import innermost
-from stepwell.journal.errors import report
 from stepwell.telemetry.run import active_run
 
 LEARNING_RATES = ("lr", "initial_lr")
 MOST_NAMES = 5
-"""Parameters without an optimizer that are named at most."""
+"""Largest number of parameters without an optimizer that are named."""
 
 
 def record_config(facts: Mapping[str, Any]) -> None:
-    """Add facts to the configuration of the active run; keys that its author gave stay as they are."""
+    """Add entries to the configuration of the active run, without replacing existing keys."""
     run = active_run()
     if run is not None:
         run.add_config(facts, replace=False)
@@ -36,7 +36,7 @@ def record_training(model: Any, optimizers: Iterable[Any] = (), loader: Any = No
 
 
 def training_facts(model: Any, optimizers: list[Any], loader: Any = None) -> dict[str, Any]:
-    """Return ``model``, ``optimizer`` and ``batch_size``, without those that are unknown."""
+    """Return a dict of ``model``, ``optimizer`` and ``batch_size``, without unknown entries."""
     settings = [optimizer_settings(optimizer) for optimizer in optimizers]
     facts = {
         "model": model_size(model) if isinstance(model, torch.nn.Module) else None,
@@ -47,7 +47,7 @@ def training_facts(model: Any, optimizers: list[Any], loader: Any = None) -> dic
 
 
 def model_size(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the class of a model and how many parameters it has."""
+    """Return the class and the number of parameters of a model."""
     sizes = [
         (parameter.numel(), parameter.requires_grad)
         for parameter in model.parameters()
@@ -61,7 +61,7 @@ def model_size(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
-    """Return the class of an optimizer and its settings; a list where its groups differ."""
+    """Return the class and the settings of an optimizer. A setting that differs between groups is a list."""
     optimizer = innermost(optimizer)
     groups = list(getattr(optimizer, "param_groups", ()))
     settings: dict[str, Any] = {"class": type(optimizer).__name__}
@@ -70,7 +70,7 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
             continue
         settings[key] = _of_all([group.get(key) for group in groups])
     if groups:
-        # A scheduler may have changed it already.
+        # A scheduler may have changed "lr" already.
         settings["lr"] = _of_all([group.get("initial_lr", group.get("lr")) for group in groups])
     return settings
 
@@ -81,12 +81,12 @@ def _of_all(values: list[Any]) -> Any:
 
 
 def _on_host(tensor: torch.Tensor) -> Any:
-    """Return the number in a tensor; None for several, or for one that the host would have to wait for."""
+    """Return the number in a tensor on the host; None for several numbers, or on a device (no waiting)."""
     return tensor.item() if tensor.is_cpu and tensor.numel() == 1 else None
 
 
 def batch_size(loader: Any) -> int | None:
-    """Return how many samples a loader puts into a batch, None where it does not say."""
+    """Return the batch size of a loader, None if it has no such attribute."""
     for owner in (loader, getattr(loader, "batch_sampler", None)):
         size = getattr(owner, "batch_size", None)
         if isinstance(size, int) and size > 0:
@@ -95,7 +95,7 @@ def batch_size(loader: Any) -> int | None:
 
 
 def is_shuffled(loader: Any) -> bool | None:
-    """Return whether a DataLoader shuffles, None where its sampler is not one of torch's own."""
+    """Return whether a DataLoader shuffles, None if its sampler is not one of torch's own."""
     sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
     if batches is not None and (
         type(batches).__name__ != "BatchSampler" or getattr(batches, "sampler", None) is not sampler
@@ -105,9 +105,9 @@ def is_shuffled(loader: Any) -> bool | None:
 
 
 def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, Any]:
-    """Return how many tensors of models need gradients, and how many of them have an optimizer.
+    """Return the number of trainable tensors of the models, and how many of them have an optimizer.
 
-    Where some have none, also the names of the first of these, and how many numbers they are in all.
+    If some have none, also return the names of the first ones, and the total number of their elements.
     """
     trained = {
         id(parameter): (name, parameter)
@@ -121,7 +121,7 @@ def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[s
         for group in getattr(optimizer, "param_groups", ())
         for parameter in group["params"]
     }
-    left = [found for key, found in trained.items() if key not in optimized]
+    left = [named for key, named in trained.items() if key not in optimized]
     counts: dict[str, Any] = {
         "trainable_parameters": len(trained),
         "optimized_parameters": len(trained) - len(left),
@@ -130,3 +130,36 @@ def parameter_counts(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[s
         counts["not_optimized"] = [name for name, _ in left[:MOST_NAMES]]
         counts["not_optimized_numbers"] = sum(parameter.numel() for _, parameter in left)
     return counts
+
+
+DEPTH = 3
+"""Nesting depth of a batch down to which its first tensor is searched."""
+TOKENS = "input_ids"
+USUAL = (list, tuple)
+
+
+def samples_in(batch: Any, depth: int = DEPTH) -> int | None:
+    """Return the length of the first tensor in a batch, None if there is none near the top."""
+    shape = getattr(batch, "shape", None)
+    if shape is None and type(batch) in USUAL and batch and depth:
+        # Usually the batch is a pair, and its first item a tensor.
+        shape = getattr(batch[0], "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 1
+    if not depth:
+        return None
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    elif not isinstance(batch, (list, tuple)):
+        return None
+    for item in batch:
+        samples = samples_in(item, depth - 1)
+        if samples is not None:
+            return samples
+    return None
+
+
+def tokens_in(batch: Any) -> int | None:
+    """Return the tokens in a batch of a language model, including padding; None for other batches."""
+    tokens: Any = batch.get(TOKENS) if isinstance(batch, Mapping) else None
+    return int(tokens.numel()) if hasattr(tokens, "numel") else None

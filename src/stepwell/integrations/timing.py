@@ -1,8 +1,8 @@
-"""Parts of a training step as spans, in a thread whose lane is known.
+"""Spans for the parts of a training step, in a thread whose lane is known.
 
-A step comes to each of these once, with caches that the step itself has filled with something else. There,
-every function that is called costs a microsecond or more, and looking up what belongs to a thread costs
-three. So entering and leaving are written out here, and what is known is kept.
+Each of these runs once per step, with CPU caches that the step itself has filled. There, every function
+call costs a microsecond or more, and looking up data of a thread costs three. So entering and leaving are
+inlined here, and the lane is kept.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns as _now
 from typing import TYPE_CHECKING, Any
 
-from stepwell.integrations.wrapping import LOADING, LOADING_TIME, Wrapped
-from stepwell.journal import clock
+from stepwell._core import clock
+from stepwell.integrations.wrappers import LOADING, LOADING_TIME, Wrapped
 from stepwell.journal.format import SLOT_MASK
 from stepwell.journal.metrics import context, log, word_of, write_row
-from stepwell.journal.span import Span, withdraw
+from stepwell.journal.span import NamedSpan, withdraw
 from stepwell.journal.state import current_lane
-from stepwell.training.current import current
+from stepwell.training.calls import current
 
 if TYPE_CHECKING:
     from stepwell.journal.lane import Lane
@@ -27,11 +27,11 @@ LOSS = "loss"
 
 
 class TrainingThread:
-    """The thread that a trainer trains in, from when its loop begins.
+    """The thread that a trainer trains in.
 
     Attributes:
-        lane: where it writes, None while that is not known.
-        phases: nanoseconds in the parts of the loop's steps; None while they are not to be counted.
+        lane: its lane, None while unknown.
+        phases: nanoseconds in the parts of the loop's steps, None while they are not counted.
     """
 
     __slots__ = ("_loss_word", "lane", "phases")
@@ -42,45 +42,45 @@ class TrainingThread:
         self.phases: dict[str, int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # With a copy of its trainer goes one that knows nothing yet.
+        # The copy of a trainer gets a new, empty object.
         return TrainingThread, ()
 
     def begin(self, loop: TrainingLoop | None) -> None:
-        """This loop begins, in the calling thread."""
+        """Begin a loop in the calling thread."""
         self.lane = current_lane()
         self._loss_word = word_of(LOSS)
         self.phases = None if loop is None else loop.progress.phases
 
     def end(self) -> None:
-        """It has ended."""
+        """End the loop."""
         self.lane = self.phases = None
 
-    def enter(self, span: Span) -> int:
-        """Enter a span; when it began."""
+    def enter(self, span: NamedSpan) -> int:
+        """Enter a span. Return its start time."""
         lane = self.lane
-        # No call from here to where the slot is ours: a signal handler may record in between.
+        # No function call until the slot is reserved: a signal handler may record in between.
         if lane is not None and not lane.frames:
             slot = lane.next
             if slot < lane.limit:
                 lane.next = slot + 1
-                word = span._word
+                word = span.name_word
                 stack = lane.stack
                 lane.metas[slot] = word | stack[-1] & SLOT_MASK
                 stack.append(word | slot)
                 lane.starts[slot] = start = _now()
                 return start
-        # The lane is unknown, the segment full, the run over, or tasks are about.
+        # The lane is unknown, the segment is full, the run is over, or asyncio tasks are running.
         start = _now()
         span.__enter__()
         return start
 
-    def leave(self, span: Span) -> int:
-        """Leave it again, well; when it ended."""
+    def leave(self, span: NamedSpan) -> int:
+        """Leave a span without an exception. Return its end time."""
         lane = self.lane
         if lane is not None and not lane.frames:
             stack = lane.stack
-            slot = stack[-1] ^ span._word
-            # What is left of the entry is a slot only if it was this span's.
+            slot = stack[-1] ^ span.name_word
+            # The rest of the entry is a slot only if the entry belongs to this span.
             if slot <= SLOT_MASK:
                 stack.pop()
                 lane.ends[slot] = end = _now()
@@ -89,11 +89,11 @@ class TrainingThread:
         return _now()
 
     def log_loss(self, loss: Any) -> None:
-        """Record the loss of the step that is under way."""
+        """Record the loss of the current step."""
         lane = self.lane
         step_word = context.step_word
         if not loss.is_cpu or loss.ndim:
-            # One on an accelerator is fetched later, in the background.
+            # A value on an accelerator is fetched later, in the background.
             log({LOSS: loss})
         elif lane is None or not step_word or lane.row_next >= lane.row_limit:
             log({LOSS: loss.item()})
@@ -103,25 +103,27 @@ class TrainingThread:
 
 
 class Timed(Wrapped):
-    """Stands in for a method: each call is a span, and its time is counted in the loop."""
+    """Replaces a method: each call is a span, and its time is added to the phases of the loop."""
 
-    def __init__(self, original: Any, thread: TrainingThread, span: Span, attribute: str) -> None:
+    def __init__(
+        self, original: Any, thread: TrainingThread, span: NamedSpan, attribute: str
+    ) -> None:
         super().__init__(original, timed)
         self._thread = thread
         self._span = span
-        self._word = span._word
+        self.name_word = span.name_word
         self._attribute = attribute
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         thread = self._thread
         lane = thread.lane
-        # No call from here to where the slot is ours: a signal handler may record in between.
+        # No function call until the slot is reserved: a signal handler may record in between.
         if lane is None or lane.frames or lane.next >= lane.limit:
             return timed(self._span, self._attribute, self._original, args, kwargs)
         slot = lane.next
         lane.next = slot + 1
         stack = lane.stack
-        word = self._word
+        word = self.name_word
         lane.metas[slot] = word | stack[-1] & SLOT_MASK
         entry = word | slot
         stack.append(entry)
@@ -135,7 +137,7 @@ class Timed(Wrapped):
             stack.pop()
             lane.ends[slot] = end = _now()
         else:
-            # Others are open inside of it, or it went on in another segment.
+            # Spans inside it are still open, or it continues in another segment.
             self._span.__exit__(None, None, None)
             end = _now()
         phases = thread.phases
@@ -145,8 +147,8 @@ class Timed(Wrapped):
         return result
 
 
-def timed(span: Span, attribute: str, original: Any, args: Any, kwargs: Any) -> Any:
-    """Record a call in whatever thread this is."""
+def timed(span: NamedSpan, attribute: str, original: Any, args: Any, kwargs: Any) -> Any:
+    """Record a call, in any thread."""
     job = current.job
     if job is None:
         return original(*args, **kwargs)
@@ -158,9 +160,9 @@ def timed(span: Span, attribute: str, original: Any, args: Any, kwargs: Any) -> 
 
 
 def timer(
-    thread: TrainingThread, span: Span, attribute: str
+    thread: TrainingThread, span: NamedSpan, attribute: str
 ) -> Callable[[Any], Callable[..., Any]]:
-    """What makes a method into one that is timed."""
+    """Return a function that replaces a method by a timed one, for ``Wrappings.replace``."""
 
     def around(original: Any) -> Timed:
         return Timed(original, thread, span, attribute)
@@ -168,14 +170,14 @@ def timer(
     return around
 
 
-class Batches:
-    """An iterator with the fetch of each batch recorded."""
+class RecordedBatches:
+    """An iterator that records the fetch of each batch."""
 
     def __init__(self, items: Iterator[Any], thread: TrainingThread) -> None:
         self.items = items
         self._thread = thread
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> RecordedBatches:
         return self
 
     def __next__(self) -> Any:

@@ -1,6 +1,6 @@
-"""The journal: append-only files that one process writes while it trains.
+"""The journal: append-only files that one process writes while it trains, and followers that read them.
 
-Here live record formats, per-thread lanes, segments, sealing, the pump and the spool. Imports the
-standard library alone (zstandard and msgspec when first needed). Knows no training words: no rank,
-no epoch, no loss; a *context* is two numbers to it.
+Contains the record formats, lanes, segments, sealing, the pump and the spool. Imports ``_core`` and the
+standard library only (zstandard and msgspec when first needed). The write side has no notion of training: a
+*context* is a pair of numbers.
 """

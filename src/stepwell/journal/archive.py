@@ -1,9 +1,9 @@
 """Archives: append-only files of sealed segments.
 
-A frame is ``magic, header length, payload length, crc32`` (little endian, 32 bits each), a JSON header, and
-a zstd payload. The header says which process, kind, segment and thread the payload is of, so frames of
-ended workers stand beside those of the process that folded them in. A frame that was cut off by a
-crash fails its checksum; readers stop there, and writers go on in the next file.
+A block is ``magic, header length, payload length, crc32`` (little endian, 32 bits each), a JSON header and a
+zstd payload. The header names the process, kind, segment and thread of the payload, so one file can hold
+blocks of ended workers too. A block that a crash cut off fails its checksum: readers stop there, and writers
+continue in the next file.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal import forks
-from stepwell.journal.files import open_file
+from stepwell._core import threads
+from stepwell._core.files import open_file
 
 MAGIC = 0x31465753
 PREFIX = struct.Struct("<IIII")
 ROLL_BYTES = 64 << 20
 MAX_HEADER = 16 << 20
 MAX_PAYLOAD = 256 << 20
-"""A run folder from a stranger is hostile input: no frame of ours is larger, packed or unpacked."""
+"""Limit of a payload, packed or unpacked: run folders are untrusted input."""
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A sealed segment in its file, payload not yet read."""
+class Block:
+    """A sealed segment in an archive, without its payload."""
 
     path: Path
     offset: int
@@ -40,33 +40,36 @@ class Frame:
 
     @property
     def end(self) -> int:
-        """Where the next frame of the file begins."""
+        """The offset of the next block in the file."""
         return self.offset + self.size
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """(process, kind, segment number): a frame that stands in two places counts once."""
+        """(process, kind, segment number): blocks with the same key are copies."""
         return self.header["process"], self.header["kind"], self.header["seq"]
 
     def payload(self, limit: int = MAX_PAYLOAD) -> bytes:
-        """The unpacked bytes; ValueError when they are damaged or more than this, OSError when gone."""
-        with forks.held_off():
+        """Return the unpacked bytes.
+
+        Raise ValueError if they are damaged or exceed ``limit``, OSError if the file was removed.
+        """
+        with threads.forks_blocked():
             import zstandard
 
         with open(open_file(self.path), "rb") as file:
             packed = os.pread(file.fileno(), self.size, self.offset)
         try:
-            # The decompressor allocates what the frame says it needs, whatever limit it is given.
+            # The decompressor allocates the size that the data claims, whatever limit it is given.
             if zstandard.get_frame_parameters(packed).content_size > limit:
-                raise ValueError(f"{self.path} at {self.offset}: too large unpacked")
+                raise ValueError(f"{self.path} at {self.offset}: too large when unpacked")
             return zstandard.ZstdDecompressor().decompress(packed)
         except zstandard.ZstdError as error:
             raise ValueError(f"{self.path} at {self.offset}: {error}") from error
 
 
 def pack(header: dict[str, Any], payload: bytes) -> bytes:
-    """A frame, ready to be appended."""
-    with forks.held_off():
+    """Return the bytes of a block."""
+    with threads.forks_blocked():
         import zstandard
 
     head = json.dumps(header, separators=(",", ":")).encode()
@@ -76,7 +79,7 @@ def pack(header: dict[str, Any], payload: bytes) -> bytes:
 
 
 class Archive:
-    """The archive files of one kind in one folder, to append to."""
+    """Appends to the archive files of one kind in one folder."""
 
     def __init__(self, folder: Path, kind: str, roll_bytes: int = ROLL_BYTES) -> None:
         self.folder = folder
@@ -87,22 +90,22 @@ class Archive:
 
     @property
     def path(self) -> Path:
-        """The file that the next frame goes to."""
+        """The file of the next block."""
         return self.folder / f"{self.kind}-{self._number:05d}.zst"
 
-    def append(self, frame: bytes) -> None:
-        """Append a frame, or raise OSError with nothing (that counts) written."""
+    def append(self, block: bytes) -> None:
+        """Append a block. Raise OSError if it could not be written completely; readers ignore a part."""
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            done = os.write(fd, frame)
+            done = os.write(fd, block)
             size = os.fstat(fd).st_size
         except OSError:
             self._number += 1
             raise
         finally:
             os.close(fd)
-        if done != len(frame):
-            # What stands behind a torn frame could not be found: leave this file.
+        if done != len(block):
+            # Readers stop at a torn block: continue in the next file.
             self._number += 1
             raise OSError(errno.ENOSPC, "short write", str(self.path))
         if size >= self.roll_bytes:
@@ -110,25 +113,25 @@ class Archive:
 
 
 def archive_kind(segment_kind: str) -> str:
-    """Which archive a segment goes to: attributes stand beside the spans they belong to."""
+    """Return the kind of archive of a segment: attributes are stored with their spans."""
     return "metrics" if segment_kind == "metrics" else "spans"
 
 
 def archive_files(folder: Path, kind: str) -> list[Path]:
-    """Archive files of this kind, oldest first."""
+    """Return the archive files of this kind, oldest first."""
     try:
         names = os.listdir(folder)
     except OSError:
         return []
-    # Not glob: who reads thousands of folders would spend most of the time on matching names.
-    found = [n for n in names if n.startswith(f"{kind}-") and n.endswith(".zst")]
-    return [folder / n for n in sorted(found) if n[len(kind) + 1 : -4].isdecimal()]
+    # Not glob: with thousands of folders it takes most of the time.
+    matches = [n for n in names if n.startswith(f"{kind}-") and n.endswith(".zst")]
+    return [folder / n for n in sorted(matches) if n[len(kind) + 1 : -4].isdecimal()]
 
 
-def read_frames(path: Path, offset: int = 0) -> Iterator[Frame]:
-    """The intact frames of one archive file, payloads unread; stops at damage or a torn end.
+def read_blocks(path: Path, offset: int = 0) -> Iterator[Block]:
+    """Yield the intact blocks of an archive file without their payloads; stop at damage or a torn end.
 
-    ``offset`` is where to begin: at the ``end`` of a frame that was read before.
+    ``offset`` is the start, or the ``end`` of a block that was read before.
     """
     try:
         file = open(open_file(path), "rb")
@@ -150,5 +153,5 @@ def read_frames(path: Path, offset: int = 0) -> Iterator[Frame]:
                 header = json.loads(body[:head_size])
             except (ValueError, RecursionError):
                 return
-            yield Frame(path, offset + PREFIX.size + head_size, size, header)
+            yield Block(path, offset + PREFIX.size + head_size, size, header)
             offset += PREFIX.size + head_size + size

@@ -1,62 +1,40 @@
-"""process.json: who this process is, how its clock runs, whether it lives and what it lost."""
+"""process.json: identity, clock anchors, heartbeat, status and losses of one process."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterable, Sequence
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal import clock
-from stepwell.journal.files import read_file
+from stepwell._core import clock
+from stepwell._core.files import write_json
+from stepwell._core.system import boot_id, is_alive
 
-PROCESS = "process.json"
-STACKS = "stacks.json"
-"""The stacks of all threads, while a process makes no progress."""
 MAX_ANCHORS = 64
 PAGE = 4096
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one step, so that no reader ever sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=True) + "\n")
-        os.replace(beside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-
-
-def read_json(path: Path, limit: int = 64 << 20) -> dict[str, Any] | None:
-    """A JSON object from a file; None when it is missing, too large or no object."""
-    try:
-        value = json.loads(read_file(path, limit))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def clock_offset(anchors: Iterable[Sequence[int]]) -> int | None:
-    """Nanoseconds to add to a clock for the time since the epoch, None when no anchor tells.
+    """Return the nanoseconds to add to a clock value to get the time since the epoch; None without anchors.
 
-    The median: a wall clock that is stepped for a while does not move it.
+    It is the median of the anchors, so that a temporary step of the wall clock does not change it.
     """
     offsets = sorted(wall - ticks for ticks, wall in anchors)
     return offsets[(len(offsets) - 1) // 2] if offsets else None
 
 
 class ProcessDocument:
-    """The content of one process.json, kept up to date by the pump."""
+    """The content of process.json, which the pump updates."""
 
-    def __init__(self, path: Path, about: dict[str, Any], interval: float) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], interval: float) -> None:
         self.path = path
-        self.about = about
+        self.identity = identity
         self.interval = interval
         self.status = "running"
         self.error: dict[str, Any] | None = None
@@ -68,7 +46,7 @@ class ProcessDocument:
         self._anchors: list[list[int]] = []
 
     def anchor(self) -> None:
-        """Note what the wall clock says now, so that clock steps show and ranks can be aligned."""
+        """Record both clocks at this moment, to align processes and to detect steps of the wall clock."""
         before = clock.now()
         wall = clock.wall()
         after = clock.now()
@@ -77,10 +55,10 @@ class ProcessDocument:
             del self._anchors[1:-1:2]
 
     def write(self) -> None:
-        """Write the file: a heartbeat."""
+        """Write the file, with a new heartbeat."""
         self.anchor()
         content = {
-            **self.about,
+            **self.identity,
             "status": self.status,
             "error": self.error,
             "exit_code": self.exit_code,
@@ -100,9 +78,9 @@ class ProcessDocument:
 
 
 def _overwrite(path: Path, value: Any) -> bool:
-    """Write a JSON file where it is, which needs no space on a full disk; whether it fits there.
+    """Overwrite a JSON file in place, which works on a full disk. Return whether it fits.
 
-    A file's last page is its own, however little of it is used.
+    The last page of a file belongs to it even if it is not full.
     """
     data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     try:
@@ -115,3 +93,60 @@ def _overwrite(path: Path, value: Any) -> bool:
         return len(data) <= -(-size // PAGE) * PAGE and os.write(fd, data) == len(data)
     finally:
         os.close(fd)
+
+
+STALE_HEARTBEATS = 6
+ENDINGS = ("finished", "failed", "interrupted", "killed")
+"""The ways a process can end. ``interrupted``: Ctrl-C. ``killed``: without writing its status."""
+_WORST_FIRST = ("running", "failed", "interrupted", "killed", "finished")
+
+
+def status_of(document: dict[str, Any]) -> str:
+    """Return ``running``, or how the process ended; ``killed`` if it claims to run but does not."""
+    status = str(document.get("status") or "running")
+    if status != "running":
+        return status
+    if document.get("boot") == boot_id() and document.get("host") == socket.gethostname():
+        alive = is_alive(int(_number(document, "pid")), int(_number(document, "start")))
+        return "running" if alive else "killed"
+    age = time.time_ns() - _number(document, "heartbeat")
+    limit = STALE_HEARTBEATS * (_number(document, "interval") or 5.0) * 1e9
+    return "running" if age < limit else "killed"
+
+
+def _number(document: dict[str, Any], key: str) -> float:
+    """Return a number of the document; 0 if it is missing or damaged."""
+    value = document.get(key)
+    return value if isinstance(value, int | float) and abs(value) < 2**63 else 0
+
+
+def worst_of(statuses: Iterable[str]) -> str:
+    """Return the joint status of several processes; ``empty`` without any."""
+    present = set(statuses)
+    return next((status for status in _WORST_FIRST if status in present), "empty")
+
+
+def is_spool_of(spool: Path, folder: Path) -> bool:
+    """Return whether this is the path that ``choose_spool`` gives to a process folder.
+
+    Documents are untrusted: no other folder is ever read, or removed, as a spool.
+    """
+    run = spool.parent
+    return (
+        spool.is_absolute()
+        and ".." not in spool.parts
+        and spool.name == folder.name
+        and run.name == folder.absolute().parent.name
+        and run.parent.name.startswith("stepwell-")
+        and not any(place.is_symlink() for place in (spool, run, run.parent))
+    )
+
+
+def live_folder(folder: Path, document: Mapping[str, Any]) -> Path:
+    """Return the folder of its live files: the spool if it is on this machine, else ``folder``."""
+    spool = document.get("spool")
+    if isinstance(spool, str) and document.get("boot") == boot_id():
+        path = Path(spool)
+        if is_spool_of(path, folder) and path.is_dir():
+            return path
+    return folder

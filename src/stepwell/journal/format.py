@@ -1,20 +1,20 @@
-"""Word layouts of the journal: what each bit of a record means, for writers and readers alike.
+"""The file format of the journal, for writers and readers: layouts of words, file names, kinds of lines.
 
-A span segment is a header page followed by three columns of 64-bit words, one row (*slot*) a span:
+A span segment is a header page followed by three columns of 64-bit words, with one row (*slot*) per span:
 
     meta    parent slot (16 bits) | name id (24 bits) | attribute offset in 8-byte units (24 bits)
-    start   clock when entered, stored last on enter: non-zero = published
-    end     clock when left, one store: zero = still open; top bits are flags
+    start   clock at the start, stored last on entry: non-zero = published
+    end     clock at the end, one store: zero = still open; the top bits are flags
 
-Slot 0 is never a span, so that "parent 0" can mean "no parent". A *link* row (name id ``LINK_NAME``)
-has its target slot in the parent field and one more than a span id in ``start``: the target slot
-goes on with a span that began in an earlier segment; a link that targets itself merely stands for it.
+Slot 0 is never a span, so that "parent 0" means "no parent". A *link* row (name id ``LINK_NAME``) has its
+target slot in the parent field and one more than a span id in ``start``: the target slot continues the span,
+which began in an earlier segment. A link that targets itself is a proxy of the span, as a parent for others.
 
-A metric segment is a header page followed by rows of 32 bytes: clock, step word, value (float64),
-name word. The name word is stored last: non-zero = valid.
+A metric segment is a header page followed by rows of 32 bytes: clock, step word, value (float64), name word.
+The name word is stored last: non-zero = valid.
 
-An attribute segment is a header page followed by JSON texts, each from a multiple of 8 bytes on and
-ended by a zero byte.
+An attribute segment is a header page followed by JSON texts, each aligned to 8 bytes and terminated by a
+zero byte.
 """
 
 from __future__ import annotations
@@ -41,58 +41,81 @@ ABANDONED = 1 << 61
 TIME_MASK = ABANDONED - 1
 
 ROW_HEAD = struct.Struct("@QQ")
-"""Clock and step word: the same for all values of one call."""
+"""Clock and step word: equal for all values of one call."""
 ROW = struct.Struct("@16sdQ")
 ROW_BYTES = ROW.size
 WHOLE_ROW = struct.Struct("@QQdQ")
-"""The same row, its head as two words: one call where the head serves no other row."""
+"""The same row in one call, for a head that is used once."""
 METRIC_ROWS = 16384
 METRIC_BYTES = HEADER_BYTES + METRIC_ROWS * ROW_BYTES
 
 ATTRIBUTE_BYTES = 1 << 20
-"""Size of an attribute segment; it is rolled together with the span segment it belongs to."""
+"""Size of an attribute segment; it is replaced together with its span segment."""
 
 LINK_NAME = 0xFFFFFF
 LINK_WORD = LINK_NAME << NAME_SHIFT
 CONTEXT_NAME = LINK_NAME - 1
-"""Name of the metric row that says: from this instant on, this is the context."""
+"""Name of the metric row that sets the context from its time on."""
 MAX_NAMES = 1 << 18
 OWNER_SHIFT = 24
-"""A metric's name word: name id | one more than the number of the lane it belongs to, if not this."""
+"""Name word of a metric: name id | (number of its lane + 1) << OWNER_SHIFT, if it is not the writing lane."""
 
 STEP_SHIFT = 24
 EPOCH_MASK = (1 << STEP_SHIFT) - 1
 MAX_STEP = (1 << 39) - 2
 MAX_EPOCH = EPOCH_MASK - 1
 IMPLICIT_STEP = 1 << 63
-"""Flag of a metric's step word: a count of earlier values, used only where no context is known."""
+"""Flag of the step word of a metric: a count of earlier values, used only without a context."""
 STEP_BIAS = 1 << 62
-"""Explicit steps are stored with this added, so that negative ones fit too."""
+"""Added to explicit steps, so that negative ones can be stored."""
 
 MAX_NUMBER = 2**31 - 1
-"""Of a segment or a lane."""
+"""Limit of the numbers of segments and lanes."""
 SIZES = {"spans": SPAN_BYTES, "metrics": METRIC_BYTES, "attributes": ATTRIBUTE_BYTES}
+
+EVENTS = "events.jsonl"
+NAMES = "names.jsonl"
+PROCESS = "process.json"
+STACKS = "stacks.json"
+"""The stacks of all threads, written while a process makes no progress."""
+WORKERS = "workers"
+"""The folder of a process in which its workers record."""
+
+SPAN = "span"
+METRIC = "metric"
+"""Kinds of names."""
+
+ERROR_EVENT = "error"
+"""Name of the event for an exception."""
+VALUE = "value"
+"""Kind of the event line of a logged value that is not a number."""
+ITEM = "item"
+"""Kind of the event line of an item; not an event of the run."""
+LOGGER = "logger"
+"""Kind of the event line that a logger writes when it starts or ends; not an event of the run."""
+LATE_ATTRIBUTES = "attributes"
+"""Kind of the event line that adds attributes to a span whose row cannot be changed."""
 
 
 def span_id(seq: int, slot: int) -> int:
-    """Identity of the span that began in this slot of this segment, unique within its process."""
+    """Return the id of the span that began in this slot of this segment, unique within its process."""
     return seq << SLOT_BITS | slot
 
 
 def context_word(step: int | None, epoch: int | None) -> int:
-    """Pack a step and an epoch; each is stored as one more than it is, zero meaning none."""
+    """Return a step and an epoch as one word; each is stored plus 1, and 0 means none."""
     return (0 if step is None else step + 1) << STEP_SHIFT | (0 if epoch is None else epoch + 1)
 
 
 def pack_header(fields: dict[str, Any]) -> bytes:
-    """Header of a live segment, to be stored at its beginning."""
+    """Return the header of a live segment."""
     import json
 
     return json.dumps({"stepwell": FORMAT, **fields}).encode()
 
 
 def parse_header(page: bytes) -> dict[str, Any] | None:
-    """Fields of a live segment's header, or None where there is none that is complete."""
+    """Return the fields of the header of a live segment; None if it is missing, incomplete or damaged."""
     import json
 
     try:
@@ -103,7 +126,7 @@ def parse_header(page: bytes) -> dict[str, Any] | None:
 
 
 def parse_file(name: str, page: bytes) -> dict[str, Any] | None:
-    """``parse_header`` of a file, whose name has the number of the segment too: the header may be damaged."""
+    """Like ``parse_header``, with the number of the segment from the file name: the header may be damaged."""
     header = parse_header(page)
     digits = name.partition("-")[2].partition(".")[0]
     if header is not None and digits.isdecimal():
@@ -112,7 +135,7 @@ def parse_file(name: str, page: bytes) -> dict[str, Any] | None:
 
 
 def is_header(fields: Any) -> bool:
-    """Whether this says of which kind a segment is, and its number and that of its lane."""
+    """Return whether this has a valid kind, segment number and lane number."""
     return (
         isinstance(fields, dict)
         and fields.get("kind") in list(SIZES)

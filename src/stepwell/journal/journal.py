@@ -1,6 +1,6 @@
-"""The journal of one process: its folder, its lanes, its names and its events.
+"""The journal of one process: its folder, lanes and events.
 
-Lanes ask it for segments and hand back full ones; the pump, or for a worker its parent's pump, seals them.
+Lanes take segments from it and return full ones. The pump seals them; for a worker, the pump of its parent.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import clock
+from stepwell._core import clock
+from stepwell._core.errors import never_raises, warn_once
+from stepwell._core.masking import mask
+from stepwell._core.values import cut, encode, on_host, text_of
 from stepwell.journal import span as span_module
-from stepwell.journal.errors import quietly, warn_once
-from stepwell.journal.format import IMPLICIT_STEP, STEP_BIAS
+from stepwell.journal.format import (
+    ERROR_EVENT,
+    EVENTS,
+    IMPLICIT_STEP,
+    NAME_SHIFT,
+    NAMES,
+    SPAN,
+    STEP_BIAS,
+    VALUE,
+)
 from stepwell.journal.lane import Lane
-from stepwell.journal.masking import mask
 from stepwell.journal.names import names
 from stepwell.journal.scalars import DeviceScalars
 from stepwell.journal.segment import Segment, file_name
 from stepwell.journal.state import current_lane, state
-from stepwell.journal.values import cut, encode, on_host, text_of
 
 if TYPE_CHECKING:
     from stepwell.journal.document import ProcessDocument
 
-EVENTS = "events.jsonl"
-NAMES = "names.jsonl"
-ERROR_EVENT = "error"
-LOGGER = "logger"
-VALUE = "value"
-"""Kind of the line that says that a logger begins or ends; no event of the run."""
-ITEM = "item"
-"""Kind of the line with something that was logged and is no number; no event of the run either."""
 REMEMBERED_ERRORS = 16
 INNERMOST = -1
-"""In the place of a span's identity: the innermost open one of the calling thread or task."""
+"""In place of a span id: the innermost open span of the calling thread or task."""
 MAX_AWAITED = 64
-"""So many open span objects keep the segments of threads that have ended."""
+"""Open span handles that keep the segments of ended threads."""
 MAX_MAPPED = 8
-"""So many segments that wait to be sealed stay mapped."""
+"""Segments that stay mapped while they wait to be sealed."""
 
 
 _HEADS: dict[tuple[str, str], bytes] = {}
-"""The beginnings of event lines, up to their time."""
+"""Cached beginnings of event lines, up to their time."""
 MAX_HEADS = 1000
 
 
 def _head(kind: str, name: str) -> bytes:
-    made = encode({"kind": kind, "name": cut(name, 1000)})[:-1]
-    if len(_HEADS) < MAX_HEADS and len(made) < 200:
-        _HEADS[kind, name] = made
-    return made
+    head = encode({"kind": kind, "name": cut(name, 1000)})[:-1]
+    if len(_HEADS) < MAX_HEADS and len(head) < 200:
+        _HEADS[kind, name] = head
+    return head
 
 
 class Journal:
-    """What records into one process folder. ``folder`` is where the live files are."""
+    """Records into one process folder. ``folder`` is the folder of the live files."""
 
     def __init__(self, folder: Path, *, keeps_segments: bool = False) -> None:
         self.folder = folder
@@ -69,7 +70,7 @@ class Journal:
         self.drops: Counter[str] = Counter()
         self.retired: deque[tuple[Segment, Segment | None]] = deque()
         self.scalars = DeviceScalars(self)
-        # The span objects that are open, by their identity.
+        # Open span handles by their id.
         self.objects: dict[int, Any] = {}
         self.failing: OSError | None = None
         # Called with a SystemExit or KeyboardInterrupt that leaves a span.
@@ -81,28 +82,28 @@ class Journal:
         self._keeps_segments = keeps_segments
         self._seq = itertools.count()
         self._lane_numbers = itertools.count()
-        # A deque: taking from it is one step, also when two threads roll over at once.
+        # A deque: popleft is atomic, also when two threads roll over at the same time.
         self._spares: deque[Segment] = deque()
         self._events_fd = -1
         self._opened = False
         self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
         self._torn = False
         self._retry_at = 0.0
-        # Re-entrant: a logging or signal handler may record while an event is being written.
+        # Re-entrant: a logging or signal handler may record while an event is written.
         self._lock = threading.RLock()
         span_module.prepare()
 
     # Opening and closing
 
     def open(self) -> None:
-        """Make the folder and start the string table; OSError when that is impossible."""
+        """Create the folder and the file of names. Raise OSError if that fails."""
         if not self._opened:
             self.folder.mkdir(parents=True, exist_ok=True)
             names.attach(self._open_append(NAMES))
             self._opened = True
 
     def open_lane(self) -> Lane:
-        """A lane for the calling thread, which takes it for its own."""
+        """Return a new lane for the calling thread."""
         if self._keeps_segments:
             self.retire_ended_threads()
         lane = Lane(self, next(self._lane_numbers), threading.current_thread())
@@ -110,9 +111,9 @@ class Journal:
         return lane
 
     def retire_ended_threads(self) -> None:
-        """Take over the segments of threads that are gone."""
+        """Retire the lanes of threads that have ended."""
         with self._lock:
-            # The main thread counts as ended while the interpreter shuts down, yet goes on.
+            # While the interpreter shuts down, the main thread counts as ended but still runs.
             main = threading.main_thread()
             ended = [lane for lane in self.lanes if not lane.thread.is_alive()]
             awaited = self._awaited()
@@ -122,18 +123,18 @@ class Journal:
                     self.retire_lane(lane)
 
     def _awaited(self) -> set[Lane]:
-        """Lanes with open span objects, which any thread may end; the latest ones of them."""
+        """Return the lanes of the latest open span handles, which any thread may end."""
         return {span._lane for span in list(self.objects.values())[-MAX_AWAITED:]}
 
     def retire_lane(self, lane: Lane) -> None:
-        """End what a lane has open, and hand over its segments."""
-        lane.give_up()
+        """End the open spans of a lane, and hand over its segments for sealing."""
+        lane.abandon_open()
         lane.close()
         for identity, span in list(self.objects.items()):
             if span._lane is lane:
                 span.end = span.end or clock.now()
                 self.objects.pop(identity, None)
-        # Not unmapped here: the thread may live, and be inside of a span.
+        # Not unmapped here: the thread may still be alive, with open spans.
         for segment, blob in ((lane.segment, lane.blob), (lane.metrics, None)):
             if segment is not None and self._keeps_segments:
                 self.retire(segment, blob)
@@ -141,9 +142,9 @@ class Journal:
                 self.retired.append((segment, blob))
 
     def close_files(self) -> None:
-        """Close the text files. Segments stay mapped: other threads may be inside of a span."""
+        """Close the text files. Segments stay mapped: other threads may have open spans."""
         names.close()
-        # A write that hangs keeps its file: the number must not come to mean another one.
+        # If a write hangs, its file stays open: the descriptor must not be reused for another file.
         if self._lock.acquire(timeout=1.0):
             fd, self._events_fd = self._events_fd, -1
             self._lock.release()
@@ -151,7 +152,7 @@ class Journal:
                 os.close(fd)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go of the parent's files."""
+        """Close the files of the parent, in a forked child."""
         fd, self._events_fd = self._events_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -159,9 +160,9 @@ class Journal:
     # Segments
 
     def take(self, kind: str, seq: int | None = None, after: int = -1) -> Segment | None:
-        """A fresh segment; None when the disk is full, the cap is reached or the folder is gone.
+        """Return a new segment; None if the disk is full, the cap is reached or the folder was removed.
 
-        Of spans, its number is above ``after``: readers take a lane's segments in that order.
+        The number of a span segment is above ``after``: readers order the segments of a lane by number.
         """
         if self.closed or kind in self.capped:
             return None
@@ -170,7 +171,7 @@ class Journal:
                 spare = self._spares.popleft()
                 if spare.seq > after:
                     return spare
-                # The pump was slow, and the lane had gone on without it.
+                # The pump was slow, and the lane has a later segment already.
                 spare.discard()
         if self.failing is not None and not self._may_retry():
             return None
@@ -184,23 +185,23 @@ class Journal:
         return segment
 
     def _may_retry(self) -> bool:
-        """Whether a worker, which has no pump to do it, should find out if space has returned."""
+        """Return whether to try again: for workers, which have no pump that retries."""
         if not self._keeps_segments or monotonic() < self._retry_at:
             return False
         self._retry_at = monotonic() + 1.0
         return True
 
     def prepare(self) -> None:
-        """Make a span segment ahead of need; also finds out whether space has returned."""
+        """Create a spare span segment. Raise OSError if there is still no space."""
         if not self._spares and not self.closed:
             self._spares.append(Segment(self.folder, "spans", next(self._seq)))
 
     def wants_spare(self) -> bool:
-        """Whether some lane is past half of its segment."""
+        """Return whether a lane has used half of its segment and there is no spare one."""
         return not self._spares and any(lane.next > lane.limit // 2 > 0 for lane in self.lanes)
 
     def retire(self, segment: Segment, blob: Segment | None) -> None:
-        """Hand over a segment that its lane has left."""
+        """Hand over a segment that its lane no longer uses, with its attributes."""
         if self._keeps_segments:
             self._mark_full(segment)
             if blob is not None:
@@ -208,55 +209,55 @@ class Journal:
         else:
             is_in_file = not segment.is_in_memory and not (blob and blob.is_in_memory)
             if len(self.retired) >= MAX_MAPPED and not self.is_copied and is_in_file:
-                # The pump is behind: it reads the file, and memory stays flat.
+                # The pump is behind: it will read the file, and memory use stays constant.
                 segment.unmap()
                 if blob is not None:
                     blob.unmap()
             self.retired.append((segment, blob))
 
     def write_back(self) -> None:
-        """Bring files up to date with segments whose file system has refused a store."""
+        """Update the files of segments that are in memory because their file system refused a store."""
         for lane in list(self.lanes):
             for segment in (lane.segment, lane.blob, lane.metrics):
                 if segment is not None:
                     segment.write_back()
 
     def drop_spare(self) -> None:
-        """Remove the segment that was prepared and not needed."""
+        """Remove the spare segment."""
         while self._spares:
             self._spares.popleft().discard()
 
-    @quietly
+    @never_raises
     def _mark_full(self, segment: Segment) -> None:
-        # A worker runs no pump: its parent finds full segments by their name.
+        # A worker has no pump: its parent finds full segments by their suffix.
         segment.unmap()
         os.rename(
             segment.path, segment.path.with_name(file_name(segment.kind, segment.seq, "full"))
         )
 
-    # What could not be recorded
+    # Problems
 
     def count_drop(self, kind: str) -> None:
-        """Remember that a record was not kept."""
+        """Count a record that was dropped."""
         self.drops[kind] += 1
 
     def fail(self, error: OSError) -> None:
-        """Note that files cannot be written; the pump tries again and calls ``recovered``."""
+        """Note that files cannot be written. The pump retries and calls ``recovered``."""
         self.failing = error
         self.complain(error)
 
     def complain(self, error: OSError) -> None:
-        """Say once that something could not be written."""
+        """Warn once that a file cannot be written."""
         warn_once(
             f"fail {self.folder}",
-            "cannot write to %s (%s): training goes on. Writing is tried again; what cannot be "
-            "recorded meanwhile is dropped and counted",
+            "cannot write to %s (%s). Training continues and writing is retried; records that cannot be "
+            "written meanwhile are dropped and counted.",
             error.filename or self.folder,
             error.strerror or error,
         )
 
     def recovered(self) -> None:
-        """Space has returned."""
+        """Resume recording: files can be written again."""
         self.failing = None
         names.retry()
         if self.document is not None:
@@ -274,19 +275,19 @@ class Journal:
         *,
         span: int | None = INNERMOST,
         time: int = 0,
-        **about: str | int,
+        **fields: str | int,
     ) -> None:
-        """Append one line to the events, with a single write before the call returns."""
+        """Append a line to the events, with a single write before the call returns."""
         lane = self._own_lane()
         place = lane.current_span() if span == INNERMOST else span
-        self._write_line(kind, name, attributes, lane, place, time, **about)
+        self._write_line(kind, name, attributes, lane, place, time, **fields)
 
     def is_new(self, error: BaseException) -> bool:
-        """Whether this is the first time that this exception is seen."""
-        # Its namespace, kept alive, tells it from a later one at the same address. Keeping the
-        # exception itself would keep all variables of the frames it went through.
+        """Return whether this exception was not seen before."""
+        # Its __dict__ identifies it: kept alive, it cannot be confused with a later exception at the same
+        # address. The exception itself would keep all variables of its stack frames alive.
         own = error.__dict__
-        if any(own is known for known in list(self._errors)):
+        if any(own is seen for seen in list(self._errors)):
             return False
         self._errors.append(own)
         if self.on_exit is not None and not isinstance(error, Exception):
@@ -294,12 +295,12 @@ class Journal:
         return True
 
     def write_error(self, lane: Lane, span: int | None, error: BaseException) -> None:
-        """Record an exception on the span that it went through first."""
-        about = {
+        """Record an exception on the innermost span that it leaves."""
+        attributes = {
             "exception_type": type(error).__qualname__,
             "exception_message": cut(str(mask(text_of(error))), 2000),
         }
-        self._write_line("event", ERROR_EVENT, about, lane, span)
+        self._write_line("event", ERROR_EVENT, attributes, lane, span)
 
     def _own_lane(self) -> Lane:
         lane = current_lane()
@@ -313,11 +314,11 @@ class Journal:
         lane: Lane,
         span: int | None,
         time: int = 0,
-        **about: str | int,
+        **fields: str | int,
     ) -> None:
         place = lane.place or lane.encode_place()
-        if about:
-            place = place[:-1] + b"," + encode(about)[1:]
+        if fields:
+            place = place[:-1] + b"," + encode(fields)[1:]
         what = _HEADS.get((kind, name)) or _head(kind, name)
         where = b"null" if span is None else b"%d" % span
         when = b',"time":%d,"span":%b,' % (time or clock.now(), where)
@@ -332,7 +333,7 @@ class Journal:
             self.fail(problem)
 
     def _append(self, line: bytes) -> OSError | None:
-        """Write a line; what kept it from being written, if anything did."""
+        """Write a line; return the error if it could not be written."""
         try:
             if self._events_fd < 0:
                 self._events_fd = self._open_append(EVENTS)
@@ -347,13 +348,13 @@ class Journal:
         flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         return os.open(self.folder / name, flags, 0o644)
 
-    # Values that are no host scalars
+    # Values that are not scalars in host memory
 
-    @quietly
+    @never_raises
     def take_odd_value(
         self, lane: Lane, name: str, value: Any, step_word: int, time: int, word: int
     ) -> None:
-        """Keep a logged value that is not a number in host memory."""
+        """Record a logged value that is not a number in host memory."""
         if hasattr(value, "detach") and not on_host(value) and value.numel() == 1:
             self.scalars.add(lane, time, value, step_word, word)
             if self._keeps_segments:
@@ -363,3 +364,29 @@ class Journal:
         keep = state.keep_value
         if keep is None or not keep(self, text_of(name), value, step):
             self.write_event(VALUE, text_of(name), {"value": value, "step": step})
+
+
+class Track:
+    """A lane without a thread, for spans that have ended; readers show it as a thread of this name.
+
+    Only one thread may write, usually that of the pump.
+    """
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self.journal = journal
+        self.name = name
+        self._lane: Lane | None = None
+
+    def write(self, name: str, category: str, start: int, end: int, attributes: bytes) -> bool:
+        """Write a span with times of the monotonic clock. Return whether there was space for it."""
+        lane = self._lane or self._open()
+        word = names.intern(SPAN, name, category) << NAME_SHIFT
+        return lane.write_finished(word, start, end, attributes)
+
+    def _open(self) -> Lane:
+        lane = self.journal.open_lane()
+        # The main thread never ends, so the lane is not retired.
+        lane.thread = threading.main_thread()
+        lane.title = {**lane.title, "thread": self.name, "native": 0}
+        self._lane = lane
+        return lane

@@ -1,10 +1,10 @@
-"""Lanes: where one thread writes. No locks, because nobody else writes there.
+"""Lanes: where one thread writes. No locks on the hot path, because only that thread writes there.
 
-A lane knows its current segments and which of its spans are open: plain code in ``stack``, asyncio
-code in ``frames``, and ``orphans``, whose enclosing span was left before they were (an unfinished
-generator, or an interrupt that landed inside the recorder). An *entry* is ``slot | name id << 16``,
-with ``DROPPED`` set when the span found no space. Entering is one append and leaving one pop, so
-that an interrupt between two bytecodes finds the stack right.
+A lane holds its current segments and its open spans: those of plain code in ``stack``, those of asyncio
+code in ``frames``, and ``orphans``, whose enclosing span ended before them (an unfinished generator, or
+an interrupt inside the recorder). An *entry* is ``slot | name id << 16``, with ``DROPPED`` set if there
+was no space for the span. Entering is one append and leaving one pop, so that the stack is consistent
+for an interrupt between any two bytecodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import threading
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import clock, frames
+from stepwell._core import clock
+from stepwell._core.values import cut, encode
+from stepwell.journal import task_spans
 from stepwell.journal.format import (
     ABANDONED,
     ATTRIBUTE_BYTES,
@@ -28,12 +30,11 @@ from stepwell.journal.format import (
     SPAN_SLOTS,
 )
 from stepwell.journal.state import hide_lane, is_current, local
-from stepwell.journal.values import cut, encode
 
 if TYPE_CHECKING:
-    from stepwell.journal.frames import Frame
     from stepwell.journal.journal import Journal
     from stepwell.journal.segment import Segment
+    from stepwell.journal.task_spans import TaskSpan
 
 DROPPED = 1 << 40
 MAX_OPEN = 4000
@@ -63,6 +64,7 @@ class Lane:
         "origins",
         "orphans",
         "place",
+        "proxy_slots",
         "row_limit",
         "row_next",
         "rows",
@@ -70,7 +72,6 @@ class Lane:
         "segment",
         "seq_bits",
         "stack",
-        "stand_ins",
         "starts",
         "thread",
         "title",
@@ -80,15 +81,15 @@ class Lane:
         self.journal = journal
         self.number = number
         self.thread = thread
-        # Short enough for a header page, however its characters are escaped.
+        # Short enough for a header page, even if every character is escaped.
         name = cut(thread.name, 200)
         self.title = {"lane": number, "thread": name, "native": threading.get_native_id()}
         self.place = b""
-        # For what other threads do here, which is to close a span, and for rolling over.
+        # Held while another thread closes a span here, and while rolling over.
         self.lock = threading.RLock()
-        # For handlers that record in this thread while this lane is being changed.
+        # The lane for signal handlers that record in this thread while this lane is changed.
         self.second: Lane | None = None
-        # Spans: slots of the current segment, and what is open.
+        # Spans: the slots of the current segment, and the open spans.
         self.segment: Segment | None = None
         self.metas = self.starts = self.ends = memoryview(bytearray()).cast("Q")
         self.seq_bits = 0
@@ -96,15 +97,15 @@ class Lane:
         self.limit = 0
         self.stack: list[int] = [0]
         self.orphans: list[int] = []
-        self.frames: dict[Frame, None] = {}
+        self.frames: dict[TaskSpan, None] = {}
         self.origins: dict[int, int] = {}
-        self.stand_ins: dict[int, int] = {}
+        self.proxy_slots: dict[int, int] = {}
         # Attributes: the blob beside the current span segment.
         self.blob: Segment | None = None
         self.blob_map: Any = None
         self.blob_next = 0
         self.blob_limit = 0
-        # The latest set that was appended and where: the next span may have the same.
+        # The attribute set appended last, and its offset: the next span may have the same one.
         self.last_data: bytes | None = None
         self.last_offset = 0
         # Metrics.
@@ -114,14 +115,14 @@ class Lane:
         self.row_limit = 0
 
     def encode_place(self) -> bytes:
-        """The title as it stands in event lines."""
+        """Return the title as encoded in event lines."""
         self.place = encode(self.title)
         return self.place
 
     # Spans
 
     def reserve(self) -> int:
-        """A free slot, in a fresh segment if need be; 0 when there is no space anywhere."""
+        """Return a free slot, in a new segment if necessary; 0 if there is no space."""
         if self.next >= self.limit and not self.roll():
             self.journal.count_drop("spans")
             return 0
@@ -130,12 +131,12 @@ class Lane:
         return slot
 
     def make_room(self) -> None:
-        """Roll over now if a span and a stand-in for its parent would not fit."""
+        """Roll over if there is no room for a span and a proxy of its parent."""
         if self.next + 2 > self.limit:
             self.roll()
 
     def roll(self) -> bool:
-        """Go on in a fresh segment and take the open spans along."""
+        """Switch to a new segment and copy the open spans into it."""
         is_own = is_current(self)
         try:
             if is_own:
@@ -163,7 +164,7 @@ class Lane:
             following = self._carry(fresh, old, old_blob, moved, origins) if old is not None else 1
             self._switch(fresh, following, moved, origins)
         except BaseException:
-            # An interrupt: unless the switch is made, all stays as it was.
+            # An interrupt: unless the switch is complete, restore the previous state.
             if self.segment is not fresh:
                 begun = [fresh] if self.blob in (None, old_blob) else [fresh, self.blob]
                 self.blob = old_blob
@@ -181,16 +182,16 @@ class Lane:
     def _switch(
         self, fresh: Segment, following: int, moved: dict[int, int], origins: dict[int, int]
     ) -> None:
-        """Make ``fresh`` the current segment, its open spans being where ``moved`` says."""
+        """Make ``fresh`` the current segment. ``moved`` maps old slots of open spans to new ones."""
         stack = [entry & ~SLOT_MASK | moved.get(entry & SLOT_MASK, 0) for entry in self.stack]
         orphans = [entry & ~SLOT_MASK | moved.get(entry & SLOT_MASK, 0) for entry in self.orphans]
         for frame in self.frames:
             frame.slot = moved[frame.slot]
-        # No call from here on that an interrupt could land behind.
+        # No calls from here on: an interrupt is handled after a call, and must not see half a switch.
         self.stack[:] = stack
         self.orphans = orphans
         self.origins = origins
-        self.stand_ins = {}
+        self.proxy_slots = {}
         self.segment = fresh
         self.seq_bits = fresh.seq << SLOT_BITS
         self.metas, self.starts, self.ends = fresh.metas, fresh.starts, fresh.ends
@@ -205,11 +206,11 @@ class Lane:
         moved: dict[int, int],
         origins: dict[int, int],
     ) -> int:
-        """Copy what is open into ``fresh``, parents first, each behind a link to its origin.
+        """Copy the open spans into ``fresh``, parents first, each after a link row with its span id.
 
-        Notes in ``moved`` and ``origins`` what went where; returns the first free slot.
+        Fill ``moved`` (old slot: new slot) and ``origins`` (new slot: span id). Return the first free slot.
         """
-        self._shed()
+        self._abandon_outermost()
         open_slots = {entry & SLOT_MASK for entry in self.entries()}
         open_slots.update(frame.slot for frame in self.frames)
         open_slots.discard(0)
@@ -218,7 +219,7 @@ class Lane:
             meta = old.metas[was]
             parent = meta & SLOT_MASK
             if parent not in moved:
-                # The parent is over: a link that targets itself stands for it here.
+                # The parent has ended: a link row that targets itself is its proxy.
                 origins[slot] = self.origin(parent)
                 _link(fresh, slot, slot, origins[slot])
                 moved[parent] = slot
@@ -234,11 +235,11 @@ class Lane:
         return slot
 
     def entries(self) -> list[int]:
-        """Entries of the spans that plain code has open, orphans included."""
+        """Return the entries of the open spans of plain code, including orphans."""
         return [*self.orphans, *self.stack]
 
-    def _shed(self) -> None:
-        """Give up on the outermost spans when more are open than a segment could take along."""
+    def _abandon_outermost(self) -> None:
+        """Abandon the outermost spans if more are open than fit into a new segment."""
         for i, entry in enumerate(self.stack[: max(0, len(self.stack) - MAX_OPEN)]):
             if entry and not entry & DROPPED:
                 self.end(entry, clock.now() | ABANDONED)
@@ -249,24 +250,24 @@ class Lane:
             del self.frames[frame]
 
     def write_finished(self, word: int, start: int, end: int, attributes: bytes) -> bool:
-        """Write a span that is over, inside the innermost open one that began before it.
+        """Write a span that has ended, as a child of the innermost open span that began before it.
 
-        Returns whether there was space for it.
+        Return whether there was space for it.
         """
         offset = self.put_attributes(attributes) if attributes else 0
         slot = self.reserve()
         if not slot:
             return False
         self.metas[slot] = word | self._open_at(start) | offset << ATTRIBUTE_SHIFT
-        # The end before the start, which publishes it: readers never see it open.
+        # The start is stored last because it publishes the span: readers never see it open.
         self.ends[slot] = end
         self.starts[slot] = start
         return True
 
     def _open_at(self, start: int) -> int:
-        """Slot of the innermost open span that began by then, 0 when there is none."""
+        """Return the slot of the innermost open span that had begun at this time; 0 if there is none."""
         if self.frames:
-            slot = frames.current_slot(self)
+            slot = task_spans.current_slot(self)
             return slot if self.starts[slot] <= start else 0
         for entry in reversed(self.stack):
             slot = entry & SLOT_MASK
@@ -275,29 +276,29 @@ class Lane:
         return 0
 
     def origin(self, slot: int) -> int:
-        """Identity of the span in this slot of the current segment."""
-        found = self.origins.get(slot)
-        if found is not None:
-            return found
+        """Return the id of the span in this slot of the current segment."""
+        span_id = self.origins.get(slot)
+        if span_id is not None:
+            return span_id
         return self.seq_bits | slot
 
-    def stand_in(self, origin: int) -> int:
-        """A slot of the current segment that stands for a span recorded elsewhere; 0: no space."""
-        slot = self.stand_ins.get(origin, 0) if self.next < self.limit else 0
+    def proxy_slot(self, origin: int) -> int:
+        """Return the slot of a proxy in the current segment for a span of another one; 0: no space."""
+        slot = self.proxy_slots.get(origin, 0) if self.next < self.limit else 0
         if not slot:
             slot = self.reserve()
             if slot and self.segment is not None:
                 _link(self.segment, slot, slot, origin)
                 self.origins[slot] = origin
-                self.stand_ins[origin] = slot
+                self.proxy_slots[origin] = slot
         return slot
 
     def end(self, entry: int, word: int) -> None:
-        """Store an entry's end, which is the moment its span becomes a closed one."""
+        """Store the end of an entry, which closes its span."""
         self.ends[entry & SLOT_MASK] = word
 
     def leave(self, word: int, end: int) -> int:
-        """Close the innermost open span of this name, wherever it is. Returns its slot, or 0."""
+        """Close the innermost open span of this name, also an orphan. Return its slot, or 0."""
         for i in range(len(self.stack) - 1, 0, -1):
             entry = self.stack[i]
             if entry & NAME_MASK == word:
@@ -311,7 +312,7 @@ class Lane:
         return 0
 
     def leave_by_id(self, identity: int, end: int) -> bool:
-        """Close one certain span, from whatever thread; what was opened inside stays open."""
+        """Close the span with this id, from any thread; its open children stay open."""
         with self.lock:
             slot = self.slot_of(identity)
             if not slot:
@@ -324,7 +325,7 @@ class Lane:
             return True
 
     def set_aside(self, identity: int, aside: bool) -> None:
-        """Let an open span have no children from now on, or have them again."""
+        """Exclude an open span from becoming a parent (``aside``), or allow it again."""
         with self.lock:
             slot = self.slot_of(identity)
             source, target = (self.stack, self.orphans) if aside else (self.orphans, self.stack)
@@ -334,21 +335,21 @@ class Lane:
                     target.append(entry)
 
     def drop_orphan(self, word: int) -> None:
-        """Take back the latest open span of this name whose enclosing span was left before it."""
+        """Remove the latest orphan of this name, as if it had never been opened."""
         for i in range(len(self.orphans) - 1, -1, -1):
             entry = self.orphans[i]
             if entry & NAME_MASK == word:
                 del self.orphans[i]
                 slot = entry & SLOT_MASK
                 if slot in self.origins:
-                    # It began in an earlier segment, where it stays.
+                    # It began in an earlier segment and cannot be removed there.
                     self.end(entry, clock.now() | ABANDONED)
                 else:
                     self.starts[slot] = 0
                 return
 
     def leave_dropped(self, word: int) -> None:
-        """Forget the innermost span of this name that found no space."""
+        """Remove the innermost entry of this name without a slot (there was no space)."""
         with self.lock:
             for i in range(len(self.stack) - 1, 0, -1):
                 entry = self.stack[i]
@@ -357,14 +358,14 @@ class Lane:
                     return
 
     def is_dropped(self, word: int) -> bool:
-        """Whether the innermost open span of this name found no space."""
+        """Return whether there was no space for the innermost open span of this name."""
         for entry in reversed(self.stack):
             if entry & NAME_MASK == word:
                 return bool(entry & DROPPED)
         return False
 
-    def give_up(self) -> None:
-        """Give every open span an end now, because nobody will see the real one."""
+    def abandon_open(self) -> None:
+        """End every open span now, marked as abandoned: its real end will not be recorded."""
         word = clock.now() | ABANDONED
         for entry in self.entries():
             if entry and not entry & DROPPED:
@@ -372,7 +373,7 @@ class Lane:
         for frame in self.frames:
             if frame.slot:
                 self.ends[frame.slot] = word
-        # Also those that an interrupt took off the stack before their end was stored.
+        # Also spans that were popped from the stack before an interrupt, and have no end yet.
         metas, starts, ends = self.metas, self.starts, self.ends
         for slot in range(1, min(self.next, len(starts))):
             if not ends[slot] and starts[slot] and metas[slot] & NAME_MASK != LINK_WORD:
@@ -390,19 +391,19 @@ class Lane:
             self.end(self.orphans.pop(0), clock.now() | ABANDONED)
 
     def parent_slot(self) -> int:
-        """Slot of the innermost open span, 0 when there is none."""
+        """Return the slot of the innermost open span; 0 if there is none."""
         if self.frames:
-            return frames.current_slot(self)
+            return task_spans.current_slot(self)
         return self.plain_parent_slot()
 
     def plain_parent_slot(self) -> int:
-        """Slot of the innermost open span of plain code, 0 when there is none."""
+        """Return the slot of the innermost open span of plain code; 0 if there is none."""
         return self.stack[-1] & SLOT_MASK
 
     def find(self, word: int) -> int:
-        """Slot of the innermost open span of this name, 0 when there is none."""
+        """Return the slot of the innermost open span of this name; 0 if there is none."""
         if self.frames:
-            slot = frames.find(self, word)
+            slot = task_spans.find(self, word)
             if slot:
                 return slot
         for entry in reversed(self.stack):
@@ -411,8 +412,8 @@ class Lane:
         return 0
 
     def innermost(self, words: Container[int]) -> int:
-        """Word of the innermost open span of one of these names, 0 when there is none."""
-        frame = frames.innermost_of(words) if self.frames else None
+        """Return the name bits of the innermost open span with one of these names; 0 if there is none."""
+        frame = task_spans.innermost_of(words) if self.frames else None
         if frame is not None:
             return frame.word
         for entry in reversed(self.stack):
@@ -421,8 +422,8 @@ class Lane:
         return 0
 
     def find_origin(self, word: int) -> int | None:
-        """Identity of the open span that leaving this name would end, None when there is none."""
-        frame = frames.innermost(word) if self.frames else None
+        """Return the id of the open span that leaving this name would end; None if there is none."""
+        frame = task_spans.innermost(word) if self.frames else None
         if frame is not None:
             return frame.origin
         for entry in reversed(self.entries()):
@@ -431,7 +432,7 @@ class Lane:
         return None
 
     def slot_of(self, identity: int) -> int:
-        """Slot of an open span of plain code, 0 when it is not open here."""
+        """Return the slot of the open span of plain code with this id; 0 if it is not open here."""
         for entry in reversed(self.entries()):
             slot = entry & SLOT_MASK
             if slot and self.origin(slot) == identity:
@@ -439,16 +440,16 @@ class Lane:
         return 0
 
     def current_span(self) -> int | None:
-        """Identity of the innermost open span of this thread."""
+        """Return the id of the innermost open span of this thread; None if there is none."""
         slot = self.parent_slot()
         return self.origin(slot) if slot else None
 
     # Attributes
 
     def put_attributes(self, data: bytes) -> int:
-        """Append an encoded attribute set; returns its offset in 8-byte units, 0 when dropped.
+        """Append an encoded attribute set. Return its offset in 8-byte units, 0 if there is no space.
 
-        May roll the lane over, so it comes before the parent and the slot are looked up.
+        May roll over, which changes slots: call it before looking up the parent and the slot.
         """
         if self.blob is not None and self.blob_next + len(data) >= self.blob_limit:
             self.limit = 0
@@ -481,7 +482,7 @@ class Lane:
         return True
 
     def _append(self, data: bytes) -> int:
-        # Texts hold no zero byte, and the space is zero: they need no length.
+        # Texts contain no zero byte and the space after them is zero, so no length is stored.
         size = len(data)
         offset = self.blob_next
         self.blob_next = (offset + size + 8) & -8
@@ -495,14 +496,14 @@ class Lane:
         return self._append(data) if self.blob_next + len(data) < self.blob_limit else 0
 
     def attributes_of(self, slot: int) -> bytes:
-        """The encoded attribute set of a slot of the current segment, b"" when it has none."""
+        """Return the encoded attribute set of a slot of the current segment; b"" if it has none."""
         offset = self.metas[slot] >> ATTRIBUTE_SHIFT
         return b"" if not offset or self.blob is None else _text_at(self.blob, offset)
 
     # Metrics
 
     def roll_metrics(self) -> bool:
-        """Go on in a fresh metric segment."""
+        """Switch to a new metric segment."""
         is_own = is_current(self)
         try:
             if is_own:
@@ -527,7 +528,7 @@ class Lane:
         return True
 
     def close(self) -> None:
-        """Let the next use of this lane find another one."""
+        """Make the next write ask for a new segment."""
         self.limit = 0
         self.row_limit = 0
 

@@ -1,25 +1,28 @@
-"""Metrics: rows of (clock, step, value, name), written once each.
+"""Metrics: rows of (clock, step, value, name), each written once.
 
-Also the context: ``set_context`` writes a row that says which step and epoch it is from now on. Spans
-and events carry none themselves; readers look it up by time, for this process and its workers alike.
+Also the context: ``set_context`` writes a row with the step and epoch from now on. Spans and events contain
+neither; readers look them up by time, also for workers of this process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from time import perf_counter_ns as _now
 from typing import Any
 
-from stepwell.journal import clock
-from stepwell.journal.errors import quietly, report, warn_once
+from stepwell._core import clock
+from stepwell._core.errors import never_raises, report, warn_once
+from stepwell._core.values import number, text_of
 from stepwell.journal.format import (
     CONTEXT_NAME,
     HEADER_BYTES,
     IMPLICIT_STEP,
     MAX_EPOCH,
     MAX_STEP,
+    METRIC,
     METRIC_ROWS,
     OWNER_SHIFT,
     ROW,
@@ -29,25 +32,24 @@ from stepwell.journal.format import (
     context_word,
 )
 from stepwell.journal.lane import Lane
-from stepwell.journal.names import METRIC, OVERFLOW, names
+from stepwell.journal.names import OVERFLOW, names
 from stepwell.journal.state import current_lane, local, state
-from stepwell.journal.values import number, text_of
 
 _pack = ROW.pack_into
 _head = ROW_HEAD.pack
 
 _words: dict[Any, int] = {}
 _counts: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
-"""How often each metric, by its name's id, was logged while no step was ever set."""
-_heard: dict[str, list[int]] = {}
-"""Further ids of a metric's name, by which it is told who was meant to hear of a value."""
+"""The number of values of each metric, by name id, that were logged before any step was set."""
+audience_words: dict[str, list[int]] = {}
+"""Further name ids of a metric, one for each audience."""
 MAX_COUNT = STEP_BIAS - 1
 MAX_AT_ONCE = METRIC_ROWS // 2
 MAX_NESTED = 32
 
 
-class Context:
-    """The step and epoch that the process is in."""
+class StepContext:
+    """The present step and epoch of the process."""
 
     __slots__ = ("epoch", "step", "step_word")
 
@@ -55,14 +57,14 @@ class Context:
         self.clear()
 
     def clear(self) -> None:
-        """Back to "none was ever set"."""
+        """Forget the step and the epoch."""
         self.step: int | None = None
         self.epoch: int | None = None
         self.step_word = 0
         _counts.clear()
 
 
-context = Context()
+context = StepContext()
 clock.follow(globals())
 
 
@@ -71,14 +73,14 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
 
     Nested dicts become names with slashes. A scalar on an accelerator is fetched later, in the
     background. ``stepwell.Image``, ``Histogram``, ``Table`` and ``Text``, figures, PIL images and
-    DataFrames are converted at once and kept as items, texts and lists as values.
+    DataFrames are converted immediately and stored as items; strings and lists are stored as values.
     """
     if not state.enabled:
         return
     try:
         lane: Lane = local.lane
         size = ROW_BYTES * len(values)
-        # No call from here to where the rows are ours: a signal handler may log in between.
+        # No call until the rows are reserved: a signal handler may log in between.
         row = lane.row_next
         if row + size > lane.row_limit:
             _log_slowly(values, step)
@@ -90,7 +92,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
         elif type(step) is int and -MAX_COUNT < step < MAX_COUNT:
             step_word = step + STEP_BIAS
         else:
-            step_word = _explicit(step)
+            step_word = explicit_step_word(step)
         time = _now()
         head = _head(time, step_word) if step_word else b""
         nested = None
@@ -111,7 +113,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
         if nested is not None:
             _log_nested(nested, step)
     except AttributeError:
-        # This thread has no lane yet, or the values are no dict.
+        # This thread has no lane yet, or the values are not a dict.
         _log_slowly(values, step)
     except Exception as error:
         if isinstance(values, Mapping):
@@ -120,13 +122,13 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
             _log_slowly(values, step)
 
 
-@quietly
+@never_raises
 def _log_slowly(values: Any, step: int | None) -> None:
-    """Find a lane with room for the values, or say why there is none."""
+    """Log with a lane that has room for the values; warn if the values are not a dict."""
     if not isinstance(values, Mapping):
         warn_once(
             "log",
-            'log() takes a dict such as {"loss": 0.3}, not %s: nothing was recorded',
+            'log() takes a dict such as {"loss": 0.3}, got %s. Nothing was recorded.',
             type(values).__name__,
         )
         return
@@ -143,9 +145,9 @@ def _log_slowly(values: Any, step: int | None) -> None:
         lane.journal.drops["metrics"] += len(values)
 
 
-@quietly
+@never_raises
 def set_context(step: int | None, epoch: int | None) -> None:
-    """From now on this is the step, and the epoch unless that is None."""
+    """Set the step and the epoch from now on; None leaves the previous one."""
     if epoch is not None:
         context.epoch = _bounded(epoch, MAX_EPOCH, "epoch")
     if step is not None:
@@ -160,32 +162,37 @@ def set_context(step: int | None, epoch: int | None) -> None:
 
 
 def logged_names() -> list[str]:
-    """Return the names of the metrics that this process has logged, in runs before this one too."""
-    return list({**_words, **_heard})
+    """Return the names of all metrics that this process has logged, also into earlier journals."""
+    return list({**_words, **audience_words})
 
 
 def latest(name: str, lanes: list[Lane]) -> float | None:
-    """The latest value of a metric among those that have not left memory yet."""
-    words = [*_heard.get(name, ()), *([_words[name]] if name in _words else [])]
-    found: list[tuple[int, float]] = []
+    """Return the latest value of a metric in the live segments of these lanes; None if there is none."""
+    words = [*audience_words.get(name, ()), *([_words[name]] if name in _words else [])]
+    # Rows that the pump writes for another lane contain its number.
+    owners = [0, *(lane.number + 1 << OWNER_SHIFT for lane in lanes)]
+    marks = [(word | owner).to_bytes(8, "little") for word in words for owner in owners]
+    values: list[tuple[int, float]] = []
     for lane in lanes:
-        if lane.rows is None:
-            continue
-        for word in words:
-            # What the pump writes for another lane says which.
-            for mark in (word, *(word | other.number + 1 << OWNER_SHIFT for other in lanes)):
-                row = _last_row(lane, mark.to_bytes(8, "little"))
-                if row:
-                    head, value, _ = ROW.unpack_from(lane.rows, row)
-                    found.append((ROW_HEAD.unpack(head)[0], value))
-    return max(found)[1] if found else None
+        # Of a thread that has ended, the pump may unmap the segment at any moment.
+        with contextlib.suppress(ValueError):
+            values += _last_values(lane.rows, lane.row_next, marks)
+    return max(values)[1] if values else None
 
 
-def _last_row(lane: Lane, mark: bytes) -> int:
-    """Where the last row with these bytes as its name word begins, 0 when there is none."""
-    end = lane.row_next
+def _last_values(rows: Any, end: int, marks: list[bytes]) -> Iterator[tuple[int, float]]:
+    """Yield the time and value of the last row with each mark as its name word."""
+    for mark in marks if rows is not None else ():
+        row = _last_row(rows, end, mark)
+        if row:
+            head, value, _ = ROW.unpack_from(rows, row)
+            yield ROW_HEAD.unpack(head)[0], value
+
+
+def _last_row(rows: Any, end: int, mark: bytes) -> int:
+    """Return the offset of the last row with these bytes as its name word; 0 if there is none."""
     while True:
-        at = lane.rows.rfind(mark, HEADER_BYTES, end)
+        at = rows.rfind(mark, HEADER_BYTES, end)
         if at < 0:
             return 0
         row = at - (ROW_BYTES - 8)
@@ -204,28 +211,28 @@ def write_row(lane: Lane, time: int, value: float, step_word: int, word: int, ow
 
 
 def word_of(name: str) -> int:
-    """The id of a metric's name."""
+    """Return the name id of a metric."""
     return _words.get(name) or _intern(name)
 
 
-def word_heard_by(name: str, audience: str) -> int:
-    """The id of a metric's name that says for whom a value is; the metric is the same one."""
+def audience_word(name: str, audience: str) -> int:
+    """Return the name id of a metric for values that are meant for an audience."""
     word = names.intern(METRIC, name, audience)
     if word == names.ids[OVERFLOW[METRIC]]:
         return _intern(name)
-    known = _heard.setdefault(name, [])
-    if word not in known:
-        known.append(word)
+    words = audience_words.setdefault(name, [])
+    if word not in words:
+        words.append(word)
     return word
 
 
 def step_word_of(word: int) -> int:
-    """The current step for a value of this metric; where none was ever set, the count of its values."""
+    """Return the present step for a value of this metric; if none was ever set, the count of its values."""
     return context.step_word or IMPLICIT_STEP | next(_counts[word])
 
 
 def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> float | None:
-    """The value as a float; None when the journal takes care of it in some other way."""
+    """Return the value as a float; None if it is recorded in another way."""
     if isinstance(value, Mapping):
         return None
     result = number(value)
@@ -237,14 +244,18 @@ def _number(lane: Lane, name: str, value: Any, step_word: int, time: int) -> flo
     return result
 
 
-@quietly
+@never_raises
 def _log_nested(values: Mapping[str, Any], step: int | None) -> None:
-    """Log the dicts among the values, their keys behind a slash."""
+    """Log the dicts among the values, with names joined by slashes."""
     for name, inner in values.items():
         if not isinstance(inner, Mapping):
             continue
         if f"{name}".count("/") >= MAX_NESTED:
-            warn_once("nested", "log(): dicts are nested too deeply at %.200s: left out", name)
+            warn_once(
+                "nested",
+                "log(): dicts are nested too deeply at %.200s. Deeper values are not recorded.",
+                name,
+            )
             continue
         log({f"{name}/{key}": value for key, value in inner.items()}, step)
 
@@ -254,8 +265,8 @@ def _intern(name: Any) -> int:
     if word == names.ids[OVERFLOW[METRIC]]:
         warn_once(
             "too many metric names",
-            "more than %d different metric names: the rest are recorded under one name. "
-            "Put what varies (a step, a file) into attributes or a step, not into the name.",
+            "More than %d different metric names: further ones are recorded under one name. Use the "
+            "step for values that vary, not the name.",
             len(names.ids),
         )
     elif isinstance(name, str):
@@ -263,16 +274,17 @@ def _intern(name: Any) -> int:
     return word
 
 
-def _explicit(step: Any) -> int:
+def explicit_step_word(step: Any) -> int:
+    """Return the step word of a given step. Warn about a wrong one and return that of the current step."""
     try:
         result = int(step)
-    except Exception:  # of a text, of NaN, or of an object that fails
+    except Exception:  # a string, NaN, or an object that raises
         result = MAX_COUNT + 1
     if -MAX_COUNT <= result <= MAX_COUNT:
         return result + STEP_BIAS
     warn_once(
         "step",
-        "step=%.100s is no whole number below 2**62: the current step is used instead",
+        "step must be a whole number below 2**62, got %.100s. The current step is used instead.",
         text_of(step),
     )
     return context.step_word
@@ -281,16 +293,16 @@ def _explicit(step: Any) -> int:
 def _bounded(value: Any, limit: int, what: str) -> int | None:
     try:
         result = int(value)
-    except Exception:  # of a text, of NaN, or of an object that fails
+    except Exception:  # a string, NaN, or an object that raises
         result = -1
     if 0 <= result <= limit:
         return result
     warn_once(
         what,
-        "%s %.100s is not a whole number from 0 to %d: recorded as unknown",
+        "%s must be a whole number from 0 to %d, got %.100s. It is recorded as unknown.",
         what,
-        text_of(value),
         limit,
+        text_of(value),
     )
     return None
 
@@ -303,7 +315,7 @@ def _lane_with_rows() -> Lane | None:
 
 
 def make_room(lane: Lane) -> bool:
-    """Take a new segment for the rows of a lane; return whether there is one. If not, a value is dropped."""
+    """Take a new segment for metrics; return whether there is one. If not, a dropped value is counted."""
     if lane.roll_metrics():
         return True
     lane.journal.count_drop("metrics")

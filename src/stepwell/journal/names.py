@@ -1,8 +1,8 @@
-"""The string table: every name is written once and referred to by a small number.
+"""The name table: every name is written once and has a small number as its id.
 
-Ids belong to the Python process, not to a run, so that a span object stays valid from one run to
-the next and across a fork. Whoever opens a process folder attaches a file: it gets all names known so
-far, and each new one with a single ``write(2)`` before its id is first used.
+Ids belong to the Python process, not to a journal, so that a span object stays valid for later journals and
+across a fork. A journal attaches its file, which gets all names so far, and each new name with a single
+``write(2)`` before its id is first used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import itertools
 import os
 import threading
 
-from stepwell.journal.format import MAX_NAMES
-from stepwell.journal.values import cut
+from stepwell._core.values import cut
+from stepwell.journal.format import MAX_NAMES, METRIC, SPAN
 
-SPAN = "span"
-METRIC = "metric"
 MAX_NAME = 1000
 
 Key = tuple[str, str, str]
@@ -25,11 +23,11 @@ OVERFLOW: dict[str, Key] = {kind: (kind, "", "(too many names)") for kind in (SP
 
 
 class NameTable:
-    """Ids of names, and the file that tells a reader what they mean."""
+    """Ids of names, and the file with the names for readers."""
 
     def __init__(self) -> None:
         self.ids: dict[Key, int] = {}
-        # Re-entrant: a signal handler may name something while a name is being written.
+        # Re-entrant: a signal handler may add a name while another one is written.
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._keys: dict[int, Key] = {}
@@ -42,35 +40,35 @@ class NameTable:
             self.ids[key] = self._add(key)
 
     def intern(self, kind: str, name: str, category: str = "") -> int:
-        """The id of this name, written to the attached file when it is new."""
+        """Return the id of a name. A new name is written to the attached file first."""
         key = (kind, category, name)
-        found = self.ids.get(key)
-        if found is not None:
-            return found
+        number = self.ids.get(key)
+        if number is not None:
+            return number
         with self._lock:
-            found = self.ids.get(key)
-            if found is not None:
-                return found
+            number = self.ids.get(key)
+            if number is not None:
+                return number
             if len(self.ids) >= MAX_NAMES:
                 return self.ids[OVERFLOW[kind]]
             number = self._add(key)
-            # After a failure the pump tries again: to write all that waits for each new name would
-            # take ever longer.
+            # After a failure the pump retries: writing the whole backlog for each new name would take
+            # longer and longer.
             if not self._behind:
                 self._write()
-            # Only now may other threads use it. A signal handler may have named the same meanwhile.
+            # Other threads may use the id only now. A signal handler may have added the same name.
             return self.ids.setdefault(key, number)
 
     def key(self, number: int) -> Key:
-        """What an id stands for."""
+        """Return (kind, category, name) of an id."""
         return self._keys[number]
 
     def lines(self) -> bytes:
-        """The whole table as it stands in a file."""
+        """Return the content of a file with the whole table."""
         return b"".join(map(self._line, self._keys))
 
     def attach(self, fd: int) -> None:
-        """Write all names to this open file now, and new ones as they come."""
+        """Write all names to this open file, and new names when they are added."""
         with self._lock:
             self._fd = fd
             self._waiting = list(self._keys)
@@ -78,7 +76,7 @@ class NameTable:
             self._write()
 
     def detach(self) -> int:
-        """Stop writing to the attached file; returns it, or -1."""
+        """Stop writing to the attached file. Return its descriptor, or -1."""
         fd, self._fd = self._fd, -1
         return fd
 
@@ -93,13 +91,13 @@ class NameTable:
             self.detach()
 
     def retry(self) -> None:
-        """Write what a full disk kept from being written."""
+        """Write names that a full disk prevented from being written."""
         if self._fd >= 0 and self._waiting:
             with self._lock:
                 self._write()
 
     def renew_lock(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock."""
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.RLock()
 
     def _add(self, key: Key) -> int:
@@ -111,8 +109,8 @@ class NameTable:
     def _write(self) -> None:
         if self._fd < 0:
             return
-        # A short write tore the last line; the next try starts on a new one, and readers take
-        # the last complete entry of an id.
+        # After a short write the last line is torn: the next write starts a new line, and readers use
+        # complete lines only.
         batch = set(self._waiting)
         data = b"\n" * self._torn + b"".join(map(self._line, sorted(batch)))
         try:
@@ -125,7 +123,7 @@ class NameTable:
             self._waiting = [number for number in self._waiting if number not in batch]
 
     def _line(self, number: int) -> bytes:
-        """How a name stands in a file; made once, since each run of a process writes all of them."""
+        """Return the line of a name; cached, because every journal of the process writes all names."""
         line = self._lines.get(number)
         if line is None:
             line = self._lines[number] = self._encode(number)
@@ -134,7 +132,7 @@ class NameTable:
     def _encode(self, number: int) -> bytes:
         import json
 
-        # Lone surrogates cannot be UTF-8: the table keeps them as visible escapes.
+        # Lone surrogates cannot be encoded in UTF-8: they are written as escapes.
         parts = [cut(part, MAX_NAME) for part in self._keys[number]]
         shown = [part.encode("utf-8", "backslashreplace").decode() for part in parts]
         entry = dict(zip(("kind", "category", "name"), shown, strict=True))

@@ -1,9 +1,8 @@
-"""The pump: one background thread per process that does what the training thread should not.
+"""The pump: one background thread per process, for work that training should not wait for.
 
-It seals full segments, prepares fresh ones, folds ended workers in, resolves scalars that were on an
-accelerator, copies a spool to the run folder, renews the heartbeat and finds out when a full disk
-has space again. Others may have it do something of theirs now and then. Each task is guarded on its
-own: a failure is reported once and tried again.
+It seals full segments, creates spare ones, folds in ended workers, fetches scalars from accelerators, copies
+a spool to the run folder, writes heartbeats, retries after a full disk, and runs tasks of other modules. Each
+task is guarded separately: a failure is reported once, and the task is tried again.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepwell._core.errors import PROBLEMS, counts, log_warning, report
+from stepwell._core.threads import start_thread
 from stepwell.journal.archive import Archive, archive_kind
 from stepwell.journal.cap import SizeCap
 from stepwell.journal.document import ProcessDocument
-from stepwell.journal.errors import PROBLEMS, counts, report, say
-from stepwell.journal.journal import EVENTS, NAMES, Journal
+from stepwell.journal.format import EVENTS, NAMES
+from stepwell.journal.journal import Journal
 from stepwell.journal.names import names
 from stepwell.journal.seal import seal
 from stepwell.journal.segment import Segment
 from stepwell.journal.spool import SpoolCopy
-from stepwell.journal.threads import start_thread
 from stepwell.journal.workers import fold_workers, remove_if_empty
 
 TICK = 0.2
@@ -33,17 +33,17 @@ WORKERS_EVERY = 1.0
 SYNC_EVERY = 1.0
 MAX_RETRY = 5.0
 MAX_RETIRED = 256
-"""So many full segments may wait while the run folder cannot be written (100 MB of a spool)."""
+"""Full segments that may wait while the run folder cannot be written (100 MB of a spool)."""
 HOLD_OFF = {"retry": 0.0, "write back": 0.5, "seal": 1.0, "heartbeat": 1.0}
-"""How long a task that could not write is left alone, where not for ``MAX_RETRY`` seconds."""
+"""Seconds until a task that could not write is tried again, if not ``MAX_RETRY``."""
 
 SMALL_SHARE = 0.001
-"""Of a core: what a regular task may use. One that takes longer comes round less often."""
+"""The share of a core that a regular task may use. A task that needs more runs less often."""
 
 
 @dataclass
-class Regular:
-    """A task to be done every so many seconds, for the first time when it is due."""
+class RegularTask:
+    """A task that runs every ``seconds``, for the first time at ``due``."""
 
     seconds: float
     task: Callable[[], None]
@@ -52,7 +52,7 @@ class Regular:
     at_end: bool
 
     def run(self) -> None:
-        """Do it, and see when it is to be done again."""
+        """Run the task and compute when it is due again."""
         began = time.thread_time()
         self.due = time.monotonic() + self.seconds
         try:
@@ -63,7 +63,7 @@ class Regular:
 
 
 class Pump:
-    """Background work for one journal. ``folder`` is the process folder that readers look at."""
+    """Background work for one journal. ``folder`` is the process folder in the run folder."""
 
     def __init__(
         self, journal: Journal, folder: Path, document: ProcessDocument, cap: SizeCap
@@ -88,7 +88,7 @@ class Pump:
         self._tasks: deque[Callable[[], None]] = deque()
         self._held_off: dict[str, float] = {}
         self._retry = 0.5
-        self._regular: list[Regular] = []
+        self._regular: list[RegularTask] = []
 
     # The thread
 
@@ -101,24 +101,29 @@ class Pump:
         share: float = SMALL_SHARE,
         at_end: bool = False,
     ) -> None:
-        """Have a task done again and again, less often if it takes more than its share of a core.
+        """Run a task every ``seconds``, less often if it needs more than its share of a core.
 
-        ``first`` is after how many seconds it is done first; ``at_end``: once more when all is sealed.
+        Args:
+            seconds: the interval.
+            task: the function to call.
+            first: seconds until the first call, if not ``seconds``.
+            share: the share of a core that the task may use.
+            at_end: whether to call it once more when the journal is closed.
         """
         due = time.monotonic() + (seconds if first is None else first)
-        self._regular.append(Regular(seconds, task, due, share, at_end))
+        self._regular.append(RegularTask(seconds, task, due, share, at_end))
 
     def run_later(self, seconds: float, task: Callable[[], None]) -> None:
-        """Have a task done once, in the background, when so many seconds have passed."""
+        """Run a task once, after this many seconds."""
         self.every(float("inf"), task, first=seconds)
 
     def run_soon(self, task: Callable[[], None]) -> None:
-        """Have a task done once, in the background, before the next round."""
+        """Run a task once, before the next round."""
         self._tasks.append(task)
         self._wake.set()
 
     def start(self) -> None:
-        """Begin; without a thread (none can be had) everything is done at flush and finish."""
+        """Start the thread. If there can be none, ``flush`` and ``stop`` do the work."""
         self._thread = start_thread("stepwell-pump", self._run)
 
     def _run(self) -> None:
@@ -127,7 +132,7 @@ class Pump:
             self._wake.clear()
             asked = self._asked
             self.work(everything=asked > self._done)
-            # What this thread has taken so far; the next heartbeat tells.
+            # The CPU time of this thread so far; the next heartbeat writes it.
             self.document.recorder_cpu_ns = time.thread_time_ns()
             if asked > self._done:
                 with self._answered:
@@ -135,7 +140,7 @@ class Pump:
                     self._answered.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Have everything done that is waiting; whether that succeeded in time."""
+        """Do all waiting work. Return whether that succeeded in time."""
         if self._thread is None or not self._thread.is_alive():
             self.work(everything=True)
             return self.idle
@@ -147,25 +152,25 @@ class Pump:
         return done and self.idle
 
     def is_ending(self) -> bool:
-        """Whether the journal is being closed; a task that waits for something should give up."""
+        """Return whether the journal is being closed. Tasks that wait should stop then."""
         return self._stop
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be written."""
+        """Whether no record waits to be written."""
         journal = self.journal
         return not journal.retired and not journal.scalars.pending and not journal.failing
 
     def stop(self, timeout: float) -> None:
-        """End the thread, then seal all that is left."""
+        """End the thread, then seal all remaining segments."""
         self._stop = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
             if self._thread.is_alive():
-                say(
-                    "the run folder did not answer for %.0f s: giving up on sealing it. Nothing "
-                    "recorded is lost: the files are read as they are.",
+                log_warning(
+                    "the run folder did not answer for %.0f s, so its last segments are not sealed. No "
+                    "records are lost: readers read live files too.",
                     timeout,
                 )
                 self.journal.closed = True
@@ -184,7 +189,7 @@ class Pump:
         self.journal.closed = True
         for lane in list(self.journal.lanes):
             self.journal.retire_lane(lane)
-        # First, since it may be what a full disk lacks. What cannot be sealed is read as it is.
+        # First, because it frees space on a full disk. Readers also read segments that cannot be sealed.
         self.journal.drop_spare()
         self._guard("names", names.retry)
         self._guard("seal", self.seal_retired)
@@ -198,7 +203,7 @@ class Pump:
     # The work
 
     def work(self, everything: bool = False) -> None:
-        """One round of what is due, or of everything."""
+        """Do one round of all tasks that are due, or of all tasks."""
         self._guard("retry", self.retry)
         if self.journal.failing is None:
             self._guard("names", names.retry)
@@ -230,7 +235,7 @@ class Pump:
         return True
 
     def _guard(self, name: str, task: Callable[[], None]) -> None:
-        """Do a task; when it cannot write, leave it for a while. Recording goes on meanwhile."""
+        """Run a task. If it cannot write, pause it for a while; recording continues meanwhile."""
         if not self._stop and time.monotonic() < self._held_off.get(name, 0.0):
             return
         try:
@@ -245,7 +250,7 @@ class Pump:
             report(f"pump {name}", error)
 
     def retry(self) -> None:
-        """While writing fails, try now and then; recording resumes when it works."""
+        """While files cannot be written, try again from time to time; resume recording on success."""
         journal = self.journal
         if journal.failing is None:
             self._retry = 0.5
@@ -259,7 +264,7 @@ class Pump:
         self._due.pop("heartbeat", None)
 
     def run_tasks(self) -> None:
-        """Do what ``run_soon`` was given; a full disk may have space for it later."""
+        """Run the tasks of ``run_soon``; one that fails on a full disk is kept for later."""
         while self._tasks:
             task = self._tasks.popleft()
             try:
@@ -273,7 +278,7 @@ class Pump:
         retired = self.journal.retired
         while retired:
             segment, blob = retired[0]
-            # Attributes first: a sealed span must find its own.
+            # Attributes first: a sealed span must find its attributes.
             for part in (blob, segment):
                 if part is not None:
                     self._seal(part)
@@ -284,12 +289,12 @@ class Pump:
             return
         segment.write_back()
         data = segment.path.read_bytes() if segment.map.closed else bytes(segment.map)
-        frame = seal(self.process, data)
-        if frame is not None:
+        block = seal(self.process, data)
+        if block is not None:
             if self.spool is not None:
                 self.spool.copy_names()
-            self.archives[archive_kind(segment.kind)].append(frame)
-            self.cap.add(len(frame))
+            self.archives[archive_kind(segment.kind)].append(block)
+            self.cap.add(len(block))
         os.unlink(segment.path)
         if self.spool is not None:
             self.spool.forget(segment)
@@ -301,11 +306,11 @@ class Pump:
             self.spool.copy(self.seal_retired)
 
     def fold(self) -> None:
-        """Seal what workers filled, and fold ended workers into this process's archives."""
+        """Seal full segments of workers, and fold ended workers into the archives of this process."""
         self.cap.add(fold_workers(self.journal.folder, self.archives))
 
     def sync(self) -> None:
-        """Push what was recorded to the disk, so that a power cut loses about a second."""
+        """Flush records to disk, so that a power cut loses about one second."""
         began = time.monotonic()
         paths = [self.journal.folder / name for name in (NAMES, EVENTS)]
         paths += [archive.path for archive in self.archives.values()]
@@ -314,11 +319,11 @@ class Pump:
             paths += [segment.path for segment in segments if segment is not None]
         for path in paths:
             _sync_file(path)
-        # A disk that is slow to sync is busy with something that matters more.
+        # If the disk is slow to sync, it is busy: leave it to the training.
         self._due["sync"] = time.monotonic() + max(SYNC_EVERY, 20 * (time.monotonic() - began))
 
     def heartbeat(self) -> None:
-        """Renew process.json."""
+        """Write process.json."""
         self.document.drops = dict(self.journal.drops)
         self.document.problems = counts[PROBLEMS]
         self.document.write()

@@ -1,4 +1,4 @@
-"""Records: what a follower of a journal gives out, with times as nanoseconds since the epoch."""
+"""The records that followers return. Times are in nanoseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """A span that began (``start``) or ended (``stop``); the latter has all that is known of it.
+    """The start or the stop of a span (``type``). The stop has all of its data.
 
-    ``id`` is unique in its process; ``parent`` is the nearest ancestor that is given out too.
-    ``status`` is open for a start; for a stop it is ok, error, or unfinished: nobody saw its end.
+    ``id`` is unique within the process; ``parent`` is the nearest ancestor that is returned too. ``status``
+    is ``open`` for a start; for a stop it is ``ok``, ``error``, or ``unfinished`` (without a recorded end).
     """
 
     type: str
@@ -28,7 +28,7 @@ class SpanRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened: ``event``, ``error``, or ``attributes`` added late to its span."""
+    """An event (``type``): ``event``, ``error``, or ``attributes`` that were added to its span later."""
 
     type: str
     name: str
@@ -40,7 +40,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class MetricRecord:
-    """A number that was logged, for the loggers with the numbers in ``audience``; empty: for none."""
+    """A logged number. ``audience`` has the numbers of the loggers that it is meant for; it may be empty."""
 
     name: str
     audience: tuple[int, ...]
@@ -54,10 +54,10 @@ class MetricRecord:
 
 @dataclass(frozen=True, slots=True)
 class ItemRecord:
-    """Anything else that was logged: a parameter, a figure, a file, … (``kind``).
+    """Any other logged object: a parameter, a figure, a file, … (``kind``).
 
-    A small one is its ``value``. Else ``content`` is the sha256 of a file of the run's artifacts of
-    so many bytes (``size``), which is to be called ``file`` and of the type ``media``.
+    A small one has a ``value``. Otherwise ``content`` is the sha256 of an artifact of ``size`` bytes, with
+    the file name ``file`` and the media type ``media``.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class ItemRecord:
 
 @dataclass(frozen=True, slots=True)
 class StatusRecord:
-    """The last record of a log: it is finished, failed or killed."""
+    """The last record of a log: finished, failed, interrupted or killed."""
 
     status: str
     time_ns: int
@@ -87,4 +87,4 @@ class StatusRecord:
 
 
 LogRecord: TypeAlias = MetricRecord | ItemRecord
-"""What backends are given."""
+"""The records that backends receive."""

@@ -1,8 +1,7 @@
-"""Scalars on an accelerator: kept where they are, fetched in one batch when they are ready.
+"""Scalars on an accelerator: fetched in batches when they are ready, without blocking training.
 
-The training thread makes a copy on the device, in the device's own time, and goes on. On CUDA an event
-behind the copy tells when it can be read; nothing ever waits for a device that hangs. Times that the
-device itself takes, between two events, are read in the same way.
+The training thread queues a copy on the device and continues. On CUDA an event after the copy shows when it
+can be read, so nothing waits for a device that hangs. Times between two events are read in the same way.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal.errors import report
+from stepwell._core.errors import report
+from stepwell._core.threads import start_thread
 from stepwell.journal.metrics import step_word_of, word_of, write_row
-from stepwell.journal.threads import start_thread
 
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
@@ -29,8 +28,8 @@ LAST_WAIT = 2.0
 
 
 @dataclass
-class Pending:
-    """One logged scalar, not yet fetched."""
+class PendingScalar:
+    """A logged scalar that was not fetched yet."""
 
     lane: Lane
     clock: int
@@ -40,13 +39,13 @@ class Pending:
     word: int
 
     def withdraw(self) -> None:
-        """Write no row for it, if there is none yet."""
+        """Discard the scalar, unless its row is written already."""
         self.word = 0
 
 
 @dataclass
-class TimeOnDevice:
-    """How long a device takes from one event to another, not yet known."""
+class PendingDeviceTime:
+    """The time between two events of a device, which is not known yet."""
 
     lane: Lane
     clock: int
@@ -59,13 +58,13 @@ class TimeOnDevice:
     @classmethod
     def of(
         cls, name: str, lane: Lane, clock: int, begin: Any, release: Callable[..., None]
-    ) -> TimeOnDevice:
-        """A time that becomes a value of this metric; ``release`` gets the events back."""
+    ) -> PendingDeviceTime:
+        """Return a time that becomes a value of this metric; ``release`` receives the events afterwards."""
         word = word_of(name)
         return cls(lane, clock, begin, step_word_of(word), word, release)
 
     def seconds(self) -> float:
-        """What the two events say."""
+        """Return the time between the two events in seconds."""
         return float(self.begin.elapsed_time(self.ready)) / 1000.0
 
 
@@ -74,20 +73,20 @@ class DeviceScalars:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.pending: deque[Pending | TimeOnDevice] = deque()
+        self.pending: deque[PendingScalar | PendingDeviceTime] = deque()
         self._lane: Lane | None = None
         self._thread: threading.Thread | None = None
 
     def add(self, lane: Lane, clock: int, tensor: Any, step_word: int, word: int) -> None:
-        """Keep a copy: the original may be changed in place."""
+        """Queue a copy of a scalar: the original may be changed in place."""
         if len(self.pending) >= MAX_PENDING:
             self.journal.count_drop("metrics")
             return
         copy = tensor.detach().clone()
-        self.pending.append(Pending(lane, clock, copy, _mark(tensor), step_word, word))
+        self.pending.append(PendingScalar(lane, clock, copy, _mark(tensor), step_word, word))
 
-    def add_time(self, time: TimeOnDevice, end: Any) -> None:
-        """Keep a time until the device has come to its end."""
+    def add_time(self, time: PendingDeviceTime, end: Any) -> None:
+        """Queue a time until the device reaches its end event."""
         if len(self.pending) >= MAX_PENDING:
             self.journal.count_drop("metrics")
             return
@@ -97,14 +96,14 @@ class DeviceScalars:
             self.resolve_in_background()
 
     def resolve(self) -> None:
-        """Fetch those that are ready, all in one copy per device, and write their rows."""
-        by_device: dict[str, list[Pending]] = {}
-        times: list[TimeOnDevice] = []
+        """Fetch the scalars that are ready, with one copy per device, and write their rows."""
+        by_device: dict[str, list[PendingScalar]] = {}
+        times: list[PendingDeviceTime] = []
         for _ in range(len(self.pending)):
             item = self.pending.popleft()
             if item.ready is not None and not item.ready.query():
                 self.pending.append(item)
-            elif isinstance(item, TimeOnDevice):
+            elif isinstance(item, PendingDeviceTime):
                 times.append(item)
             else:
                 by_device.setdefault(f"{item.tensor.device}", []).append(item)
@@ -118,18 +117,20 @@ class DeviceScalars:
                 continue
             self._write(items, values)
 
-    def _write_times(self, times: list[TimeOnDevice]) -> None:
-        for one in times:
+    def _write_times(self, times: list[PendingDeviceTime]) -> None:
+        for item in times:
             try:
-                seconds = one.seconds()
+                seconds = item.seconds()
             except Exception as error:  # a device may fail in many ways
                 self.journal.count_drop("metrics")
                 report("device times", error)
                 continue
-            self._write([one], [seconds])
-            one.release(one.begin, one.ready)
+            self._write([item], [seconds])
+            item.release(item.begin, item.ready)
 
-    def _write(self, items: Sequence[Pending | TimeOnDevice], values: list[float]) -> None:
+    def _write(
+        self, items: Sequence[PendingScalar | PendingDeviceTime], values: list[float]
+    ) -> None:
         if self._lane is None:
             self._lane = self.journal.open_lane()
         for item, value in zip(items, values, strict=True):
@@ -138,7 +139,7 @@ class DeviceScalars:
             write_row(self._lane, item.clock, value, item.step_word, item.word, item.lane.number)
 
     def finish(self) -> None:
-        """Fetch the rest; what a device does not give in time is dropped and counted."""
+        """Fetch the rest. Values that a device does not return in time are dropped and counted."""
         deadline = time.monotonic() + LAST_WAIT
         self.resolve()
         while self.pending and time.monotonic() < deadline:
@@ -148,7 +149,7 @@ class DeviceScalars:
         self.pending.clear()
 
     def resolve_in_background(self) -> None:
-        """For a process without a pump: a thread that fetches, from the first such scalar on."""
+        """Start a thread that fetches scalars, for a process without a pump."""
         if self._thread is None:
             self._thread = start_thread("stepwell-scalars", self._run)
 
@@ -159,7 +160,7 @@ class DeviceScalars:
 
 
 def _mark(tensor: Any) -> Any:
-    """Something whose ``query()`` tells when the device has got this far; None: not needed."""
+    """Return an event whose ``query()`` is true once the device is at this point; None if not needed."""
     torch = sys.modules.get("torch")
     if tensor.device.type != "cuda" or torch is None or not torch.cuda.is_initialized():
         return None
@@ -169,10 +170,10 @@ def _mark(tensor: Any) -> Any:
 
 
 def fetch(tensors: list[Any]) -> list[float]:
-    """Values of one-element tensors of one device, with a single copy to the host."""
+    """Return the values of one-element tensors of one device, with a single copy to the host."""
     import torch
 
-    # Apple's accelerator knows no doubles.
+    # MPS does not support float64.
     kind = torch.float32 if tensors[0].device.type == "mps" else torch.float64
     stacked = torch.stack([t.reshape(()).to(kind) for t in tensors])
     return [float(v) for v in stacked.tolist()]

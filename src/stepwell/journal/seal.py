@@ -1,7 +1,7 @@
-"""Sealing: a live segment becomes a frame, a tenth of its size.
+"""Sealing: a live segment becomes a block of an archive, a tenth of its size.
 
-Words are split into byte planes first (all lowest bytes, all second ones, …): clocks that differ in their
-lower bytes alone pack better and four times faster so, and slicing costs almost nothing.
+Words are first split into byte planes (all lowest bytes, all second bytes, …). Clocks that differ only in
+their lower bytes then compress better and four times faster; the slicing costs almost nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from stepwell.journal.archive import pack
+from stepwell.journal.archive import Archive, archive_kind, pack
 from stepwell.journal.format import (
     CARRIED,
     COLUMN_BYTES,
@@ -31,15 +32,17 @@ from stepwell.journal.format import (
 )
 
 PLANES = 8
+STATES = ("live", "full")
+"""Suffixes of the files of segments that are not sealed."""
 
 
 def split_planes(data: bytes) -> bytes:
-    """Reorder 64-bit words by byte position."""
+    """Return the bytes of 64-bit words ordered by their position in the word."""
     return b"".join([data[k::PLANES] for k in range(PLANES)])
 
 
 def join_planes(data: bytes) -> bytes:
-    """The words again."""
+    """Undo ``split_planes``."""
     count = len(data) // PLANES
     words = bytearray(len(data))
     for k in range(PLANES):
@@ -48,20 +51,47 @@ def join_planes(data: bytes) -> bytes:
 
 
 def seal(process: str, data: bytes, name: str = "") -> bytes | None:
-    """The frame of a live segment's bytes; None when there is nothing in it.
+    """Return the block for the bytes of a live segment; None if it is empty or its header is damaged.
 
-    With the ``name`` of its file, the number is taken from there.
+    With the ``name`` of its file, the number of the segment is taken from there.
     """
     header = parse_file(name, data[:HEADER_BYTES])
     if header is None:
         return None
-    # A file that was cut off, or has something behind its end, is taken as its reader takes it.
+    # Readers treat a file that is too short or too long in the same way.
     size = SIZES[header["kind"]]
     body = data[HEADER_BYTES:size].ljust(size - HEADER_BYTES, b"\0")
     header["process"] = process
     payload = _SEALERS[header["kind"]](header, body)
-    # Metrics without a row tell the name of a thread whose rows the pump wrote, from a device.
+    # A metric segment without rows has the name of a thread whose rows the pump wrote, for a device.
     return pack(header, payload) if payload or header["kind"] == "metrics" else None
+
+
+def segment_files(folder: Path, states: Iterable[str] = STATES) -> list[Path]:
+    """Return the files of segments in a folder that are not sealed: attributes before spans."""
+    return sorted(path for state in states for path in folder.glob(f"*.{state}"))
+
+
+def seal_files(
+    folder: Path, process: str, archives: Mapping[str, Archive], states: Iterable[str] = STATES
+) -> list[int]:
+    """Move the segments in a folder into archives. Return the sizes of the blocks in bytes.
+
+    Files of empty segments are removed. A file that has content but a damaged header cannot be read: it is
+    kept for a repair by hand.
+    """
+    sizes = []
+    # Attributes first: a sealed span must find its attributes.
+    for path in segment_files(folder, states):
+        data = path.read_bytes()
+        block = seal(process, data, path.name)
+        if block is not None:
+            archives[archive_kind(path.name.partition("-")[0])].append(block)
+            sizes.append(len(block))
+        elif parse_file(path.name, data[:HEADER_BYTES]) is None and data.strip(b"\0"):
+            continue
+        path.unlink()
+    return sizes
 
 
 def _seal_spans(header: dict[str, Any], body: bytes) -> bytes:
@@ -75,21 +105,21 @@ def _seal_spans(header: dict[str, Any], body: bytes) -> bytes:
 
 
 def _span_summary(meta: array[int], start: array[int], ends: bytes) -> dict[str, Any]:
-    """What a reader wants to know of a segment before unpacking it."""
+    """Return the header fields with which a reader decides whether to unpack a segment."""
     end, carried = array("Q", ends), _places(ends, CARRIED)
     links = {slot: (meta[slot] & SLOT_MASK, start[slot] - 1) for slot in _links(meta)}
     elsewhere = links.keys() | {target for target, _ in links.values()}
     return {
         "slots": len(start),
         "spans": len(start) - start.count(0) - len(links) - len(carried),
-        # One that targets itself merely stands for a span, which does not go on here. Neither does one whose
-        # row has no start: the process was killed before it had moved the span.
+        # Spans that continue in this segment. A link that targets itself is a proxy and does not count,
+        # nor does one whose target has no start: the process was killed before it had copied the span.
         "links": [
             link
             for slot, link in links.items()
             if link[0] != slot and link[0] < len(start) and start[link[0]]
         ],
-        # When the first and the last of them began, and when the last one ended.
+        # When the first and the last span began, and when the last one ended.
         "time": _extremes(start, elsewhere),
         "until": _latest_end(end, carried),
         "open": _count_open(start, end, links),
@@ -97,19 +127,19 @@ def _span_summary(meta: array[int], start: array[int], ends: bytes) -> dict[str,
 
 
 def _extremes(times: array[int], skipped: Iterable[int] = ()) -> list[int]:
-    """The earliest and the latest of these times; zeros are none."""
-    found = times[:]
+    """Return the earliest and the latest time, ignoring zeros and the skipped slots."""
+    counted = times[:]
     for slot in skipped:
-        if slot < len(found):
-            found[slot] = 0
-    # They are almost in order, so that this is the fastest way to both.
-    ordered = sorted(found)
+        if slot < len(counted):
+            counted[slot] = 0
+    # Sorting is fastest, because the times are almost in order.
+    ordered = sorted(counted)
     first = bisect_right(ordered, 0)
     return [ordered[first], ordered[-1]] if first < len(ordered) else [0, 0]
 
 
 def _latest_end(end: array[int], carried: list[int]) -> int:
-    """When the last span ended. Hardly any end has a flag but where its span went on elsewhere."""
+    """Return when the last span ended. Apart from carried spans, hardly any end has a flag."""
     ends = end[:]
     for slot in carried:
         ends[slot] = 0
@@ -118,26 +148,26 @@ def _latest_end(end: array[int], carried: list[int]) -> int:
 
 
 def _places(column: bytes, word: int) -> list[int]:
-    """Where a rare word occurs; four times faster than looking at each."""
+    """Return the slots in which a rare word occurs; four times faster than checking each slot."""
     mark = word.to_bytes(8, "little")
-    found = []
+    slots = []
     at = column.find(mark)
     while at >= 0:
         if at % 8 == 0:
-            found.append(at // 8)
+            slots.append(at // 8)
         at = column.find(mark, at + 1)
-    return found
+    return slots
 
 
 def _count_open(start: array[int], end: array[int], links: Container[int]) -> int:
-    """How many spans have no end. Most segments have none, which is quick to see."""
+    """Return the number of spans without an end. Most segments have none, which is checked first."""
     if end.count(0) <= (not end[0]):  # The first slot is never used.
         return 0
     return sum(1 for i, word in enumerate(end) if not word and start[i] and i not in links)
 
 
 def _links(meta: array[int]) -> list[int]:
-    """Slots of link rows: rare, so looking for their name bytes beats looking at each word."""
+    """Return the slots of link rows. They are rare: a search for their bytes beats checking each row."""
     mark = LINK_NAME.to_bytes(3, "little")
     raw = meta.tobytes()
     slots = []
@@ -161,9 +191,9 @@ def _seal_metrics(header: dict[str, Any], body: bytes) -> bytes:
 
 
 def _context_summary(clocks: array[int], words: array[int], names: array[int]) -> list[int]:
-    """When the context was first and last set, what to, and one more than the least and the largest step.
+    """Return [first time, last time, first word, last word, min step + 1, max step + 1] of context rows.
 
-    Empty where it was not set. With it a reader finds a step without unpacking every segment.
+    Empty if there are none. With it a reader finds a step without unpacking every segment.
     """
     rows = zip(clocks, words, names, strict=True)
     changes = sorted((clock, word) for clock, word, name in rows if name == CONTEXT_NAME)
@@ -175,12 +205,12 @@ def _context_summary(clocks: array[int], words: array[int], names: array[int]) -
 
 
 def _column(rows: bytes, index: int) -> bytes:
-    """One 64-bit column of rows, already in planes."""
+    """Return one 64-bit column of rows, split into planes."""
     return b"".join([rows[8 * index + k :: ROW_BYTES] for k in range(8)])
 
 
 def _seal_attributes(header: dict[str, Any], body: bytes) -> bytes:
-    """Texts in order, equal ones once: ``[count]``, offsets, text numbers, and the texts."""
+    """Return ``[count]``, offsets, text numbers, and the texts in order; equal texts are stored once."""
     index: dict[bytes, int] = {}
     where: list[tuple[int, int]] = []
     at = 0

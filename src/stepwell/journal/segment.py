@@ -1,10 +1,10 @@
 """Live segments: preallocated files mapped into memory.
 
-Mapped pages survive the death of the process, so a stored word is kept whatever happens to it.
-Space is allocated before mapping: a full disk is an ``OSError`` here, never a SIGBUS in training.
-For the same reason a segment is never truncated or opened with "w"; it is cleaned up by unlinking.
+Mapped pages survive the death of the process, so a stored word is never lost. Space is allocated before
+mapping: a full disk raises ``OSError`` here, never SIGBUS in training. For the same reason a segment is never
+truncated or opened with "w"; it is removed by unlinking.
 
-A file system that refuses a store all the same does not end training either: see ``bus_errors``.
+If the file system refuses a store nevertheless, training continues: see ``mapping``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.bus_errors import bus_errors
-from stepwell.journal.errors import report
+from stepwell._core.errors import report
 from stepwell.journal.format import HEADER_BYTES, SIZES, SPAN_SLOTS, pack_header
-from stepwell.journal.mapping import map_file
+from stepwell.journal.mapping import bus_errors, map_file
 
 PAUSES = (0.001, 0.002, 0.004, 0.008)
 
 
 def file_name(kind: str, seq: int, state: str = "live") -> str:
-    """Name of a segment's file; ``state`` is "live", or "full" when its writer is done with it."""
+    """Return the file name of a segment; ``state`` is "live", or "full" after its last write."""
     return f"{kind}-{seq:05d}.{state}"
 
 
 class Segment:
-    """One mapped file. ``words`` is its body as 64-bit words; of spans also as three columns."""
+    """One mapped file. ``words`` is its body; ``metas``, ``starts`` and ``ends`` are the columns of spans."""
 
     __slots__ = ("address", "ends", "kind", "map", "metas", "path", "seq", "starts", "words")
 
@@ -42,44 +41,44 @@ class Segment:
         self.map = _allocate(self.path, SIZES[kind])
         self.address = bus_errors.guard(self.map)
         self.words = memoryview(self.map)[HEADER_BYTES:].cast("Q")
-        # Empty for other kinds: views cost nothing.
+        # Unused for other kinds: views cost nothing.
         self.metas = self.words[:SPAN_SLOTS]
         self.starts = self.words[SPAN_SLOTS : 2 * SPAN_SLOTS]
         self.ends = self.words[2 * SPAN_SLOTS : 3 * SPAN_SLOTS]
 
     def attach(self, **fields: Any) -> None:
-        """Write the header: from now on readers take the segment into account."""
+        """Write the header. From now on readers use the segment."""
         header = pack_header({"kind": self.kind, "seq": self.seq, **fields})
         self.map[: len(header)] = header
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether its file system has refused a store: what came after it is not in the file."""
+        """Whether its file system has refused a store: later records are not in the file."""
         return self.address in bus_errors.kept
 
     def unmap(self) -> None:
-        """Give the mapping back; the file stays."""
+        """Unmap the file, which stays."""
         try:
             self.write_back()
         except OSError as error:
             report("Segment.unmap", error)
         bus_errors.release(self.address)
-        # A thread may still hold a view for one more store: then its release unmaps.
+        # A thread may still hold a view for one more store: then releasing that view unmaps.
         with contextlib.suppress(BufferError):
             for view in (self.metas, self.starts, self.ends, self.words):
                 view.release()
             self.map.close()
 
     def write_back(self) -> None:
-        """Bring the file up to date with a segment that is in memory only; its readers look there."""
+        """Update the file of a segment that is in memory only, for readers."""
         if self.is_in_memory and not self.map.closed:
-            # A copy is made at once, in the midst of no store.
+            # One copy, so that no store happens in between.
             content = bytes(self.map)
             with self.path.open("r+b") as file:
                 file.write(content)
 
     def discard(self) -> None:
-        """Remove a segment that nothing was recorded in."""
+        """Unmap and remove a segment without records."""
         self.unmap()
         self.path.unlink(missing_ok=True)
 
@@ -89,7 +88,7 @@ def _allocate(path: Path, size: int) -> mmap.mmap:
     try:
         fd = _open(path, flags)
     except FileExistsError:
-        # Ours, from an interrupt that came before anybody could take it.
+        # Left by an interrupt before this process could use it.
         os.unlink(path)
         fd = _open(path, flags)
     try:
@@ -97,7 +96,7 @@ def _allocate(path: Path, size: int) -> mmap.mmap:
             _reserve(fd, size)
             return map_file(fd, size)
         except BaseException:
-            # ext4 keeps what a failed allocation had grabbed until the file is gone.
+            # ext4 keeps the space of a failed allocation until the file is removed.
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
@@ -106,7 +105,7 @@ def _allocate(path: Path, size: int) -> mmap.mmap:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a file; where descriptors are used up, wait a moment for those that other threads are closing."""
+    """Open a file. Without free descriptors, wait a moment for other threads to close theirs."""
     for pause in PAUSES:
         try:
             return os.open(path, flags, 0o644)

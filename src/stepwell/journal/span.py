@@ -1,9 +1,8 @@
-"""Spans: the hot path of the recorder.
+"""Named spans: the hot path of the recorder.
 
-A ``Span`` is a name to enter as often as one likes: again, recursively, from many threads and tasks. It
-keeps no state of its own while open; that is in the lane of the thread. The methods that run for every
-span are written out by hand, without a call that could be saved, and they are swapped for empty ones
-while nothing records.
+A ``NamedSpan`` can be entered any number of times: repeatedly, recursively, from many threads and tasks. Its
+state while it is open is in the lane of the thread. The methods that run for every span are inlined by hand
+to avoid calls, and replaced by empty ones while nothing is recorded.
 """
 
 from __future__ import annotations
@@ -13,18 +12,19 @@ from time import perf_counter_ns as _now
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stepwell.journal import clock, frames
-from stepwell.journal.errors import quietly, report
-from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK
+from stepwell._core import clock
+from stepwell._core.errors import never_raises, report
+from stepwell._core.values import MAX_TEXT, NULL, RARE, encode, fast_encoder
+from stepwell.journal import task_spans
+from stepwell.journal.format import ATTRIBUTE_SHIFT, ERROR, NAME_MASK, NAME_SHIFT, SLOT_MASK, SPAN
 from stepwell.journal.lane import DROPPED, Lane
-from stepwell.journal.names import SPAN, names
+from stepwell.journal.names import names
 from stepwell.journal.state import current_lane, hide_lane, is_current, local, state
-from stepwell.journal.values import MAX_TEXT, NULL, RARE, encode, encode_quickly
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_ERRORS = (GeneratorExit, StopIteration, StopAsyncIteration)
-"""How Python ends a loop is no failure of the span around it."""
+"""Exceptions with which Python ends a loop: not an error of the span around it."""
 
 
 def _no_loop() -> object | None:
@@ -36,33 +36,33 @@ _encode: Callable[[Any], bytes] = encode
 
 
 def prepare() -> None:
-    """Get ready to record: tell asyncio code from plain code, and encode quickly."""
+    """Load what recording needs: the check for a running event loop, and the encoder of msgspec."""
     global _running_loop, _encode
     from asyncio.events import _get_running_loop
 
     _running_loop = _get_running_loop
-    _encode = encode_quickly()
+    _encode = fast_encoder()
 
 
-class Span:
-    """A named stretch of time; ``with span: ...`` records it, and it decorates functions."""
+class NamedSpan:
+    """A span with a name. ``with span: ...`` records it; it also decorates functions."""
 
-    __slots__ = ("_word",)
+    __slots__ = ("name_word",)
 
     def __init__(self, name: str, category: str = "") -> None:
-        self._word = names.intern(SPAN, name, category) << NAME_SHIFT
+        self.name_word = names.intern(SPAN, name, category) << NAME_SHIFT
 
     @property
     def name(self) -> str:
-        """What it is called."""
-        return names.key(self._word >> NAME_SHIFT)[2]
+        """The name of the span."""
+        return names.key(self.name_word >> NAME_SHIFT)[2]
 
     @property
     def category(self) -> str:
-        """The group of names it belongs to, "" for none."""
-        return names.key(self._word >> NAME_SHIFT)[1]
+        """The category of the name, "" for none."""
+        return names.key(self.name_word >> NAME_SHIFT)[1]
 
-    def __enter__(self) -> Span:
+    def __enter__(self) -> NamedSpan:
         return self
 
     def __exit__(
@@ -74,39 +74,39 @@ class Span:
         pass
 
     def __call__(self, function: F) -> F:
-        from stepwell.journal.decorate import decorate
+        from stepwell.journal.decorator import decorate
 
         return decorate(self, function)
 
-    @quietly
+    @never_raises
     def set(self, **attributes: Any) -> None:
         """Add attributes to the innermost open span of this name in this thread or task."""
         lane = current_lane() if state.enabled else None
-        slot = 0 if lane is None else lane.find(self._word)
+        slot = 0 if lane is None else lane.find(self.name_word)
         if lane is None or not slot:
             return
         offset = lane.put_attributes(_merge(lane.attributes_of(slot), attributes))
-        slot = lane.find(self._word)
+        slot = lane.find(self.name_word)
         if offset:
             kept = lane.metas[slot] & (SLOT_MASK | NAME_MASK)
             lane.metas[slot] = kept | offset << ATTRIBUTE_SHIFT
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Ids belong to this process: another one has to look the name up.
+        # Name ids are valid in this process only: another one looks up the name.
         return type(self), (self.name, self.category)
 
     def __repr__(self) -> str:
         return f"<span {self.category + ':' if self.category else ''}{self.name}>"
 
 
-class AttributedSpan(Span):
-    """A span whose every entry carries these attributes."""
+class AttributedSpan(NamedSpan):
+    """A span that records these attributes whenever it is entered."""
 
     __slots__ = ("attributes",)
 
     attributes: dict[str, Any]
 
-    # Whoever makes one fills its slots: without an __init__ in Python that is twice as fast.
+    # The caller fills the slots: twice as fast as an __init__ in Python.
     __init__ = object.__init__
 
     def __enter__(self) -> AttributedSpan:
@@ -116,7 +116,7 @@ class AttributedSpan(Span):
         return _with_attributes, (self.name, self.category, self.attributes)
 
 
-class IdleSpan(Span):
+class IdleSpan(NamedSpan):
     """A span that is never recorded."""
 
     __slots__ = ()
@@ -138,12 +138,12 @@ class IdleSpan(Span):
 
 def _with_attributes(name: str, category: str, attributes: dict[str, Any]) -> AttributedSpan:
     span: AttributedSpan = AttributedSpan()
-    span._word = names.intern(SPAN, name, category) << NAME_SHIFT
+    span.name_word = names.intern(SPAN, name, category) << NAME_SHIFT
     span.attributes = attributes
     return span
 
 
-def _enter(self: Span) -> Span:
+def _enter(self: NamedSpan) -> NamedSpan:
     try:
         lane: Lane = local.lane
     except AttributeError:
@@ -152,14 +152,14 @@ def _enter(self: Span) -> Span:
     if _running_loop() is not None:
         _enter_task(self, lane)
         return self
-    # No call from here to where the slot is ours: a signal handler may record in between.
+    # No call until the slot is reserved: a signal handler may record in between.
     slot = lane.next
     if slot >= lane.limit:
         _enter_slowly(self)
         return self
     lane.next = slot + 1
     stack = lane.stack
-    word = self._word
+    word = self.name_word
     lane.metas[slot] = word | stack[-1] & SLOT_MASK
     stack.append(word | slot)
     lane.starts[slot] = _now()
@@ -171,16 +171,16 @@ def _enter_with_attributes(self: Any) -> Any:
         lane: Lane = local.lane
         data = _encode(self.attributes)
     except Exception:
-        # The first span of this thread, or a value that only the careful way can keep.
+        # The first span of this thread, or a value that msgspec cannot encode.
         enter_with(self, encode(self.attributes))
         return self
     size = len(data)
-    # msgspec writes NaN as null, which the careful way tells from None, and cuts nothing.
+    # msgspec writes NaN as null and cuts nothing; `encode` tells NaN from None.
     is_odd = size > MAX_TEXT or (RARE in data and data.find(NULL) >= 0)
     if is_odd or _running_loop() is not None:
         enter_with(self, encode(self.attributes))
         return self
-    # No call from here to where slot and offset are ours: a signal handler may record in between.
+    # No call until slot and offset are reserved: a signal handler may record in between.
     slot = lane.next
     offset = lane.blob_next
     after = offset + size
@@ -191,15 +191,15 @@ def _enter_with_attributes(self: Any) -> Any:
     lane.blob_next = (after + 8) & -8
     lane.blob_map[offset:after] = data
     stack = lane.stack
-    word = self._word
+    word = self.name_word
     lane.metas[slot] = word | stack[-1] & SLOT_MASK | offset << ATTRIBUTE_SHIFT - 3
     stack.append(word | slot)
     lane.starts[slot] = _now()
     return self
 
 
-def enter_with(self: Span, data: bytes) -> None:
-    """Enter with attributes that are encoded already. To be called only while something records."""
+def enter_with(self: NamedSpan, data: bytes) -> None:
+    """Enter with encoded attributes. Call it only while a journal is active."""
     try:
         lane: Lane = local.lane
     except AttributeError:
@@ -209,7 +209,7 @@ def enter_with(self: Span, data: bytes) -> None:
         _enter_slowly(self, data)
         return
     size = len(data)
-    # No call from here to where slot and offset are ours: a signal handler may record in between.
+    # No call until slot and offset are reserved: a signal handler may record in between.
     slot = lane.next
     if slot >= lane.limit:
         _enter_slowly(self, data)
@@ -229,42 +229,42 @@ def enter_with(self: Span, data: bytes) -> None:
         lane.last_offset = offset
         lane.last_data = data
     stack = lane.stack
-    word = self._word
+    word = self.name_word
     lane.metas[slot] = word | stack[-1] & SLOT_MASK | offset << ATTRIBUTE_SHIFT - 3
     stack.append(word | slot)
     lane.starts[slot] = _now()
 
 
-def enter_unrecorded(self: Span) -> None:
-    """Enter so that leaving finds nothing to record; what is opened inside passes it over."""
+def enter_unrecorded(self: NamedSpan) -> None:
+    """Enter without recording; spans opened inside get the parent of this one."""
     lane = current_lane()
     if lane is None:
         return
     if _running_loop() is not None:
-        frames.enter_unrecorded(lane, self._word)
+        task_spans.enter_unrecorded(lane, self.name_word)
     else:
-        lane.stack.append(self._word | DROPPED | lane.plain_parent_slot())
+        lane.stack.append(self.name_word | DROPPED | lane.plain_parent_slot())
 
 
-@quietly
-def withdraw(self: Span) -> None:
-    """Take back the innermost open span of this name in this thread or task, as if never entered."""
+@never_raises
+def withdraw(self: NamedSpan) -> None:
+    """Remove the innermost open span of this name in this thread or task, as if never entered."""
     lane: Lane | None = getattr(local, "lane", None)
     if lane is None:
         return
     slot = 0
     if lane.frames:
-        frame = frames.leave(self._word, 0)
+        frame = task_spans.leave(self.name_word, 0)
         slot = 0 if frame is None else frame.slot
     if not slot:
-        slot = lane.leave(self._word, _now())
+        slot = lane.leave(self.name_word, _now())
     if slot:
-        # A row without a start is none; what was opened inside passes it over.
+        # Readers skip a row without a start; its children get its parent.
         lane.starts[slot] = 0
 
 
 def _exit(
-    self: Span,
+    self: NamedSpan,
     kind: type[BaseException] | None,
     error: BaseException | None,
     trace: TracebackType | None,
@@ -276,26 +276,26 @@ def _exit(
     if kind is None:
         if not lane.frames:
             entry = lane.stack.pop()
-            slot = entry ^ self._word
-            # What is left of the entry is a slot only if it was this span's.
+            slot = entry ^ self.name_word
+            # The result is a slot number only if the entry has the name of this span.
             if slot <= SLOT_MASK:
                 lane.ends[slot] = _now()
                 return
             lane.stack.append(entry)
-        elif _leave_task(self._word):
+        elif _leave_task(self.name_word):
             return
     _exit_slowly(self, lane, error)
 
 
-@quietly
-def _enter_slowly(self: Span, attributes: bytes = b"") -> None:
+@never_raises
+def _enter_slowly(self: NamedSpan, attributes: bytes = b"") -> None:
     """Enter for the first time in this thread, in a new segment, or inside a running loop."""
     lane = current_lane()
     if lane is None:
         return
-    word = self._word
+    word = self.name_word
     if _running_loop() is not None:
-        frames.enter(lane, word, attributes)
+        task_spans.enter(lane, word, attributes)
         return
     is_own = is_current(lane)
     try:
@@ -316,70 +316,70 @@ def _enter_slowly(self: Span, attributes: bytes = b"") -> None:
             local.lane = lane
 
 
-@quietly
-def _exit_slowly(self: Span, lane: Lane, error: BaseException | None) -> None:
+@never_raises
+def _exit_slowly(self: NamedSpan, lane: Lane, error: BaseException | None) -> None:
     """Leave with an error, out of order, or inside a running loop."""
     failed = error is not None and not isinstance(error, NO_ERRORS)
     flags = ERROR if failed else 0
     if failed and error is not None and lane.journal.is_new(error):
-        # One record for an exception, on the innermost span that it went through. Before its end, so
-        # that whoever sees that one can see the other.
-        lane.journal.write_error(lane, lane.find_origin(self._word), error)
-    frame = frames.leave(self._word, flags) if lane.frames else None
+        # One event per exception, on the innermost span that it leaves. Written before the end, so that
+        # a reader that sees the end can see the event.
+        lane.journal.write_error(lane, lane.find_origin(self.name_word), error)
+    frame = task_spans.leave(self.name_word, flags) if lane.frames else None
     if frame is None:
-        lane.leave(self._word, _now() | flags)
+        lane.leave(self.name_word, _now() | flags)
     elif isinstance(error, GeneratorExit):
-        # Perhaps closed by the loop, in a context of its own: the user's still has this frame, and
-        # is to pass it over.
+        # The loop may have closed the generator in another context. The context of the user still has
+        # this span, and has to skip it.
         frame.origin = 0
 
 
 def _merge(old: bytes, attributes: dict[str, Any]) -> bytes:
-    """An encoded attribute set with these added."""
+    """Return an encoded attribute set with these attributes added."""
     if not old:
         return encode(attributes)
-    from stepwell.journal.careful import merge
+    from stepwell._core.values import merge_encoded
 
-    return merge(old, attributes)
+    return merge_encoded(old, attributes)
 
 
-def _enter_task(self: Span, lane: Lane) -> None:
-    """Open a span of the running task."""
+def _enter_task(self: NamedSpan, lane: Lane) -> None:
+    """Open a span in the running task."""
     if lane.limit == 0:
         _enter_slowly(self)
         return
     try:
-        frames.enter(lane, self._word, b"")
+        task_spans.enter(lane, self.name_word, b"")
     except Exception as error:
         report("span", error)
 
 
 def _leave_task(word: int) -> bool:
-    """Whether this closed a span of the running task."""
+    """Close a span of the running task; return whether there was one."""
     try:
-        return frames.leave(word, 0) is not None
+        return task_spans.leave(word, 0) is not None
     except Exception as error:
         report("span", error)
         return True
 
 
-# While nothing records, leaving a span is a call that C answers with something false.
+# While nothing is recorded, __exit__ is a function in C that returns a false value.
 _nothing: Any = "".format
 
 leave = _exit
-"""Leave a span that was entered while something recorded."""
+"""Leave a span that was entered while a journal was active."""
 enter_with_attributes = _enter_with_attributes
-"""Enter a span with its attributes. To be called only while something records."""
+"""Enter a span with its attributes. Call it only while a journal is active."""
 
 _on = (_enter, _enter_with_attributes, _exit)
-_off = (Span.__enter__, AttributedSpan.__enter__, _nothing)
+_off = (NamedSpan.__enter__, AttributedSpan.__enter__, _nothing)
 
 
 def _switch(enabled: bool) -> None:
     plain, attributed, leave = _on if enabled else _off
-    Span.__enter__ = plain  # type: ignore[method-assign]
+    NamedSpan.__enter__ = plain  # type: ignore[method-assign]
     AttributedSpan.__enter__ = attributed
-    Span.__exit__ = leave  # type: ignore[method-assign]
+    NamedSpan.__exit__ = leave  # type: ignore[method-assign]
 
 
 clock.follow(globals())

@@ -1,8 +1,8 @@
-"""The spool: live files on the node when the run folder is on a network file system.
+"""The spool: live files on a local disk if the run folder is on a network file system.
 
-Mapping files there is not safe, and every node would pay for it. So the live files are on a local disk,
-named in process.json, and the pump copies what is new into the run folder once a second by plain
-writes. A reader on the node looks at the spool itself; ``stepwell recover`` collects an abandoned one.
+Mapped files are neither safe nor fast there. The live files are in a local folder, whose path is in
+process.json, and once a second the pump copies new content into the run folder with plain writes. Readers on
+the same machine read the spool itself. ``stepwell recover`` collects an abandoned spool.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from stepwell.journal.errors import warn_once
-from stepwell.journal.format import ATTRIBUTE_SHIFT, HEADER_BYTES, ROW_BYTES, SPAN_SLOTS
-from stepwell.journal.journal import EVENTS, NAMES, Journal
+from stepwell._core.errors import warn_once
+from stepwell._core.system import is_network
+from stepwell.journal.format import (
+    ATTRIBUTE_SHIFT,
+    EVENTS,
+    HEADER_BYTES,
+    NAMES,
+    ROW_BYTES,
+    SPAN_SLOTS,
+)
+from stepwell.journal.journal import Journal
 from stepwell.journal.lane import Lane
 from stepwell.journal.segment import Segment
-from stepwell.journal.system import boot_id, is_network
 
 METAS, STARTS, ENDS = 0, SPAN_SLOTS, 2 * SPAN_SLOTS
 LEAST_OFFSET = 1 << ATTRIBUTE_SHIFT
 
 
 def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where live files go instead of the run folder; None: they can be in it.
+    """Return the folder for live files; None if they can be in the run folder.
 
-    ``STEPWELL_SPOOL=off`` never spools, ``STEPWELL_SPOOL=DIR`` always does, there.
+    ``STEPWELL_SPOOL=off`` never uses a spool; ``STEPWELL_SPOOL=DIR`` always uses one in ``DIR``.
     """
     wanted = environ.get("STEPWELL_SPOOL", "")
     if wanted.lower() == "off":
@@ -46,7 +52,7 @@ def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> P
         warn_once(
             "spool",
             "%s cannot hold a spool: live files go to the run folder itself. Set STEPWELL_SPOOL to "
-            "a folder of yours on a local disk",
+            "a local folder that belongs to you",
             root or "no local disk",
         )
         return None
@@ -54,7 +60,7 @@ def choose_spool(run_folder: Path, environ: Mapping[str, str] = os.environ) -> P
 
 
 def _own_folder(root: Path) -> Path | None:
-    """A folder below ``root`` that is ours alone; None when somebody else has made it."""
+    """Return a folder below ``root`` that only this user can write; None if another user created it."""
     uid = os.getuid() if hasattr(os, "getuid") else 0
     own = root / f"stepwell-{uid}"
     try:
@@ -68,32 +74,6 @@ def _own_folder(root: Path) -> Path | None:
     return own if trusted and (uid == status.st_uid or uid == 0) else None
 
 
-def is_spool_of(spool: Path, folder: Path) -> bool:
-    """Whether this is where ``choose_spool`` puts the live files of a process folder.
-
-    Whatever a document says: nothing else is ever read, or cleared away, as a spool.
-    """
-    run = spool.parent
-    return (
-        spool.is_absolute()
-        and ".." not in spool.parts
-        and spool.name == folder.name
-        and run.name == folder.absolute().parent.name
-        and run.parent.name.startswith("stepwell-")
-        and not any(place.is_symlink() for place in (spool, run, run.parent))
-    )
-
-
-def live_folder(folder: Path, about: Mapping[str, Any]) -> Path:
-    """Where the live files of a process are: its spool if that is on this machine, else here."""
-    spool = about.get("spool")
-    if isinstance(spool, str) and about.get("boot") == boot_id():
-        path = Path(spool)
-        if is_spool_of(path, folder) and path.is_dir():
-            return path
-    return folder
-
-
 def _local_root(environ: Mapping[str, str]) -> Path | None:
     asked = [environ.get("SLURM_TMPDIR"), environ.get("TMPDIR"), tempfile.gettempdir()]
     for name in [*asked, "/var/tmp", "/dev/shm"]:
@@ -103,7 +83,7 @@ def _local_root(environ: Mapping[str, str]) -> Path | None:
 
 
 class SpoolCopy:
-    """Keeps copies of a journal's live files in the run folder."""
+    """Copies the live files of a journal to the run folder."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.journal = journal
@@ -113,10 +93,10 @@ class SpoolCopy:
         self._bytes: dict[str, int] = {}
 
     def copy(self, seal_retired: Callable[[], None]) -> None:
-        """Copy what is new since the last time.
+        """Copy the content that is new since the last time.
 
-        What a record refers to is written before it. So it is copied after a look at the records,
-        and before what was seen of them; and a segment that a lane has left goes before the next.
+        A record is written after the names and attributes that it refers to. So these are copied after the
+        records were read, and before they are copied; and the previous segment of a lane before the next.
         """
         self._copy_text(EVENTS)
         seen = [self._look_at(lane) for lane in list(self.journal.lanes)]
@@ -126,7 +106,7 @@ class SpoolCopy:
             self._copy_lane(look)
 
     def copy_names(self) -> None:
-        """Copy new names, ahead of the records that use them."""
+        """Copy new names, before the records that use them."""
         self._copy_text(NAMES)
 
     def _look_at(self, lane: Lane) -> _Look:
@@ -140,7 +120,7 @@ class SpoolCopy:
             has_blob = blob is not None and blob.seq == spans.seq
             if blob is not None and has_blob:
                 self._copy_bytes(blob, _text_end(blob))
-            # Without it, the lane has just left this segment: the next round seals it.
+            # Without its attributes: the lane has just left this segment, and the next round seals it.
             if has_blob or not rows.have_attributes:
                 self._write(spans, rows.pieces)
                 self._spans[spans.path.name] = rows.high, rows.still_open
@@ -148,7 +128,7 @@ class SpoolCopy:
             self._copy_bytes(look.metrics, look.complete)
 
     def forget(self, segment: Segment) -> None:
-        """A segment was sealed: its copy has served."""
+        """Remove the copy of a segment that was sealed."""
         (self.folder / segment.path.name).unlink(missing_ok=True)
         self._spans.pop(segment.path.name, None)
         self._bytes.pop(segment.path.name, None)
@@ -177,16 +157,16 @@ class SpoolCopy:
             self._texts[name] = done + len(data)
 
     def _copy_bytes(self, segment: Segment, end: int) -> None:
-        """Copy a segment whose bytes are written once and in order."""
+        """Copy the new bytes of a segment that is written once and in order."""
         done = self._bytes.get(segment.path.name, 0)
         if end > done:
             self._write(segment, [(done, segment.map[done:end])])
             self._bytes[segment.path.name] = end
 
     def _look(self, segment: Segment) -> _Rows | None:
-        """New rows as they are now, and the older ones that were open the last time."""
+        """Return new rows, and older ones that were open the last time; None if there are none."""
         low, still_open = self._spans.get(segment.path.name, (0, []))
-        # As readers do: a row with a start is complete but for its end.
+        # Like readers: a row with a start is complete except for its end.
         starts = segment.map[_at(STARTS + low) : _at(STARTS + SPAN_SLOTS)].rstrip(b"\0")
         count = -(-len(starts) // 8)
         if not count and not still_open:
@@ -205,7 +185,7 @@ class SpoolCopy:
             pieces += [(_at(METAS + slot), meta), (_at(ENDS + slot), end)]
             if not any(end):
                 left.append(slot)
-        # Starts last: a reader takes a row as written when it sees its start.
+        # Starts last: they publish the rows to readers.
         for column, data in ((METAS, metas), (ENDS, ends), (STARTS, starts)):
             pieces.append((_at(column + low), data))
         words = zip(array("Q", starts), array("Q", ends), strict=True)
@@ -229,7 +209,7 @@ class SpoolCopy:
 
 @dataclass(frozen=True)
 class _Look:
-    """What a lane held at one instant: its thread goes on meanwhile."""
+    """The content of a lane at one moment; its thread continues meanwhile."""
 
     lane: Lane
     spans: Segment | None
@@ -240,7 +220,7 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a span segment, ready to be written: those below ``high``, and which are open."""
+    """Rows of a span segment to be copied: up to slot ``high``, and the slots of open spans."""
 
     high: int
     still_open: list[int]
@@ -249,14 +229,14 @@ class _Rows:
 
 
 def _complete_rows(segment: Segment) -> int:
-    """Where the metrics end that are complete: their last word is stored last."""
+    """Return the end of the complete metric rows: the last word of a row is stored last."""
     used = len(segment.map[HEADER_BYTES:].rstrip(b"\0"))
     rows, rest = divmod(used, ROW_BYTES)
     return HEADER_BYTES + ROW_BYTES * (rows + (rest > ROW_BYTES - 8))
 
 
 def _text_end(segment: Segment) -> int:
-    """Where the next attribute set will be put."""
+    """Return the offset of the next attribute set."""
     return (len(segment.map[:].rstrip(b"\0")) + 8) & -8
 
 

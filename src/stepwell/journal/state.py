@@ -1,4 +1,4 @@
-"""Which journal records now, and each thread's lane in it. The one piece of global state."""
+"""The active journal and the lane of each thread: the only global state of the journal."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stepwell._core import errors
+
 if TYPE_CHECKING:
     from stepwell.journal.journal import Journal
     from stepwell.journal.lane import Lane
 
 local = threading.local()
-"""``local.lane``: this thread's lane. A thread that never recorded has no such attribute."""
+"""``local.lane``: the lane of this thread. Missing until the thread first records."""
 
 
 class State:
-    """The active journal, or how to open one when this process first records."""
+    """The active journal, or a function that opens one when this process first records."""
 
     __slots__ = ("enabled", "journal", "keep_value", "opener", "opening", "switches")
 
@@ -25,17 +27,17 @@ class State:
         self.opener: Callable[[], Journal | None] | None = None
         self.opening: threading.RLock | None = None
         self.keep_value: Callable[[Journal, str, Any, int | None], bool] | None = None
-        """Keeps a logged value that is no number as an item; whether it did. Others stay values."""
+        """Stores a logged value that is not a number in another form, and returns whether it did."""
         self.switches: list[Callable[[bool], None]] = []
 
     def activate(self, journal: Journal | None) -> None:
-        """Record into this journal from now on (None: into none)."""
+        """Record into this journal from now on; None stops recording."""
         self.journal = journal
         self.opener = self.opening = None
         self._enable(journal is not None)
 
     def open_when_used(self, opener: Callable[[], Journal | None]) -> None:
-        """Let the first record of this process open its journal."""
+        """Call ``opener`` at the first record of this process."""
         self.journal = None
         self.opener = opener
         self.opening = threading.RLock()
@@ -50,15 +52,23 @@ class State:
 state = State()
 
 
+def _record_problem(name: str, attributes: dict[str, str]) -> None:
+    if state.journal is not None:
+        state.journal.write_event("event", name, attributes)
+
+
+errors.set_recorder(_record_problem)
+
+
 def is_failing() -> bool:
-    """Whether the run folder cannot be written just now, which was said already."""
+    """Return whether the folder of the journal cannot be written at the moment; a warning was logged."""
     return state.journal is not None and state.journal.failing is not None
 
 
 def current_journal() -> Journal | None:
-    """The active journal; opens it if this is a worker that records for the first time."""
+    """Return the active journal; open it if this is the first record of a worker."""
     if state.journal is None and state.opening is not None:
-        # Several threads of a worker may be the first; the others wait for the journal.
+        # If several threads of a worker record first at once, one opens the journal and the others wait.
         with state.opening:
             opener, state.opener = state.opener, None
             if opener is not None:
@@ -67,7 +77,7 @@ def current_journal() -> Journal | None:
 
 
 def current_lane() -> Lane | None:
-    """This thread's lane in the active journal, made when there is none yet."""
+    """Return the lane of this thread in the active journal; create it if necessary."""
     lane: Lane | None = getattr(local, "lane", None)
     journal = current_journal()
     if lane is None or lane.journal is not journal:
@@ -79,7 +89,7 @@ def current_lane() -> Lane | None:
 
 
 def _open_lane(journal: Journal) -> Lane:
-    """Return a new lane, or the one for handlers that interrupt this thread while its own is hidden."""
+    """Return a new lane; while the lane of this thread is hidden, the second lane for signal handlers."""
     hidden: Lane | None = getattr(local, "hidden", None)
     if hidden is None or hidden.journal is not journal:
         return journal.open_lane()
@@ -94,11 +104,11 @@ def is_current(lane: Lane) -> bool:
 
 
 def hide_lane(lane: Lane) -> None:
-    """Keep this thread's lane from handlers while it is changed in several steps.
+    """Hide the lane of this thread from signal handlers while it is changed in several steps.
 
-    A signal handler or a finalizer may record between any two of these steps. It gets a second lane. An
-    interrupt may come there too. So the caller asks ``is_current`` before a ``try``, calls this inside it,
-    and stores ``local.lane = lane`` in the ``finally``: not by a call, which an interrupt could prevent.
+    A signal handler or a finalizer may record between any two of these steps; it gets a second lane. An
+    interrupt may also occur there. So the caller asks ``is_current`` before a ``try``, calls this inside it,
+    and stores ``local.lane = lane`` in the ``finally``, without a call, which an interrupt could prevent.
     """
     space = local.__dict__
     space["hidden"] = lane
@@ -106,5 +116,5 @@ def hide_lane(lane: Lane) -> None:
 
 
 def forget_lane() -> None:
-    """Let this thread's next record find a lane anew."""
+    """Make the next record of this thread look up its lane again."""
     local.__dict__.pop("lane", None)

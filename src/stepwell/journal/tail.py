@@ -1,4 +1,4 @@
-"""The end of a text file that grows: what is new since the last look, in complete lines."""
+"""The new complete lines of a text file that grows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.files import open_file
+from stepwell._core.files import open_file
 
 CHUNK = 4 << 20
-"""So much is read at a time. A line that is longer is none of ours, and is skipped."""
+"""Bytes of one read. A longer line is not valid, and is skipped."""
 
 
 class Tail:
-    """Reads a file of lines piece by piece, from whichever of its copies has more."""
+    """Reads a file line by line, from the copy that has more. ``more``: whether to read again at once."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -23,16 +23,16 @@ class Tail:
         self._inside = False
 
     def skip_to(self, offset: int) -> None:
-        """Read on from here; a line that this is inside of is left out."""
+        """Continue at this offset; skip the line that it is in."""
         self.offset = offset
         self._inside = offset > 0
 
     def read(self, paths: Iterable[Path]) -> list[bytes]:
-        """The next complete lines; ``more`` says whether it is worth calling again at once."""
+        """Return the next complete lines."""
         return [line for _, line in self.read_places(paths)]
 
     def read_places(self, paths: Iterable[Path]) -> list[tuple[int, bytes]]:
-        """The same, each line behind the offset at which it begins."""
+        """Return (offset, line) of the next complete lines."""
         for path in paths:
             data = self._piece(path)
             if data:
@@ -41,7 +41,7 @@ class Tail:
         return []
 
     def _piece(self, path: Path) -> bytes:
-        """Whole lines, or a full piece of an overlong one; nothing while the next one is torn."""
+        """Return complete lines, or a part of an overlong one; b"" while the next line is incomplete."""
         try:
             fd = open_file(path)
             try:
@@ -60,7 +60,7 @@ class Tail:
             places.append((at, line))
             at += len(line) + 1
         self.offset += len(data)
-        # What stands behind the last newline: nothing, but for a line that is longer than a piece.
+        # The rest after the last newline: empty, except in an overlong line.
         _, rest = places.pop()
         if self._inside:
             places = places[1:]
@@ -69,7 +69,7 @@ class Tail:
 
 
 def parse_object(text: bytes | str) -> dict[str, Any] | None:
-    """Return a JSON object; None for anything else, such as a line that a full disk tore."""
+    """Return a JSON object; None for anything else, such as a line cut off by a full disk."""
     try:
         value = _STRICT.decode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -81,5 +81,5 @@ def _refuse(token: str) -> None:
     raise ValueError(f"{token} is not JSON")
 
 
-# One for all lines: json.loads would make one for each.
+# Shared: json.loads would create a decoder for each line.
 _STRICT = json.JSONDecoder(parse_constant=_refuse)

@@ -1,8 +1,8 @@
-"""Workers: child processes that record for a short while, such as those of a DataLoader.
+"""Workers: short-lived child processes that record, such as those of a DataLoader.
 
-They come and go every epoch. A worker writes live files only, into ``workers/`` of its parent's folder;
-the parent's pump seals what is full, and when the worker has ended folds it in: its documents become one
-frame, its segments others, its folder goes. So the number of files does not grow with the epochs.
+A worker writes live files only, into ``workers/`` in the folder of its parent. The pump of the parent seals
+its full segments. When the worker has ended, the pump folds it in: its documents become one block, its
+segments others, and its folder is removed. So new workers every epoch do not increase the number of files.
 """
 
 from __future__ import annotations
@@ -12,63 +12,62 @@ import json
 import shutil
 from pathlib import Path
 
-from stepwell.journal.archive import Archive, archive_kind, pack
-from stepwell.journal.document import PROCESS, read_json
-from stepwell.journal.journal import EVENTS, NAMES
-from stepwell.journal.seal import seal
-from stepwell.journal.system import is_alive
-
-WORKERS = "workers"
+from stepwell._core.files import read_json
+from stepwell._core.system import is_alive
+from stepwell.journal.archive import Archive, pack
+from stepwell.journal.format import EVENTS, NAMES, PROCESS, WORKERS
+from stepwell.journal.seal import seal_files, segment_files
 
 
 def fold_workers(folder: Path, archives: dict[str, Archive]) -> int:
-    """Take over what workers below ``folder`` have finished; returns bytes added to archives."""
+    """Seal the full segments of workers below ``folder``, and fold in ended workers.
+
+    Return the number of bytes added to the archives.
+    """
     added = 0
     try:
-        found = sorted((folder / WORKERS).iterdir())
+        workers = sorted((folder / WORKERS).iterdir())
     except OSError:
         return 0
-    for worker in found:
-        about = read_json(worker / PROCESS)
-        if about is None:
+    for worker in workers:
+        document = read_json(worker / PROCESS)
+        if document is None:
             continue
-        ended = not is_alive(int(about.get("pid") or 0), int(about.get("start") or 0))
+        ended = not is_alive(int(document.get("pid") or 0), int(document.get("start") or 0))
         if ended:
-            added += _fold_documents(worker, about, archives["workers"])
-        for path in _segments(worker, ended):
-            added += _fold_segment(worker.name, path, archives)
+            added += _fold_documents(worker, document, archives["workers"])
+        states = ("full", "live") if ended else ("full",)
+        added += sum(seal_files(worker, worker.name, archives, states))
         if ended:
-            shutil.rmtree(worker, ignore_errors=True)
+            _remove(worker)
     return added
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove ``workers/`` once nobody is in it."""
+    """Remove ``workers/`` if no worker is left in it."""
     with contextlib.suppress(OSError):
         (folder / WORKERS).rmdir()
 
 
-def _segments(worker: Path, ended: bool) -> list[Path]:
-    full = list(worker.glob("*.full"))
-    # Attributes before spans: a sealed span must find its own.
-    return sorted([*full, *worker.glob("*.live")] if ended else full)
-
-
-def _fold_segment(process: str, path: Path, archives: dict[str, Archive]) -> int:
-    frame = seal(process, path.read_bytes(), path.name)
-    if frame is not None:
-        archives[archive_kind(path.name.partition("-")[0])].append(frame)
-    path.unlink()
-    return len(frame or b"")
-
-
-def _fold_documents(worker: Path, about: dict[str, object], archive: Archive) -> int:
+def _fold_documents(worker: Path, document: dict[str, object], archive: Archive) -> int:
     texts = {name: _text(worker / name) for name in (NAMES, EVENTS)}
     header = {"process": worker.name, "kind": "worker", "seq": 0}
-    about = {**about, "status": "finished"}
-    frame = pack(header, json.dumps({PROCESS: about, **texts}).encode())
-    archive.append(frame)
-    return len(frame)
+    document = {**document, "status": "finished"}
+    block = pack(header, json.dumps({PROCESS: document, **texts}).encode())
+    archive.append(block)
+    return len(block)
+
+
+def _remove(worker: Path) -> None:
+    """Remove the folder of a worker that was folded in, except segments that could not be sealed."""
+    with contextlib.suppress(OSError):
+        # First: without it, a folder that is left over is not folded in again.
+        (worker / PROCESS).unlink(missing_ok=True)
+        if segment_files(worker):
+            for name in (NAMES, EVENTS):
+                (worker / name).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(worker, ignore_errors=True)
 
 
 def _text(path: Path) -> str:

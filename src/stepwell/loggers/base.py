@@ -1,7 +1,7 @@
-"""``Logger``: one ``log()`` for whatever there is to log. It writes to the run, and returns.
+"""``Logger``: one ``log()`` for everything there is to log. It writes to the run and returns.
 
-What was written goes on to a backend in another process. A logger of its own needs no backend: everything
-is in the run folder anyway.
+Another process reads the run and delivers the records to the backend. A logger without a backend is useful
+too: everything it logs is in the run folder.
 """
 
 from __future__ import annotations
@@ -12,76 +12,83 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns as _now
 from typing import Any, ClassVar, TypeVar
 
-from stepwell.journal import clock, metrics
-from stepwell.journal.errors import StepwellError, misuse, report, warn_once
+from stepwell._core import clock
+from stepwell._core.checks import one_of
+from stepwell._core.errors import StepwellError, report, report_misuse, warn_once
+from stepwell._core.values import shown, text_of
+from stepwell.journal import metrics
+from stepwell.journal.document import ENDINGS
 from stepwell.journal.format import IMPLICIT_STEP, ROW_BYTES, STEP_BIAS, WHOLE_ROW
 from stepwell.journal.lane import Lane
-from stepwell.journal.liveness import ENDINGS
 from stepwell.journal.metrics import MAX_COUNT
 from stepwell.journal.metrics import context as current
 from stepwell.journal.state import local, state
-from stepwell.journal.values import shown, text_of
-from stepwell.loggers.audience import Audience, Hearer, Words, current_batch
-from stepwell.loggers.checks import folder, optional_id, optional_text, seconds
-from stepwell.loggers.context import Context, find_run, finish_contexts, load_backend, place_rank
-from stepwell.loggers.delivery.runs import BackendRun, wait_for_run
-from stepwell.loggers.frequency import (
-    DEFAULT,
-    LogFreq,
-    Workers,
-    check_log_freq,
-    check_rank,
-    check_workers,
-    every,
+from stepwell.loggers.checks import (
+    FOLDER,
+    ID,
+    LOG_FREQ,
+    RANK,
+    TIMEOUT,
+    WORKERS,
+    check_options,
 )
-from stepwell.loggers.items import making as items
+from stepwell.loggers.context import (
+    LoggerContext,
+    find_run,
+    finish_contexts,
+    load_backend,
+    place_rank,
+)
+from stepwell.loggers.delivery.backend import BackendRun, wait_for_run
+from stepwell.loggers.frequency import DEFAULT, LogFreq, Workers, every
+from stepwell.loggers.items import converters as items
 from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind, context_name
-from stepwell.loggers.recording import keep, keep_documents, keep_params, write_metric
-from stepwell.telemetry.ending import ending_of
+from stepwell.loggers.targets import NameIds, Target, Targets, current_batch
+from stepwell.loggers.writer import keep, keep_documents, keep_params, write_metric
+from stepwell.telemetry.outcome import outcome_of
 
 Self = TypeVar("Self", bound="Logger")
 
 _pack = WHOLE_ROW.pack_into
 _words = metrics._words
 _counts = metrics._counts
-READINGS = ("system", "carbon", "execution_time")
 UNNAMED = "unnamed-experiment"
-UNSAID = (UNNAMED, "experiment_name")
-"""Documented defaults of what a run is called, which say nothing."""
-BECAME = {
+PLACEHOLDERS = (UNNAMED, "experiment_name")
+"""Documented defaults of experiment names. They are not used as names of runs."""
+EARLIER_CONTEXT = {
     "": "",
-    "destroyed": ". (The one that it had was destroyed.)",
-    "elsewhere": ". (A logger that went to another process is created there.)",
+    "destroyed": ". (Its earlier context was destroyed.)",
+    "elsewhere": ". (A logger that is sent to another process needs a new context there.)",
 }
-"""What has become of an earlier context."""
+"""End of the message about a missing context, by what became of an earlier one."""
 
 
 class Logger:
-    """Base class of all loggers; also one without a backend, that logs into the run alone.
+    """Base class of all loggers. By itself it has no backend and logs to the run only.
 
-    To send what is logged somewhere else, write a ``stepwell.loggers.Backend`` and a subclass that names it
-    in ``backend_class``; ``backend_options`` gives the arguments to make it with.
+    To log to another place, write a ``stepwell.loggers.Backend`` and a subclass of ``Logger`` that names it
+    in ``backend_class``; ``backend_options`` returns the arguments of its constructor.
 
     Args:
-        savedir: folder for what the backend keeps on this machine.
-        log_freq: which batches count: a number n (batches 0, n, 2 n, …), ``"batch"`` (all of them), or
-            ``"epoch"`` (none: only calls that pass no ``batch_idx``, outside of a training iteration).
-            The default is ``"epoch"``; in a Lightning trainer it is ``"batch"``.
-        log_on_workers: the global ranks that log: one, several, or -1 for all.
-        experiment_id: the backend's own id of an experiment to log to.
-        run_id: the backend's own id of a run to go on with.
+        savedir: folder for the backend's files on this machine.
+        log_freq: which batches count: a number n (batches 0, n, 2 n, …), ``"batch"`` (all batches), or
+            ``"epoch"`` (none: only calls without ``batch_idx``, outside of a training iteration). The default
+            is ``"epoch"``; in a Lightning trainer it is ``"batch"``.
+        log_on_workers: the global ranks that log: one rank, several, or -1 for all.
+        experiment_id: the backend's own id of the experiment to log to.
+        run_id: the backend's own id of a run to continue.
     """
 
     to: ClassVar[str] = "run"
-    """What it is called: in the run, in a collection, and in ``stepwell forward RUN --to …``."""
+    """Its name in the run, in a collection, and in ``stepwell forward RUN --to …``."""
     backend_class: ClassVar[str] = ""
-    """Dotted name of the ``Backend`` that delivers; without one, nothing is delivered."""
+    """Dotted name of the ``Backend``. Without one, nothing is delivered."""
     subfolder: ClassVar[str] = ""
-    """Of ``savedir``, for this kind of logger."""
+    """The folder below ``savedir`` for this type of logger."""
     context_options: ClassVar[tuple[str, ...]] = ()
-    """Arguments that ``create_logger_context`` takes besides the rank, in place of the constructor's."""
+    """Arguments that ``create_logger_context`` takes besides the rank. They override the constructor's."""
     supported_kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
-    """Every kind there is: what a backend has no place for, it keeps as a file."""
+    """All kinds: a backend stores kinds that it does not know as files."""
 
     def __init__(
         self,
@@ -91,21 +98,21 @@ class Logger:
         experiment_id: str | None = None,
         run_id: str | None = None,
     ) -> None:
-        self.savedir = folder("savedir", savedir) / self.subfolder
-        self._log_freq = None if log_freq is None else check_log_freq(log_freq)
+        self.savedir = FOLDER.check("savedir", savedir) / self.subfolder
+        self._log_freq = None if log_freq is None else LOG_FREQ.check("log_freq", log_freq)
         self.log_on_workers = log_on_workers
         self.worker_rank = 0
-        self._experiment_id = optional_id("experiment_id", experiment_id)
-        self._run_id = optional_id("run_id", run_id)
-        self._context: Context | None = None
+        self._experiment_id = ID.or_none("experiment_id", experiment_id)
+        self._run_id = ID.or_none("run_id", run_id)
+        self._context: LoggerContext | None = None
         self._is_set_initialized = False
-        # For the quick way through log(); None sends every call the slow way.
-        self._audience: Audience | None = None
-        self._hearers: Audience | None = None
+        # For the fast path of log(); None sends every call to _log_slowly().
+        self._fast_targets: Targets | None = None
+        self._targets: Targets | None = None
         self._collections: list[Any] = []
-        self._had = ""
+        self._earlier = ""
 
-    # What it is
+    # Properties
 
     @property
     def log_freq(self) -> LogFreq:
@@ -114,35 +121,32 @@ class Logger:
 
     @log_freq.setter
     def log_freq(self, log_freq: LogFreq) -> None:
-        self._log_freq = check_log_freq(log_freq)
-        self._has_changed()
+        self._log_freq = LOG_FREQ.check("log_freq", log_freq)
+        self._targets_changed()
 
     def set_default_log_freq(self, log_freq: LogFreq) -> None:
-        """Set the log_freq, unless the constructor was given one or it was set."""
+        """Set the log_freq, unless the user has set it."""
         if self._log_freq is None:
             self.log_freq = log_freq
 
     @property
     def log_on_workers(self) -> Workers:
-        """The global ranks that log. A change counts from the next context on."""
+        """The global ranks that log. A change applies from the next context on."""
         return self._log_on_workers
 
     @log_on_workers.setter
     def log_on_workers(self, log_on_workers: Workers) -> None:
-        self._workers = check_workers(log_on_workers)
+        self._workers = WORKERS.check("log_on_workers", log_on_workers)
         self._log_on_workers = log_on_workers
 
     @property
     def name(self) -> str:
-        """What it is called in messages and in a collection."""
+        """Its name in messages and in a collection."""
         return self.to
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a context was created, and not destroyed since.
-
-        A subclass that creates contexts in its own way sets it.
-        """
+        """Whether it has a context. A subclass that creates contexts in its own way sets it."""
         return self._context is not None or self._is_set_initialized
 
     @is_initialized.setter
@@ -151,16 +155,16 @@ class Logger:
 
     @property
     def experiment_id(self) -> str | None:
-        """The backend's own id of the experiment: as given, else as the backend has told by now."""
-        return self._experiment_id or self._told("experiment_id")
+        """The backend's own id of the experiment; None while it is not known."""
+        return self._experiment_id or self._from_backend("experiment_id")
 
     @property
     def run_id(self) -> str | None:
-        """The backend's own id of the run: as given, else as the backend has told by now."""
-        return self._run_id or self._told("run_id")
+        """The backend's own id of the run; None while it is not known."""
+        return self._run_id or self._from_backend("run_id")
 
     def should_log(self, batch_idx: int | None = None) -> bool:
-        """Whether a call of ``log`` with this batch would count on this worker."""
+        """Return whether a call of ``log`` with this ``batch_idx`` counts on this worker."""
         if self._workers is not None and self.worker_rank not in self._workers:
             return False
         index = current_batch() if batch_idx is None else batch_idx
@@ -170,16 +174,17 @@ class Logger:
     # Life cycle
 
     def create_logger_context(self: Self, rank: int | None = None, **options: Any) -> Self:
-        """Begin to log. Waits for no backend.
+        """Start logging, without waiting for the backend. Return the logger itself.
+
+        A run is started if none is active.
 
         Args:
-            rank: the global rank of this worker; else as the launcher says (torchrun, Slurm, MPI).
-            options: what ``context_options`` lists, in place of what the constructor was given.
-
-        A run is started when none is active. Returns the logger itself.
+            rank: the global rank of this worker; by default the one that the launcher set (torchrun, Slurm,
+                MPI).
+            options: any of ``context_options``. They override the arguments of the constructor.
         """
         self._check_options(options)
-        found = place_rank() if rank is None else check_rank(rank)
+        rank = place_rank() if rank is None else RANK.check("rank", rank)
         if self._context is not None and self._context.is_here:
             warn_once(
                 f"twice {self.name}",
@@ -187,57 +192,59 @@ class Logger:
                 type(self).__name__,
             )
             return self
-        self.worker_rank = found
-        logs = self._workers is None or found in self._workers
+        self.worker_rank = rank
+        logs = self._workers is None or rank in self._workers
         run, is_new = find_run(self._application(options), logs)
-        self._begin(Context(run, is_new, found, logs), options)
+        self._begin(LoggerContext(run, is_new, rank, logs), options)
         return self
 
     def destroy_logger_context(
         self, timeout: float | None = None, *, status: str = "finished"
     ) -> None:
-        """End logging, and wait until the backend has everything, for as long as delivery makes progress.
+        """Stop logging. Wait until the backend has all records, as long as delivery makes progress.
+
+        If this logger started the run, the run is finished too. The logger can be used again with a new
+        context. A second call does nothing.
 
         Args:
-            timeout: seconds to wait at most; else ``STEPWELL_FINISH_TIMEOUT``, or 300. What is not
-                delivered by then is delivered in the background, or later by ``stepwell forward``.
+            timeout: seconds to wait at most; by default ``STEPWELL_FINISH_TIMEOUT``, or 300. The records that
+                are left are delivered in the background, or later by ``stepwell forward``.
             status: how it ended: finished, failed, interrupted or killed.
-
-        The run is finished too when this logger had started it. The logger may be used again. To end
-        what has ended is harmless.
         """
-        check_timeout(timeout)
+        TIMEOUT.or_none("timeout", timeout)
         if self._has_ended:
             return
-        context = self._ends(status)
+        context = self._detach_context(status)
         context.end(status)
         finish_contexts([context], status, timeout)
         self._finish_run(context, status)
 
     @contextlib.contextmanager
     def start_logging(self: Self, rank: int | None = None, **options: Any) -> Iterator[Self]:
-        """In here it logs; gives the logger. An exception that leaves it ends it as failed or interrupted."""
+        """Context manager: log inside the block. An exception sets the status to failed or interrupted."""
         begin_logging(self, rank, **options)
         status = "finished"
         try:
             yield self
         except BaseException as error:
-            status = ending_of(error).status
+            status = outcome_of(error).status
             raise
         finally:
             end_logging(self, status)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until what was logged is with the backend; whether it was in time."""
-        return self._created("flush").flush(seconds("timeout", timeout))
+        """Wait until the backend has all records. Return False after ``timeout`` seconds."""
+        return self._require_context("flush").flush(TIMEOUT.check("timeout", timeout))
 
     def backend_run(self, timeout: float = 10.0) -> BackendRun | Any | None:
-        """The backend's own run, once it is there; None when it is not in time.
+        """Wait for the backend's own run and return it; None if there is none within ``timeout`` seconds.
 
-        Of MLflow a ``mlflow.entities.Run``, of others a ``BackendRun`` with its id, name, URL and folder.
+        For MLflow it is a ``mlflow.entities.Run``, for others a ``BackendRun`` with id, name, URL and folder.
         """
-        context = self._created("backend_run")
-        return wait_for_run(context.delivery, seconds("timeout", timeout), self._as_backend_run)
+        context = self._require_context("backend_run")
+        return wait_for_run(
+            context.delivery, TIMEOUT.check("timeout", timeout), self._as_backend_run
+        )
 
     # Logging
 
@@ -250,23 +257,23 @@ class Logger:
         batch_idx: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log something.
+        """Log a value or an object.
 
         Args:
-            item: what to log; a list of them with a list of identifiers.
+            item: the value or object; or a list of them, with a list of identifiers.
             identifier: its name. Slashes make groups, such as ``"train/loss"``.
-            kind: what it is: one of ``supported_kinds``.
-            step: where it belongs; else the run's current step, else how many values it had before.
-            batch_idx: the batch, where this is called in a loop over them. Inside of a training
-                iteration of stepwell it is known.
-            kwargs: kept with items other than metrics. A metric with ``context="validation"`` is a series of
-                its own, ``validation/NAME``.
+            kind: the kind of item: one of ``supported_kinds``.
+            step: its step; by default the run's current step, else the number of values logged before.
+            batch_idx: index of the batch, for calls in the loop over batches. Inside a training iteration of
+                stepwell it is known.
+            kwargs: stored with items other than metrics. A metric with ``context="validation"`` becomes the
+                series ``validation/NAME``.
         """
-        audience = self._audience
+        targets = self._fast_targets
         if (
             kind != METRIC
             or type(item) is not float
-            or audience is None
+            or targets is None
             or kwargs
             or not state.enabled
             or type(identifier) is not str
@@ -274,21 +281,21 @@ class Logger:
         ):
             self._log_slowly(item, identifier, kind, step, batch_idx, kwargs)
             return
-        if audience.is_always_everyone:
-            words: Words | None = audience.everyone
+        if targets.takes_all:
+            ids: NameIds | None = targets.all_ids
         else:
-            words = self._choose(audience, identifier, batch_idx)
+            ids = self._select(targets, identifier, batch_idx)
         context = self._context
-        if words is None or context is None:
-            if identifier not in audience.left_out:
-                audience.leave_out(identifier, item)
+        if ids is None or context is None:
+            if identifier not in targets.left_out:
+                targets.note_left_out(identifier, item)
             return
         try:
             lane: Lane = local.lane
-            word = words[identifier]
+            name_id = ids[identifier]
             is_usual = step is None or (type(step) is int and -MAX_COUNT < step < MAX_COUNT)
-            if lane.journal is audience.journal and is_usual:
-                # No call from here to where the row is ours: a signal handler may log in between.
+            if lane.journal is targets.journal and is_usual:
+                # No calls until the row is reserved: a signal handler might log in between.
                 row = lane.row_next
                 if row + ROW_BYTES <= lane.row_limit:
                     lane.row_next = row + ROW_BYTES
@@ -299,7 +306,7 @@ class Logger:
                         if not step_word:
                             count = _counts[_words.get(identifier) or metrics.word_of(identifier)]
                             step_word = IMPLICIT_STEP | next(count)
-                    _pack(lane.rows, row, _now(), step_word, item, word)
+                    _pack(lane.rows, row, _now(), step_word, item, name_id)
                     return
         except AttributeError:
             # This thread has no lane yet.
@@ -307,28 +314,30 @@ class Logger:
         except Exception as error:
             report("log", error)
             return
-        write_metric(context, words, identifier, item, step)
+        write_metric(context, ids, identifier, item, step)
 
     def save_hyperparameters(self, params: Any) -> None:
-        """Log parameters: a dict, a Namespace, a dataclass, or anything that gives a dict.
+        """Log parameters: a dict, a Namespace, a dataclass, or any object that converts to a dict.
 
-        Those of nested dicts have names such as ``optimizer.lr``. Secrets are masked.
+        Parameters in nested dicts get names such as ``optimizer.lr``. Secrets are masked.
         """
-        context = self._created("save_hyperparameters")
-        audience = self._hearers
-        if not context.logs or audience is None or not state.enabled:
+        context = self._require_context("save_hyperparameters")
+        targets = self._targets
+        if not context.logs or targets is None or not state.enabled:
             return
         from stepwell.telemetry.identity import config_to_dict, mask
 
         try:
             flat = items.flattened(mask(config_to_dict(params)))
         except Exception as error:
-            misuse("save_hyperparameters", f"save_hyperparameters() kept nothing: {text_of(error)}")
+            report_misuse(
+                "save_hyperparameters", f"save_hyperparameters() stored nothing: {text_of(error)}"
+            )
             return
-        keep_params(context, audience.everyone, flat)
+        keep_params(context, targets.all_ids, flat)
 
     def serialize(self, obj: Any, identifier: str) -> str:
-        """Pickle an object to a file in ``savedir``; returns its path."""
+        """Pickle an object to a file in ``savedir``. Return its path."""
         import pickle
 
         path = self.savedir / items.file_name(identifier)
@@ -336,24 +345,24 @@ class Logger:
         path.write_bytes(pickle.dumps(obj))
         return str(path)
 
-    # For those who subclass it
+    # For subclasses
 
     def backend_options(self) -> dict[str, Any]:
-        """Plain values to make the backend with. They are written into the run: no secrets."""
+        """Return the arguments of the backend, as plain values. They are written into the run: no secrets."""
         return {}
 
-    # Behind log()
+    # Logging, the slow path
 
-    def _choose(self, audience: Audience, identifier: str, batch_idx: int | None) -> Words | None:
+    def _select(self, targets: Targets, identifier: str, batch_idx: int | None) -> NameIds | None:
         try:
-            return audience.choose(identifier, batch_idx)
+            return targets.select(identifier, batch_idx)
         except Exception:
-            misuse(
+            report_misuse(
                 "batch_idx",
-                f"log(…, batch_idx={shown(batch_idx)}): write the number of the batch; it is "
-                "logged as if outside of a batch",
+                f"batch_idx must be the index of the batch, got {shown(batch_idx)}; the value is logged as "
+                "if outside of a batch",
             )
-            return audience.everyone
+            return targets.all_ids
 
     def _log_slowly(
         self,
@@ -365,9 +374,9 @@ class Logger:
         more: Mapping[str, Any],
     ) -> None:
         check_kind(kind)
-        context = self._created("log")
-        audience = self._hearers
-        if audience is None or not context.logs or not state.enabled:
+        context = self._require_context("log")
+        targets = self._targets
+        if targets is None or not context.logs or not state.enabled:
             return
         if isinstance(identifier, list | tuple):
             self._log_each(item, identifier, kind, step, batch_idx, more)
@@ -377,21 +386,21 @@ class Logger:
             return
         if kind == METRIC and more.get("context") is not None:
             name = _in_context(name, more["context"])
-        if self._decides_itself and not self.should_log(batch_idx):
+        if self._has_own_should_log and not self.should_log(batch_idx):
             return
-        words = self._choose(audience, name, batch_idx)
-        if words is None:
+        ids = self._select(targets, name, batch_idx)
+        if ids is None:
             if kind == METRIC:
-                audience.leave_out(name, item)
+                targets.note_left_out(name, item)
             return
         if kind == METRIC:
-            write_metric(context, words, name, item, step)
-            _say_unused(name, more)
+            write_metric(context, ids, name, item, step)
+            _warn_unused(name, more)
         elif kind == "prov_documents":
             namespace = getattr(self, "prov_user_namespace", None)
-            keep_documents(context, words, name, step, namespace)
+            keep_documents(context, ids, name, step, namespace)
         else:
-            keep(context, words, name, kind, item, step, more)
+            keep(context, ids, name, kind, item, step, more)
 
     def _log_each(
         self,
@@ -402,19 +411,19 @@ class Logger:
         batch_idx: int | None,
         more: Mapping[str, Any],
     ) -> None:
-        given = list(item) if isinstance(item, list | tuple) else [item]
-        if len(given) != len(identifiers):
-            misuse(
+        values = list(item) if isinstance(item, list | tuple) else [item]
+        if len(values) != len(identifiers):
+            report_misuse(
                 "lists",
-                f"log() of {len(given)} items with {len(identifiers)} identifiers: write as many of "
-                "both; those without a partner are left out",
+                f"log() got {len(values)} items and {len(identifiers)} identifiers; it needs as many of one "
+                "as of the other, and leaves out the surplus",
             )
-        for one, identifier in zip(given, identifiers, strict=False):
-            self.log(one, identifier, kind, step, batch_idx, **more)
+        for value, identifier in zip(values, identifiers, strict=False):
+            self.log(value, identifier, kind, step, batch_idx, **more)
 
-    # Behind the life cycle
+    # Life cycle, internals
 
-    def _begin(self, context: Context, options: Mapping[str, Any]) -> None:
+    def _begin(self, context: LoggerContext, options: Mapping[str, Any]) -> None:
         self._context = context
         try:
             if context.logs:
@@ -424,13 +433,13 @@ class Logger:
                 if backend is not None:
                     context.deliver(backend)
         except BaseException:
-            # Somebody's own backend that cannot be made: as if it had never begun.
+            # A user's backend that cannot be created: the logger stays without a context.
             self._context = None
             self._finish_run(context, "failed")
             raise
-        self._has_changed()
+        self._targets_changed()
 
-    def _make_backend(self, context: Context, options: Mapping[str, Any]) -> Any:
+    def _make_backend(self, context: LoggerContext, options: Mapping[str, Any]) -> Any:
         if not self.backend_class:
             return None
         given = {**self.backend_options(), **options}
@@ -442,92 +451,89 @@ class Logger:
         )
 
     @property
-    def _decides_itself(self) -> bool:
-        """Whether a subclass has its own idea of which calls count."""
+    def _has_own_should_log(self) -> bool:
         return type(self).should_log is not Logger.should_log
 
-    def _has_changed(self) -> None:
-        """Look up anew who hears of what, here and in the collections that this is in."""
-        self._renew_audience()
+    def _targets_changed(self) -> None:
+        """Compute the targets again, here and in the collections that this logger is in."""
+        self._update_targets()
         for collection in self._collections:
-            collection._renew_audience()
+            collection._update_targets()
 
-    def _renew_audience(self) -> None:
+    def _update_targets(self) -> None:
         context = self._context
         if context is None or not context.logs:
-            self._audience = self._hearers = None
+            self._fast_targets = self._targets = None
             return
-        # Who decides by itself is asked each time.
-        freq = "batch" if self._decides_itself else self._log_freq
-        hearers = [Hearer(context.number, freq, type(self).__name__)]
-        self._hearers = context.audience = Audience(context.journal, hearers, self._hearers)
-        self._audience = None if self._decides_itself else self._hearers
+        # A should_log() of a subclass is called for each value.
+        freq = "batch" if self._has_own_should_log else self._log_freq
+        target = Target(context.number, freq, type(self).__name__)
+        self._targets = context.targets = Targets(context.journal, [target], self._targets)
+        self._fast_targets = None if self._has_own_should_log else self._targets
 
     @property
     def _has_ended(self) -> bool:
-        return self._context is None and self._had == "destroyed"
+        return self._context is None and self._earlier == "destroyed"
 
-    def _ends(self, status: str) -> Context:
-        """Take leave of the context."""
-        if status not in ENDINGS:
-            raise StepwellError(f"status is {shown(status)}: write one of {', '.join(ENDINGS)}")
-        context = self._created("destroy_logger_context")
+    def _detach_context(self, status: str) -> LoggerContext:
+        """Return the context, and leave the logger without one."""
+        one_of(*ENDINGS).check("status", status)
+        context = self._require_context("destroy_logger_context")
         self._context = None
         self._is_set_initialized = False
-        self._had = "destroyed"
-        self._has_changed()
+        self._earlier = "destroyed"
+        self._targets_changed()
         return context
 
-    def _finish_run(self, context: Context, status: str) -> None:
+    def _finish_run(self, context: LoggerContext, status: str) -> None:
         run = context.run
         if not context.owns_run or run is None or not context.is_here or run.status != "running":
             return
         # Other loggers may have joined the run that was started for this one.
-        if not context.pass_run_on():
+        if not context.hand_over_run():
             run.finish(status)
 
-    def _created(self, call: str) -> Context:
+    def _require_context(self, call: str) -> LoggerContext:
         if self._context is None:
-            own = type(self).__name__
             raise StepwellError(
-                f"{own}.{call}() comes before its context: call logger.create_logger_context() "
-                f"first, or use it inside of `with logger.start_logging():`{BECAME[self._had]}"
+                f"{type(self).__name__}.{call}() needs a context: call logger.create_logger_context() first, "
+                f"or use `with logger.start_logging():`{EARLIER_CONTEXT[self._earlier]}"
             )
         return self._context
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         for name in options:
             if name not in self.context_options:
-                known = ", ".join(("rank", *self.context_options))
+                accepted = ", ".join(("rank", *self.context_options))
                 raise StepwellError(
-                    f"{type(self).__name__}.create_logger_context() takes no {name!r}: "
-                    f"it takes {known}"
+                    f"{type(self).__name__}.create_logger_context() has no argument {name!r}; it has "
+                    f"{accepted}"
                 )
-        check_texts(options)
+        check_options(options.items())
 
     def _application(self, options: Mapping[str, Any]) -> str | None:
-        """What a run that is started for this logger is called."""
+        """Return the name of a run that is started for this logger."""
         given = {**self.backend_options(), **options}
         for key in ("run_name", "experiment_name", "project_name"):
             name = given.get(key)
-            if isinstance(name, str) and name and name not in UNSAID:
+            if isinstance(name, str) and name and name not in PLACEHOLDERS:
                 return name
         return None
 
-    def _told(self, key: str) -> str | None:
-        """What the backend has said about its run."""
+    def _from_backend(self, key: str) -> str | None:
+        """Return a value that the backend has stored about its run."""
         delivery = None if self._context is None else self._context.delivery
-        found = None if delivery is None else delivery.state().get(key)
-        return None if found is None else str(found)
+        value = None if delivery is None else delivery.state().get(key)
+        return None if value is None else str(value)
 
     def _as_backend_run(self, state: dict[str, Any]) -> Any:
         return BackendRun.of(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The context belongs to this process: another one creates its own.
-        nothing = dict.fromkeys(("_context", "_audience", "_hearers"))
-        had = self._had if self._context is None else "elsewhere"
-        return {**self.__dict__, **nothing, "_had": had, "_is_set_initialized": False}
+        # The context belongs to this process; another process creates its own.
+        empty = dict.fromkeys(("_context", "_fast_targets", "_targets"))
+        earlier = self._earlier if self._context is None else "elsewhere"
+        return {**self.__dict__, **empty, "_earlier": earlier, "_is_set_initialized": False}
 
     def __repr__(self) -> str:
         state = "logging" if self._context is not None else "no context"
@@ -538,7 +544,7 @@ clock.follow(globals())
 
 
 def begin_logging(logger: Logger, rank: int | None = None, **options: Any) -> None:
-    """Create a logger's context, also of a user's class that has its own way to."""
+    """Create the context of a logger, which may be a user's class with its own ``create_logger_context``."""
     given = options if rank is None else {"rank": rank, **options}
     logger.create_logger_context(**given)
     if not logger.is_initialized:
@@ -546,39 +552,27 @@ def begin_logging(logger: Logger, rank: int | None = None, **options: Any) -> No
 
 
 def end_logging(logger: Logger, status: str = "finished", timeout: float | None = None) -> None:
-    """Destroy a logger's context, also of a user's class whose method takes no arguments."""
+    """Destroy the context of a logger, which may be a user's class whose method takes no arguments."""
     call_with(logger.destroy_logger_context, timeout=timeout, status=status)
     if logger.is_initialized:
         _set_initialized(logger, False)
 
 
 def call_with(function: Callable[..., Any], **offered: Any) -> Any:
-    """Call a function with those of the arguments that it takes: a user's override may take fewer."""
+    """Call a function with those arguments that it takes: a user's override may take fewer."""
     from inspect import Parameter, signature
 
     parameters = signature(function).parameters
-    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    takes_all = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     return function(
         **{name: value for name, value in offered.items() if takes_all or name in parameters}
     )
 
 
 def _set_initialized(logger: Logger, is_initialized: bool) -> None:
-    # A class that has this as a property of its own keeps it itself.
+    # A class may have a read-only property of this name.
     with contextlib.suppress(AttributeError):
         logger.is_initialized = is_initialized
-
-
-def check_timeout(timeout: Any) -> None:
-    """How long to wait; StepwellError for what is no time."""
-    if timeout is not None:
-        seconds("timeout", timeout)
-
-
-def check_texts(options: Mapping[str, Any]) -> None:
-    """Names and ids that a context is created with; StepwellError for what is none."""
-    for name, value in options.items():
-        (optional_id if name.endswith("_id") else optional_text)(name, value)
 
 
 def _name_of(identifier: Any, kind: str) -> str | None:
@@ -587,26 +581,26 @@ def _name_of(identifier: Any, kind: str) -> str | None:
     if identifier is None and kind in WITHOUT_ITEM:
         return kind
     if identifier is None or identifier == "":
-        misuse(
+        report_misuse(
             "identifier",
-            f"log(…, identifier={shown(identifier)}, kind={kind!r}) says no name: nothing is logged",
+            f"log(…, identifier={shown(identifier)}, kind={kind!r}) has no name: nothing is logged",
         )
         return None
     return text_of(getattr(identifier, "value", identifier))
 
 
 def _in_context(name: str, context: Any) -> str:
-    """Return the name of a metric in a context: backends show the names with the same prefix together."""
+    """Return the name of a metric in a context, as a prefix: backends group metrics by prefix."""
     prefix = f"{context_name(context)}/"
     return name if prefix == "/" or name.startswith(prefix) else prefix + name
 
 
-def _say_unused(identifier: str, more: Mapping[str, Any]) -> None:
+def _warn_unused(identifier: str, more: Mapping[str, Any]) -> None:
     unused = [str(name) for name in more if name != "context"]
     if unused:
         warn_once(
             "metric arguments",
-            "log(…, %r) of a metric keeps no further arguments: %s",
+            "log(…, %r) of a metric ignores further arguments: %s",
             identifier[:200],
             ", ".join(unused)[:200],
         )

@@ -1,69 +1,97 @@
-"""Arguments of constructors: what is wrong is said at once, with what to write instead."""
+"""Kinds of arguments that only loggers take; the others are in `stepwell._core.checks`."""
 
 from __future__ import annotations
 
 import math
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import shown
+from stepwell._core.checks import Kind
+from stepwell.loggers.frequency import LogFreq
+
+ALL_WORKERS = -1
 
 
-def optional_text(name: str, value: Any) -> str | None:
-    """A text, or None."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, os.PathLike):
-        return str(value)
-    raise StepwellError(f"{name} is {shown(value)}: write a text, such as {name}='…', or None")
+def check_options(options: Iterable[tuple[str, Any]]) -> None:
+    """Raise StepwellError for a name or an id that cannot be one. None is allowed."""
+    for name, value in options:
+        (ID if name.endswith("_id") else NAME).or_none(name, value)
 
 
-def optional_id(name: str, value: Any) -> str | None:
-    """An id, or None; a number is one too."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if value is None or (isinstance(value, str) and value):
-        return value
-    raise StepwellError(f"{name} is {shown(value)}: write the backend's own id as a text, or None")
+def _never(value: Any) -> bool:
+    return False
 
 
-def folder(name: str, value: Any) -> Path:
-    """A folder."""
-    if isinstance(value, str | os.PathLike) and "\0" not in os.fspath(value):
-        return Path(value)
-    raise StepwellError(f"{name} is {shown(value)}: write a folder, such as 'mllogs'")
+def _name(value: Any) -> str:
+    if not isinstance(value, os.PathLike):
+        raise TypeError
+    return str(value)
 
 
-def seconds(name: str, value: Any) -> float:
-    """A time to wait."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if math.isnan(found) or isinstance(value, str):
-        raise StepwellError(f"{name} is {shown(value)}: write a number of seconds")
-    return found
+def _id(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return str(value)
 
 
-def flag(name: str, value: Any) -> bool:
-    """True or False."""
-    if isinstance(value, bool):
-        return value
-    raise StepwellError(f"{name} is {shown(value)}: write True or False")
+def _folder(value: Any) -> Path:
+    if "\0" in os.fspath(value):
+        raise ValueError
+    return Path(value)
 
 
-def positive(name: str, value: Any) -> int:
-    """A whole number from 1 on."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise StepwellError(f"{name} is {shown(value)}: write a whole number from 1 on")
+def _seconds(value: Any) -> float:
+    seconds = math.nan if isinstance(value, str) else float(value)
+    if math.isnan(seconds):
+        raise ValueError
+    return seconds
 
 
-def one_of(name: str, value: Any, known: Sequence[str]) -> str:
-    """One of these words."""
-    if isinstance(value, str) and value in known:
-        return value
-    raise StepwellError(f"{name} is {shown(value)}: write {' or '.join(map(repr, known))}")
+def _whole(value: Any, minimum: int) -> int:
+    # True is an int for Python, and not a number of batches or a rank.
+    number = minimum - 1 if isinstance(value, bool) else operator.index(value)
+    if number < minimum:
+        raise ValueError
+    return number
+
+
+def _workers(value: Any) -> frozenset[int] | None:
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    ranks = [_whole(rank, ALL_WORKERS) for rank in (value if is_list else [value])]
+    if not ranks:
+        raise ValueError
+    return None if ALL_WORKERS in ranks else frozenset(ranks)
+
+
+def _tags(value: Any) -> list[str]:
+    if isinstance(value, str | bytes) or not all(isinstance(tag, str) for tag in value):
+        raise TypeError
+    return list(value)
+
+
+NAME = Kind[str]("a text or None", lambda value: isinstance(value, str), _name)
+ID = Kind[str](
+    "the backend's own id as a text, or None",
+    lambda value: isinstance(value, str) and value != "",
+    _id,
+)
+FOLDER = Kind[Path]("a folder, such as 'mllogs'", _never, _folder)
+TAGS = Kind[list[str]]("a list of texts, such as ['baseline']", _never, _tags)
+TIMEOUT = Kind[float]("a number of seconds", _never, _seconds)
+LOG_FREQ = Kind[LogFreq](
+    "'epoch', 'batch' or a positive integer (a number of batches)",
+    lambda value: isinstance(value, str) and value in ("epoch", "batch"),
+    lambda value: _whole(value, 1),
+)
+WORKERS = Kind["frozenset[int] | None"](
+    "a rank (0 or more), a list of ranks, or -1 for all workers", _never, _workers
+)
+"""The ranks that log; None: all of them."""
+RANK = Kind[int](
+    "the global rank of this worker (0 or more), or None to read it from the environment",
+    _never,
+    lambda value: _whole(value, 0),
+)

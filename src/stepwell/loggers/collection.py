@@ -1,38 +1,39 @@
-"""Several loggers as one: a call is one record of the run, whoever hears of it."""
+"""``LoggersCollection``, several loggers as one, and ``EmptyLogger``, which does nothing.
+
+A call of ``log`` on a collection writes one record, which all its members deliver.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stepwell.journal.errors import StepwellError, warn_once
-from stepwell.journal.threads import start_thread
-from stepwell.journal.values import shown, text_of
-from stepwell.loggers.audience import Audience, Hearer
+from stepwell._core.errors import StepwellError, warn_once
+from stepwell._core.threads import start_thread
+from stepwell._core.values import shown, text_of
 from stepwell.loggers.base import (
     Logger,
     begin_logging,
-    check_texts,
-    check_timeout,
     end_logging,
 )
-from stepwell.loggers.checks import seconds
-from stepwell.loggers.context import Context, find_run, finish_contexts, place_rank
-from stepwell.loggers.empty import EmptyLogger
-from stepwell.loggers.frequency import LogFreq, check_rank
+from stepwell.loggers.checks import RANK, TIMEOUT, check_options
+from stepwell.loggers.context import LoggerContext, find_run, finish_contexts, place_rank
+from stepwell.loggers.frequency import LogFreq, Workers
 from stepwell.loggers.kinds import check_kind
+from stepwell.loggers.targets import Target, Targets
 from stepwell.telemetry.identity import config_to_dict
 
 
 class LoggersCollection(Logger):
-    """Logs to all of its members, each with its own ``log_freq`` and ``log_on_workers``.
+    """Logs to all its members, each with its own ``log_freq`` and ``log_on_workers``.
 
-    One that fails does not disturb the others. ``collection["mlflow"]`` is a member, to log to it alone: by
-    its name, which for a second one of the same type is ``mlflow-2``, or by the one it is given in a dict.
+    A member that fails does not affect the others. ``collection["mlflow"]`` returns one member. Its name is
+    the key in the dict, or the name of its type; a second logger of a type is ``mlflow-2``.
 
     Args:
-        loggers: the members: a list, or a dict of names.
+        loggers: the members: a list of loggers, or a dict of names and loggers.
     """
 
     to = "collection"
@@ -53,8 +54,10 @@ class LoggersCollection(Logger):
         try:
             return self.members[name]
         except KeyError:
-            known = ", ".join(map(repr, self.members))
-            raise StepwellError(f"there is no logger {shown(name)} here: it has {known}") from None
+            members = ", ".join(map(repr, self.members))
+            raise StepwellError(
+                f"no logger {shown(name)} in the collection; it has {members}"
+            ) from None
 
     def __iter__(self) -> Iterator[Logger]:
         return iter(self.loggers)
@@ -63,57 +66,57 @@ class LoggersCollection(Logger):
         return len(self.members)
 
     def should_log(self, batch_idx: int | None = None) -> bool:
-        """Whether a call of ``log`` with this batch would count for any member."""
+        """Return whether a call of ``log`` with this ``batch_idx`` counts for any member."""
         return any(member.should_log(batch_idx) for member in self.loggers)
 
     def set_default_log_freq(self, log_freq: LogFreq) -> None:
-        """Set the log_freq of the members that were given none."""
+        """Set the log_freq of the members that have none."""
         for member in self.loggers:
             member.set_default_log_freq(log_freq)
 
     # Life cycle
 
     def create_logger_context(self, rank: int | None = None, **options: Any) -> LoggersCollection:
-        """Create the contexts of all members; an option goes to those that take it."""
+        """Create the contexts of all members. Each member gets the options that it accepts."""
         self._check_options(options)
-        found = place_rank() if rank is None else check_rank(rank)
+        rank = place_rank() if rank is None else RANK.check("rank", rank)
         if self._context is not None and self._context.is_here:
             warn_once(
                 "twice collection",
                 "the collection has a context already: the second create_logger_context() does nothing",
             )
             return self
-        self.worker_rank = found
-        logs = any(one._workers is None or found in one._workers for one in self.loggers)
+        self.worker_rank = rank
+        logs = any(member._workers is None or rank in member._workers for member in self.loggers)
         run, is_new = find_run(self._application(options), logs)
-        self._context = Context(run, is_new, found, logs)
+        self._context = LoggerContext(run, is_new, rank, logs)
         if run is not None:
-            # Before the members', which tell how they ended.
+            # Before the members' contexts, which write their status when the run ends.
             run.before_finish(self._context.complete)
         for name, member in self.members.items():
-            known = {key: value for key, value in options.items() if key in member.context_options}
+            accepted = {key: options[key] for key in options if key in member.context_options}
             if not member.is_initialized:
                 _guarded(
-                    name, "create_logger_context", partial(begin_logging, member, found, **known)
+                    name, "create_logger_context", partial(begin_logging, member, rank, **accepted)
                 )
-        self._renew_audience()
+        self._update_targets()
         return self
 
     def destroy_logger_context(
         self, timeout: float | None = None, *, status: str = "finished"
     ) -> None:
-        """End logging for all members, within this time together."""
-        check_timeout(timeout)
+        """Stop logging for all members. ``timeout`` is the time for all of them together, in seconds."""
+        TIMEOUT.or_none("timeout", timeout)
         if self._has_ended:
             return
-        own = self._ends(status)
+        own = self._detach_context(status)
         own.complete()
-        contexts: dict[str, Context] = {}
+        contexts: dict[str, LoggerContext] = {}
         for name, member in self.members.items():
             if not member.is_initialized:
                 continue
             if _is_ours(member, "destroy_logger_context"):
-                contexts[name] = member._ends(status)
+                contexts[name] = member._detach_context(status)
                 contexts[name].end(status)
             else:
                 _guarded(name, "destroy_logger_context", end_logging, member, status)
@@ -123,9 +126,9 @@ class LoggersCollection(Logger):
         self._finish_run(own, status)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until what was logged is with all backends; whether it was in time."""
-        self._created("flush")
-        seconds("timeout", timeout)
+        """Wait until all backends have all records. Return False after ``timeout`` seconds."""
+        self._require_context("flush")
+        TIMEOUT.check("timeout", timeout)
         calls = {
             name: partial(member.flush, timeout)
             for name, member in self.members.items()
@@ -134,10 +137,10 @@ class LoggersCollection(Logger):
         return all(_together(calls).values())
 
     def backend_run(self, timeout: float = 10.0) -> dict[str, Any]:
-        """The run of each backend by the name of its logger, None for one that is not in time."""
-        self._created("backend_run")
+        """Return each backend's run by the name of its logger; None after ``timeout`` seconds."""
+        self._require_context("backend_run")
         calls = {
-            name: partial(member.backend_run, seconds("timeout", timeout))
+            name: partial(member.backend_run, TIMEOUT.check("timeout", timeout))
             for name, member in self.members.items()
             if member.is_initialized
         }
@@ -147,10 +150,10 @@ class LoggersCollection(Logger):
         """Log parameters to all members."""
         super().save_hyperparameters(params)
         for member in self._others:
-            # A user's own logger counts on a dict.
+            # A user's own logger expects a dict.
             _guarded(member.name, "save_hyperparameters", _save, member, params)
 
-    # Behind it
+    # Internals
 
     def _log_slowly(
         self,
@@ -166,50 +169,48 @@ class LoggersCollection(Logger):
             _guarded(
                 member.name, "log", member.log, item, identifier, kind, step, batch_idx, **more
             )
-        if self._others and self._hearers is not None and isinstance(identifier, list | tuple):
-            # They had the whole list; the rest of it is one by one.
-            for one, name in zip(item, identifier, strict=False):
-                super()._log_slowly(one, name, kind, step, batch_idx, more)
+        if self._others and self._targets is not None and isinstance(identifier, list | tuple):
+            # The other members got the whole list. Through self.log() they would get each value again.
+            for value, name in zip(item, identifier, strict=False):
+                super()._log_slowly(value, name, kind, step, batch_idx, more)
             return
         super()._log_slowly(item, identifier, kind, step, batch_idx, more)
 
     @property
     def prov_user_namespace(self) -> str | None:
-        """That of a member that writes provenance documents."""
-        found = (getattr(member, "prov_user_namespace", None) for member in self.loggers)
-        return next((namespace for namespace in found if namespace), None)
+        """The namespace of the first member that writes provenance documents."""
+        namespaces = (getattr(member, "prov_user_namespace", None) for member in self.loggers)
+        return next((namespace for namespace in namespaces if namespace), None)
 
     @property
-    def _decides_itself(self) -> bool:
+    def _has_own_should_log(self) -> bool:
         return False
 
-    def _renew_audience(self) -> None:
+    def _update_targets(self) -> None:
         context = self._context
-        active = [one for one in self.loggers if one.is_initialized]
-        ours = [one for one in active if _is_ours(one, "log") and not one._decides_itself]
-        self._others = [
-            one for one in active if one not in ours and not isinstance(one, EmptyLogger)
+        active = [member for member in self.loggers if member.is_initialized]
+        ours = [m for m in active if _is_ours(m, "log") and not m._has_own_should_log]
+        self._others = [m for m in active if m not in ours and not isinstance(m, EmptyLogger)]
+        targets = [
+            Target(member._context.number, member._log_freq, type(member).__name__)
+            for member in ours
+            if member._context is not None and member._context.logs
         ]
-        heard = [
-            Hearer(one._context.number, one._log_freq, type(one).__name__)
-            for one in ours
-            if one._context is not None and one._context.logs
-        ]
-        if context is None or not context.logs or not heard:
-            self._hearers = self._audience = None
+        if context is None or not context.logs or not targets:
+            self._targets = self._fast_targets = None
             return
-        self._hearers = context.audience = Audience(context.journal, heard, self._hearers)
-        self._audience = None if self._others else self._hearers
+        self._targets = context.targets = Targets(context.journal, targets, self._targets)
+        self._fast_targets = None if self._others else self._targets
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        taken = {name for member in self.loggers for name in member.context_options}
+        accepted = {name for member in self.loggers for name in member.context_options}
         for name in options:
-            if name not in taken:
+            if name not in accepted:
                 raise StepwellError(
-                    f"no logger of this collection takes {name!r} in create_logger_context(): "
-                    f"they take {', '.join(['rank', *sorted(taken)])}"
+                    f"no logger of this collection has an argument {name!r} of create_logger_context(); "
+                    f"they have {', '.join(['rank', *sorted(accepted)])}"
                 )
-        check_texts(options)
+        check_options(options.items())
 
     def _application(self, options: Mapping[str, Any]) -> str | None:
         names = (member._application({}) for member in self.loggers)
@@ -220,37 +221,37 @@ class LoggersCollection(Logger):
 
 
 def _named(loggers: Any) -> dict[str, Logger]:
-    """The members by name, collections among them taken apart."""
-    found: dict[str, Logger] = {}
+    """Return the members by name. The members of nested collections become members of this one."""
+    members: dict[str, Logger] = {}
     pairs = loggers.items() if isinstance(loggers, Mapping) else _listed(loggers)
     for name, logger in pairs:
         if not isinstance(logger, Logger):
             raise StepwellError(
-                f"a LoggersCollection is made of loggers, not of {shown(logger)}: write "
+                f"the members of a LoggersCollection must be loggers, got {shown(logger)}: write "
                 "LoggersCollection([MLFlowLogger(…), TensorBoardLogger(…)])"
             )
         inner = logger.members if isinstance(logger, LoggersCollection) else {name: logger}
         for own, member in inner.items():
-            if any(member is known for known in found.values()):
+            if any(member is other for other in members.values()):
                 raise StepwellError(f"{member!r} is in the collection twice")
-            called = own or member.name
+            unique = own or member.name
             number = 2
-            while called in found:
-                called, number = f"{own or member.name}-{number}", number + 1
-            found[called] = member
-    return found
+            while unique in members:
+                unique, number = f"{own or member.name}-{number}", number + 1
+            members[unique] = member
+    return members
 
 
 def _listed(loggers: Any) -> list[tuple[str, Any]]:
     if isinstance(loggers, Logger) or not isinstance(loggers, Sequence) or isinstance(loggers, str):
         raise StepwellError(
-            f"loggers is {shown(loggers)}: write a list of loggers, or a dict of names and loggers"
+            f"loggers must be a list of loggers, or a dict of names and loggers, got {shown(loggers)}"
         )
     return [("", logger) for logger in loggers]
 
 
 def _is_ours(member: Logger, method: str) -> bool:
-    """Whether a member has this method from us: what others wrote is called as it is."""
+    """Return whether a member inherits this method. A method that a user wrote is called as it is."""
     return getattr(type(member), method) is getattr(Logger, method)
 
 
@@ -259,13 +260,13 @@ def _save(member: Logger, params: Any) -> None:
 
 
 def _guarded(name: str, call: str, function: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """What a member's own method gives; what it raises is said once, and the others go on."""
+    """Call a member's own method. An exception gives one warning and does not affect the other members."""
     try:
         return function(*args, **more)
     except Exception as error:
         warn_once(
             f"member {name} {call} {type(error).__name__}",
-            "logger %s failed in %s (%s: %s): training and the other loggers go on without it",
+            "logger %s failed in %s (%s: %s). Training and the other loggers continue without it",
             name,
             call,
             type(error).__name__,
@@ -275,11 +276,11 @@ def _guarded(name: str, call: str, function: Callable[..., Any], *args: Any, **m
 
 
 def _together(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """What all of them give, at the same time: one that waits must not take the time of the others."""
-    found: dict[str, Any] = {}
+    """Make all calls at the same time and return their results, so that all have the whole timeout."""
+    results: dict[str, Any] = {}
 
     def run(name: str) -> None:
-        found[name] = _guarded(name, "delivery", calls[name])
+        results[name] = _guarded(name, "delivery", calls[name])
 
     threads = {name: start_thread(f"stepwell-logger-{name}", run, name) for name in calls}
     for name, thread in threads.items():
@@ -288,4 +289,51 @@ def _together(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     for thread in threads.values():
         if thread is not None:
             thread.join()
-    return {name: found.get(name) for name in calls}
+    return {name: results.get(name) for name in calls}
+
+
+class EmptyLogger(Logger):
+    """Accepts every call and does nothing: no run, no files, no warnings."""
+
+    to = "empty"
+
+    def __init__(
+        self,
+        savedir: str | os.PathLike[str] = "mllogs",
+        log_freq: LogFreq | None = None,
+        log_on_workers: Workers = 0,
+    ) -> None:
+        super().__init__(savedir, log_freq, log_on_workers)
+
+    def create_logger_context(self, rank: int | None = None, **options: Any) -> EmptyLogger:
+        """Do nothing."""
+        self.is_initialized = True
+        return self
+
+    def destroy_logger_context(
+        self, timeout: float | None = None, *, status: str = "finished"
+    ) -> None:
+        """Do nothing."""
+        self.is_initialized = False
+
+    def log(
+        self,
+        item: Any,
+        identifier: Any,
+        kind: str = "metric",
+        step: int | None = None,
+        batch_idx: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Do nothing."""
+
+    def save_hyperparameters(self, params: Any) -> None:
+        """Do nothing."""
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Return True: there is nothing to deliver."""
+        return True
+
+    def backend_run(self, timeout: float = 10.0) -> None:
+        """Return None: there is no backend."""
+        return None

@@ -1,10 +1,14 @@
-"""process.json as readers take it: every field of the type that it should have, or left out."""
+"""Checks of process.json, stacks.json and run.json: fields of a wrong type are left out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from stepwell._core.errors import StepwellError
+from stepwell.journal.format import FORMAT
 
 MAX_INT32 = (1 << 31) - 1
 MAX_TIME = (1 << 62) - 1
@@ -54,11 +58,11 @@ class SourceLine:
 
 @dataclass(frozen=True)
 class PythonStacks:
-    """Where the threads of a process were when it made no progress.
+    """The stacks of the threads of a process while it made no progress.
 
     Attributes:
         time_ns: when they were taken.
-        quiet_s: seconds since the main thread had recorded anything.
+        quiet_s: seconds since the last record of the main thread.
         threads: the lines of each thread by its name, outermost first.
     """
 
@@ -67,29 +71,29 @@ class PythonStacks:
     threads: dict[str, tuple[SourceLine, ...]]
 
 
-def check_stacks(about: Any) -> PythonStacks | None:
-    """The stacks in a document; None when it is no such document."""
-    if not isinstance(about, dict) or not is_count(about.get("time"), MAX_TIME):
+def check_stacks(document: Any) -> PythonStacks | None:
+    """Return the stacks in the content of stacks.json; None if it is not valid."""
+    if not isinstance(document, dict) or not is_count(document.get("time"), MAX_TIME):
         return None
-    quiet, threads = about.get("quiet_s"), about.get("threads")
-    found: dict[str, tuple[SourceLine, ...]] = {}
+    quiet, threads = document.get("quiet_s"), document.get("threads")
+    stacks: dict[str, tuple[SourceLine, ...]] = {}
     for thread in threads[:MAX_LINES] if isinstance(threads, list) else ():
         lines = thread.get("lines") if isinstance(thread, dict) else None
         if isinstance(lines, list):
             name = clean(str(thread.get("thread"))[:MAX_TEXT])
-            found.setdefault(name, tuple(source_lines(lines)))
+            stacks.setdefault(name, tuple(source_lines(lines)))
     seconds = float(quiet) if isinstance(quiet, int | float) and quiet >= 0 else 0.0
-    return PythonStacks(about["time"], seconds, found)
+    return PythonStacks(document["time"], seconds, stacks)
 
 
-def check_document(about: Any) -> dict[str, Any] | None:
-    """The fields that readers use; None when it is no document of a process."""
-    if not isinstance(about, dict):
+def check_document(document: Any) -> dict[str, Any] | None:
+    """Return the fields of process.json that readers use; None if a required one is missing or invalid."""
+    if not isinstance(document, dict):
         return None
-    fields = {key: _checked(about.get(key), kind) for key, kind in (REQUIRED | OPTIONAL).items()}
+    fields = {key: _checked(document.get(key), kind) for key, kind in (REQUIRED | OPTIONAL).items()}
     if any(fields[key] is None for key in REQUIRED):
         return None
-    drops, anchors = about.get("drops"), about.get("anchors")
+    drops, anchors = document.get("drops"), document.get("anchors")
     counts = drops.values() if isinstance(drops, dict) else ()
     fields["dropped"] = min(sum(n for n in counts if is_count(n, MAX_TIME)), MAX_TIME)
     fields["anchors"] = [
@@ -97,10 +101,10 @@ def check_document(about: Any) -> dict[str, Any] | None:
         for pair in (anchors if isinstance(anchors, list) else ())
         if isinstance(pair, list) and len(pair) == 2 and all(is_count(n, MAX_TIME) for n in pair)
     ]
-    interval = about.get("interval")
+    interval = document.get("interval")
     fields["interval"] = interval if isinstance(interval, int | float) and interval > 0 else 5.0
-    error = _reason(about.get("error"))
-    fields["error"] = error_text(about.get("error"))
+    error = _reason(document.get("error"))
+    fields["error"] = error_text(document.get("error"))
     details = error if isinstance(error, dict) else {}
     fields["traceback"] = source_lines(details.get("traceback"))
     fields["raised_in"] = clean(str(details.get("raised_in") or "")[:MAX_TEXT])
@@ -114,7 +118,7 @@ def _checked(value: Any, kind: type[str] | int) -> Any:
 
 
 def error_text(error: Any) -> str | None:
-    """Return the type and message of an error as it was written; None without one."""
+    """Return the type and message of a recorded error; None without one."""
     error = _reason(error)
     if not isinstance(error, dict):
         return None
@@ -123,7 +127,7 @@ def error_text(error: Any) -> str | None:
 
 
 def _reason(error: Any) -> Any:
-    """The exception before a call of ``sys.exit``, or that a worker raised; else the error itself."""
+    """Return the exception that led to ``sys.exit``, or that a worker raised; else the error itself."""
     cause = error.get("cause") if isinstance(error, dict) else None
     if isinstance(cause, dict) and error.get("type") == "SystemExit":
         error, cause = cause, cause.get("cause")
@@ -131,7 +135,7 @@ def _reason(error: Any) -> Any:
 
 
 def source_lines(lines: Any) -> list[SourceLine]:
-    """Return lines of Python code as they were written, without those that are none."""
+    """Return the recorded lines of Python code, without invalid ones."""
     return [
         SourceLine(
             clean(str(line.get("file") or "")[:MAX_TEXT]),
@@ -145,10 +149,30 @@ def source_lines(lines: Any) -> list[SourceLine]:
 
 
 def is_count(value: Any, most: int) -> bool:
-    """Whether this is a number from 0 to ``most``."""
+    """Return whether this is an integer from 0 to ``most``."""
     return isinstance(value, int) and 0 <= value <= most
 
 
 def clean(text: str) -> str:
-    """The text without lone surrogates, which no table can hold."""
+    """Return the text without lone surrogates, which tables cannot contain."""
     return text.encode("utf-8", "replace").decode()
+
+
+LATEST = 1000
+"""A larger format number is damage, not a version, and does not prevent reading."""
+
+
+def newer_format(document: Mapping[str, Any]) -> int | None:
+    """Return the format version in run.json if this reader is too old for it; else None."""
+    version = document.get("stepwell")
+    return version if isinstance(version, int) and FORMAT < version < LATEST else None
+
+
+def check_format(run: str, document: Mapping[str, Any]) -> None:
+    """Raise StepwellError for a run with a newer format: this reader would misread its tables."""
+    newer = newer_format(document)
+    if newer is not None:
+        raise StepwellError(
+            f"the run {run!r} is in format {newer}, and this stepwell reads {FORMAT}. "
+            "Upgrade with pip install -U stepwell"
+        )

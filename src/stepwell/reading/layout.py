@@ -1,4 +1,4 @@
-"""What the processes of a run share: with it, each of them can be read by itself, anywhere."""
+"""The layout of a run: clock offsets and process numbers, with which each process can be read on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell.reading.clock import clock_offsets
+from stepwell.journal.document import clock_offset
 from stepwell.reading.context import ContextLog
 from stepwell.reading.process import Process, read_processes
 from stepwell.reading.tables import ProcessTables
@@ -16,12 +16,12 @@ from stepwell.reading.tables import ProcessTables
 
 @dataclass(frozen=True)
 class Layout:
-    """The clocks of a run's machines and the numbers of its processes.
+    """The clock offsets of the machines of a run, and the numbers of its processes.
 
     Attributes:
         run: the id of the run.
-        offsets: what to add to a clock for the time since the epoch, by boot id.
-        numbers: one for each process, which makes the ids of its spans unique.
+        offsets: nanoseconds to add to a clock value to get the time since the epoch, by boot id.
+        numbers: a number for each process, which makes its span ids unique in the run.
     """
 
     run: str
@@ -30,30 +30,30 @@ class Layout:
 
     @classmethod
     def of(cls, run: str, documents: list[dict[str, Any]]) -> Layout:
-        """The layout that these processes, which are all of a run's, make."""
+        """Return the layout of a run with these documents, which must be all of its processes."""
         return cls(run, clock_offsets(documents), _numbers(d["process"] for d in documents))
 
     def only(self, documents: Iterable[dict[str, Any]]) -> Layout:
-        """The little of it that these processes need."""
+        """Return the part of the layout that these processes need."""
         offsets, numbers = {}, {}
-        for about in documents:
-            numbers[about["process"]] = self.numbers[about["process"]]
-            if about["boot"] in self.offsets:
-                offsets[about["boot"]] = self.offsets[about["boot"]]
+        for document in documents:
+            numbers[document["process"]] = self.numbers[document["process"]]
+            if document["boot"] in self.offsets:
+                offsets[document["boot"]] = self.offsets[document["boot"]]
         return Layout(self.run, offsets, numbers)
 
     def read(self, folder: Path, partial: bool = False) -> Iterator[ProcessTables]:
-        """The records of the process in a folder, and of each of its workers."""
+        """Yield the records of the process in a folder, and of each of its workers."""
         processes = read_processes(folder)
         for process, context in zip(processes, contexts(processes, partial), strict=True):
             offset = self.offsets.get(process.about["boot"], 0)
-            # One that came meanwhile has no number yet.
+            # A process that started after the layout was made has no number yet.
             number = self.numbers.get(process.name, _number(process.name))
             yield ProcessTables(process, context, offset, number, self.run)
 
 
 def contexts(processes: list[Process], partial: bool = False) -> list[ContextLog]:
-    """The context of each process: what it set itself, and for the rest that of the first one."""
+    """Return the context of each process; the first one is the parent of the others."""
     logs: list[ContextLog] = []
     for process in processes:
         logs.append(ContextLog(process, partial, logs[0] if logs else None))
@@ -65,7 +65,7 @@ def _number(process: str) -> int:
 
 
 def _numbers(processes: Iterable[str]) -> dict[str, int]:
-    """A number for each process, the same whenever it is read, no two alike."""
+    """Return a unique number for each process, the same for every reader."""
     numbers: dict[str, int] = {}
     taken: set[int] = set()
     for name in sorted(processes):
@@ -75,3 +75,16 @@ def _numbers(processes: Iterable[str]) -> dict[str, int]:
         taken.add(number)
         numbers[name] = number
     return numbers
+
+
+def clock_offsets(documents: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the nanoseconds to add to a clock value to get the time since the epoch, by boot id.
+
+    Processes of one boot share a monotonic clock, so they share one offset: the median of all their anchors,
+    which a temporary step of the wall clock does not change.
+    """
+    anchors: dict[str, list[Any]] = {}
+    for document in documents:
+        anchors.setdefault(document["boot"], []).extend(document["anchors"])
+    offsets = {boot: clock_offset(pairs) for boot, pairs in anchors.items()}
+    return {boot: offset for boot, offset in offsets.items() if offset is not None}

@@ -1,4 +1,4 @@
-"""One recorded process: its document, names, segments and events, wherever they lie just now."""
+"""One recorded process: its document, names, segments and events, live or sealed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.archive import archive_files, read_frames
-from stepwell.journal.document import PROCESS, STACKS, read_json
-from stepwell.journal.files import read_file
-from stepwell.journal.format import MAX_NAMES
-from stepwell.journal.journal import EVENTS, NAMES
-from stepwell.journal.spool import live_folder
+from stepwell._core.files import read_file, read_json
+from stepwell.journal.archive import archive_files, read_blocks
+from stepwell.journal.document import live_folder
+from stepwell.journal.format import EVENTS, MAX_NAMES, NAMES, PROCESS, STACKS, WORKERS
 from stepwell.journal.tail import parse_object
-from stepwell.journal.workers import WORKERS
 from stepwell.reading.documents import (
     MAX_INT32,
     MAX_TIME,
@@ -25,7 +22,7 @@ from stepwell.reading.documents import (
     clean,
     is_count,
 )
-from stepwell.reading.segments import Segment, live_segments, sealed_segments
+from stepwell.reading.segments import RecordedSegment, live_segments, sealed_segments
 
 MAX_TEXT_FILE = 4 << 30
 MAX_STACKS = 8 << 20
@@ -36,32 +33,32 @@ Name = tuple[str, str, str]
 
 @dataclass
 class Process:
-    """What one process recorded."""
+    """The records of one process."""
 
     about: dict[str, Any]
     folder: Path
     home: Path
-    """Its folder in the run; ``folder`` is its spool while that is on this machine."""
+    """Its folder in the run; ``folder`` is its spool if that is on this machine."""
     names: dict[int, Name] = field(default_factory=dict)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[RecordedSegment] = field(default_factory=list)
     event_lines: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """Its name within the run."""
+        """The name of the process in its run."""
         return str(self.about["process"])
 
     def python_stacks(self) -> PythonStacks | None:
-        """Where its threads were when it made no progress; None if it did, or never wrote them."""
+        """Return the stacks of its threads while it made no progress; None if there are none."""
         is_main = self.about["role"] != "worker"
         return check_stacks(read_json(self.home / STACKS, MAX_STACKS)) if is_main else None
 
-    def of_kind(self, kind: str) -> list[Segment]:
-        """Its segments of one kind, oldest first."""
+    def of_kind(self, kind: str) -> list[RecordedSegment]:
+        """Return its segments of one kind, oldest first."""
         return sorted((s for s in self.segments if s.kind == kind), key=lambda s: s.seq)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Its events, oldest first; lines that a full disk tore are left out."""
+        """Yield its events, oldest first, without lines that a full disk cut off."""
         for line in self.event_lines:
             event = parse_object(line)
             if event is not None and is_count(event.get("time"), MAX_TIME):
@@ -69,7 +66,7 @@ class Process:
 
 
 def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
-    """The event with nothing in it that its table could not hold."""
+    """Return the event with invalid fields replaced, so that it fits into its table."""
     for key, most in (("span", MAX_TIME), ("size", MAX_TIME), ("lane", MAX_INT32)):
         if not is_count(event.get(key), most):
             event[key] = None
@@ -81,60 +78,62 @@ def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def process_folders(run: Path) -> list[Path]:
-    """The folders of a run that hold a process."""
+    """Return the folders of the processes of a run."""
     try:
         with os.scandir(run) as entries:
-            found = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
     except OSError:
         return []
-    return [run / name for name in found if os.path.isfile(os.path.join(run, name, PROCESS))]
+    return [run / name for name in names if os.path.isfile(os.path.join(run, name, PROCESS))]
 
 
 def read_documents(folder: Path) -> list[dict[str, Any]]:
-    """process.json of a process and of its workers, with nothing else read."""
+    """Return the documents of a process and of its workers."""
     own = read_document(folder)
     places = _worker_folders(folder if own is None else live_folder(folder, own))
-    found = {}
-    for about in [own, *map(read_document, places)]:
-        if about is not None:
-            found[about["process"]] = about
-    for about, _, _ in _folded(folder):
-        found[about["process"]] = about
-    return list(found.values())
+    documents = {}
+    for document in [own, *map(read_document, places)]:
+        if document is not None:
+            documents[document["process"]] = document
+    for document, _, _ in _folded(folder):
+        documents[document["process"]] = document
+    return list(documents.values())
 
 
 def read_processes(folder: Path) -> list[Process]:
-    """A process and its workers. The order of reading makes it right while they are written:
-    what leaves a live file is in an archive before, and a name is written before it is used.
+    """Return a process and its workers.
+
+    The order of reading is correct while they record: live segments before archives, because a segment is in
+    an archive before its file is removed; and names last, because a name is written before it is used.
     """
-    about = read_document(folder)
-    if about is None:
+    document = read_document(folder)
+    if document is None:
         return []
-    live = live_folder(folder, about)
-    main = Process(about, live, folder)
-    found = {main.name: main}
+    live = live_folder(folder, document)
+    main = Process(document, live, folder)
+    processes = {main.name: main}
     for place in _worker_folders(live):
         worker = read_document(place)
         if worker is not None:
-            found[worker["process"]] = Process(worker, place, place)
-    segments = [s for p in list(found.values()) for s in live_segments(p.folder, p.name)]
+            processes[worker["process"]] = Process(worker, place, place)
+    segments = [s for p in list(processes.values()) for s in live_segments(p.folder, p.name)]
     if live != folder:
         segments += live_segments(folder, main.name)
     sealed = sealed_segments(folder)
-    for process in found.values():
+    for process in processes.values():
         _read_texts(process, folder if process is main and live != folder else process.folder)
-    # Last: a worker's texts are folded before they are removed.
-    for about, names, events in _folded(folder):
-        process = found.setdefault(about["process"], Process(about, folder, folder))
-        process.about = about
+    # Last: the texts of a worker are folded in before they are removed.
+    for document, names, events in _folded(folder):
+        process = processes.setdefault(document["process"], Process(document, folder, folder))
+        process.about = document
         process.names = _names(names)
         process.event_lines = events.split("\n")
-    # What was read live counts: where its spans went on meanwhile was perhaps not looked at.
-    _assign(found, [*segments, *sealed])
-    return list(found.values())
+    # Live copies first: the segments in which their spans continued since may not have been read.
+    _assign(processes, [*segments, *sealed])
+    return list(processes.values())
 
 
-def _assign(processes: dict[str, Process], segments: list[Segment]) -> None:
+def _assign(processes: dict[str, Process], segments: list[RecordedSegment]) -> None:
     seen = set()
     for segment in segments:
         key = (segment.process, segment.kind, segment.seq)
@@ -144,7 +143,7 @@ def _assign(processes: dict[str, Process], segments: list[Segment]) -> None:
 
 
 def _read_texts(process: Process, other: Path) -> None:
-    """Names and events of a process; from the fuller copy when spooled."""
+    """Read names and events of a process; with a spool, from the longer copy."""
     texts = {name: _read_text(process.folder / name) or "" for name in (NAMES, EVENTS)}
     if other != process.folder:
         for name in texts:
@@ -160,20 +159,20 @@ def _worker_folders(folder: Path) -> list[Path]:
 
 
 def _folded(folder: Path) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """(document, names, events) of each worker that was folded in."""
+    """Yield (document, names, events) of each worker that was folded in."""
     for path in archive_files(folder, "workers"):
-        for frame in read_frames(path):
+        for block in read_blocks(path):
             try:
-                content = parse_object(frame.payload().decode("utf-8", "replace")) or {}
+                content = parse_object(block.payload().decode("utf-8", "replace")) or {}
             except (OSError, ValueError):
                 continue
-            about = check_document(content.get(PROCESS))
-            if about is not None:
-                yield about, str(content.get(NAMES, "")), str(content.get(EVENTS, ""))
+            document = check_document(content.get(PROCESS))
+            if document is not None:
+                yield document, str(content.get(NAMES, "")), str(content.get(EVENTS, ""))
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:
-    """process.json of one process, None when there is none that can be trusted."""
+    """Return the checked content of process.json; None if it is missing or invalid."""
     return check_document(read_json(folder / PROCESS))
 
 

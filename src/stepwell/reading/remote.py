@@ -1,16 +1,15 @@
-"""Runs on object storage: what is needed of them is copied here, and read like any other run.
+"""Runs on object storage: the objects that a reader needs are copied to a cache and read like local files.
 
-Reading wants files that can be looked into at any place and that no link leads out of, while storage gives
-whole objects. So every object that somebody asks for becomes a file in a cache on this machine, once, and
-again when it has changed. Whoever wants the state of a run gets a few small ones, whoever reads a rank gets
-its folder. Needs fsspec, imported where an address is given.
+Readers need random access and folders without symlinks; storage serves whole objects. Each object is copied
+when it is first needed, and again when it has changed: a few small ones for the state of a run, a whole
+folder for the records of a rank. Needs fsspec, which is imported when the first address is given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Callable
 from hashlib import sha256
@@ -18,29 +17,30 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stepwell.journal.document import PROCESS
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import replacing
+from stepwell.journal.format import PROCESS
 
 CACHE = "STEPWELL_CACHE"
 ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)(?=[^/]|/)")
 
 
 def address_of(place: str | os.PathLike[str] | None) -> str | None:
-    """The address, if this is one; None for a path, also where one is written as ``file://``.
+    """Return the address of a run on object storage; None for a local path, also with ``file://``.
 
-    A ``Path`` has swallowed a slash of the address that it was made of.
+    A ``Path`` made from an address has lost one of its slashes; it is put back.
     """
     text = "" if place is None else os.fspath(place)
-    found = ADDRESS.match(text)
-    if found is None or (isinstance(place, str) and not found[2]):
+    match = ADDRESS.match(text)
+    if match is None or (isinstance(place, str) and not match[2]):
         return None
-    if found[1] == "file":
+    if match[1] == "file":
         return None
-    return text if found[2] else text.replace(":/", "://", 1)
+    return text if match[2] else text.replace(":/", "://", 1)
 
 
 def path_of(place: str | os.PathLike[str]) -> Path:
-    """The path that is meant by a path, or by ``file://`` and a path."""
+    """Return a local path, given with or without ``file://``."""
     text = os.fspath(place)
     if text.startswith("file:/"):
         return Path(unquote(urlsplit(text).path))
@@ -48,7 +48,7 @@ def path_of(place: str | os.PathLike[str]) -> Path:
 
 
 class Mirror:
-    """A folder on object storage, and the copies of its objects."""
+    """A folder on object storage and the local copies of its objects."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -56,60 +56,56 @@ class Mirror:
         self._root = root.rstrip("/")
         digest = sha256(self.url.encode()).hexdigest()[:20]
         self.folder = cache_folder() / digest / PurePosixPath(self._root).name
-        """Where the copies are."""
+        """The local folder with the copies."""
 
     def listing(self, under: str = "") -> dict[str, tuple[int, int]]:
-        """Objects by their path below the folder: size, and a number that another content would not have."""
+        """Return (size, stamp) of each object by its path below the folder. A new content has a new stamp."""
         top = f"{self._root}/{under}" if under else self._root
         try:
             self._files.invalidate_cache()
-            found = self._files.find(top, detail=True)
+            entries = self._files.find(top, detail=True)
         except FileNotFoundError:
             return {}
         except Exception as error:
             raise StepwellError(f"{self.url} cannot be read: {error}") from None
         objects = {}
-        for name, about in found.items():
+        for name, info in entries.items():
             inside = name[len(self._root) + 1 :]
-            # A stranger's names have no say in where files are written.
+            # Names are untrusted: no file may be written outside of the folder.
             if name.startswith(f"{self._root}/") and _is_inside(inside):
-                objects[inside] = int(about.get("size") or 0), _stamp(about)
+                objects[inside] = int(info.get("size") or 0), _stamp(info)
         return objects
 
     def children(self) -> list[str]:
-        """The names of the folders right below."""
+        """Return the names of the folders directly below."""
         return sorted({name.partition("/")[0] for name in self.listing() if "/" in name})
 
     def fetch(self, under: str = "", wanted: Callable[[str], bool] = bool) -> int:
-        """Make the copies of the wanted objects what they should be; returns the bytes of all objects."""
+        """Update the copies of the wanted objects. Return the size in bytes of all objects."""
         objects = self.listing(under)
         for inside, (size, stamp) in objects.items():
             if wanted(inside) and not _is_same(self.folder / inside, size, stamp):
                 self._copy(inside, stamp)
         top = self.folder / under
         for path in top.rglob("*") if top.is_dir() else ():
-            if path.is_file() and path.relative_to(self.folder).as_posix() not in objects:
+            # Another reader may be writing a copy, under a name that begins with a dot.
+            is_copy = path.is_file() and not path.name.startswith(".")
+            if is_copy and path.relative_to(self.folder).as_posix() not in objects:
                 path.unlink()
         return sum(size for size, _ in objects.values())
 
     def _copy(self, inside: str, stamp: int) -> None:
         path = self.folder / inside
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, beside = tempfile.mkstemp(dir=self.folder.parent)
-        os.close(fd)
-        try:
-            self._files.get_file(f"{self._root}/{inside}", beside)
+        # FileNotFoundError: the object was sealed and removed after it was listed.
+        with contextlib.suppress(FileNotFoundError), replacing(path) as beside:
+            beside.touch(mode=0o600)
+            self._files.get_file(f"{self._root}/{inside}", str(beside))
             os.utime(beside, ns=(stamp, stamp))
-            os.replace(beside, path)
-        except BaseException as error:
-            os.unlink(beside)
-            # What was there a moment ago may have been sealed and removed since.
-            if not isinstance(error, FileNotFoundError):
-                raise
 
 
 def is_document(name: str) -> bool:
-    """Whether an object is needed to know what a run is and how it is, without its records."""
+    """Return whether an object describes a run or its processes, rather than holding records."""
     last = name.rpartition("/")[2]
     return last in ("run.json", PROCESS) or last.startswith("workers-")
 
@@ -121,22 +117,22 @@ def _is_inside(name: str) -> bool:
 
 def _is_same(path: Path, size: int, stamp: int) -> bool:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    return found.st_size == size and found.st_mtime_ns == stamp
+    return status.st_size == size and status.st_mtime_ns == stamp
 
 
-def _stamp(about: dict[str, Any]) -> int:
-    """A time of change for the copy, that tells whether the object is still the one that was copied."""
+def _stamp(info: dict[str, Any]) -> int:
+    """Return a modification time for the copy, derived from the version of the object."""
     keys = ("ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "created", "size")
-    told = "|".join(f"{key}={about[key]}" for key in keys if key in about)
-    # Whole seconds, which every file system keeps.
-    return (zlib.crc32(told.encode()) & 0x7FFFFFFF) * 1_000_000_000
+    version = "|".join(f"{key}={info[key]}" for key in keys if key in info)
+    # Whole seconds: some file systems store no fractions.
+    return (zlib.crc32(version.encode()) & 0x7FFFFFFF) * 1_000_000_000
 
 
 def cache_folder(part: str = "") -> Path:
-    """Return where readers keep copies: ``STEPWELL_CACHE``, else the user's own cache."""
+    """Return the folder for copies: ``STEPWELL_CACHE``, else the cache folder of the user."""
     chosen = os.environ.get(CACHE)
     if chosen:
         return Path(chosen).expanduser() / part
@@ -153,8 +149,8 @@ def _open(url: str) -> tuple[Any, str]:
         files, root = url_to_fs(url)
     except ImportError as error:
         raise StepwellError(
-            f"{url} needs one more package: {error}. For s3:// that is pip install s3fs, "
-            "for gs:// gcsfs, for abfs:// adlfs"
+            f"{url} needs another package: {error}. Run pip install s3fs for s3://, gcsfs for gs:// "
+            "or adlfs for abfs://"
         ) from None
     except ValueError as error:
         raise StepwellError(f"{url} cannot be read: {error}") from None

@@ -1,4 +1,4 @@
-"""Recorded runs: a folder in, tables out."""
+"""Recorded runs: opening and listing them, and their tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepwell.journal.document import PROCESS, read_json
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.liveness import status_of, worst_of
-from stepwell.journal.system import boot_id
-from stepwell.reading.documents import clean
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import read_json
+from stepwell._core.system import boot_id
+from stepwell.journal.document import status_of, worst_of
+from stepwell.journal.format import PROCESS
+from stepwell.reading.documents import check_format, clean
 from stepwell.reading.layout import Layout, contexts
 from stepwell.reading.process import (
     process_folders,
@@ -34,14 +35,13 @@ from stepwell.reading.tables import (
     ProcessTables,
     scan,
 )
-from stepwell.reading.version import check_format
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RUN = "run.json"
 SYSTEM = "system/"
-"""How the names of metrics begin that describe the machine."""
+"""Prefix of the names of metrics of the machine."""
 TABLES = ("spans", "metrics", "events", "processes", "open_spans", "artifacts")
 PROCESSES = pl.Schema(
     {
@@ -72,18 +72,18 @@ SCHEMAS = {
     "processes": PROCESSES,
 }
 _LATER = pl.col("attempt") < pl.col("attempt").max().over("rank", "name", "step")
-"""Whether a later attempt logged the same metric at the same step."""
+"""True for rows for which a later attempt logged the same metric at the same step."""
 
 
 def without_overwritten(metrics: pl.DataFrame) -> pl.DataFrame:
-    """The rows but those that a later attempt logged again at the same step."""
+    """Return the metrics without those that a later attempt logged again at the same step."""
     return metrics.filter(~_LATER)
 
 
 def open_run(path: str | os.PathLike[str]) -> RecordedRun:
-    """The run in this folder, while it is being written or afterwards.
+    """Open the run in this folder, during recording or afterwards.
 
-    It may be on object storage: ``s3://bucket/run``, or whatever fsspec knows.
+    It may be on object storage: ``s3://bucket/run``, or any address that fsspec supports.
     """
     address = address_of(path)
     if address is not None:
@@ -117,24 +117,24 @@ def _open_remote(address: str) -> RecordedRun:
 
 
 def runs_dir(dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs are looked for: the argument, else ``STEPWELL_DIR``, else ``./runs``."""
+    """Return the folder of runs: the argument, else ``STEPWELL_DIR``, else ``./runs``."""
     return Path(dir or os.environ.get("STEPWELL_DIR") or "runs").expanduser()
 
 
 def list_runs(dir: str | os.PathLike[str] | None = None) -> list[RecordedRun]:
-    """The runs below a folder (else ``STEPWELL_DIR``, else ``./runs``), newest first."""
+    """Return the runs in a folder (else ``STEPWELL_DIR``, else ``./runs``), newest first."""
     address = address_of(dir or os.environ.get("STEPWELL_DIR"))
     if address is not None:
         return _list_remote(address)
     root = runs_dir(dir)
     if not root.is_dir():
         return []
-    found = [
+    runs = [
         RecordedRun(path)
         for path in root.iterdir()
         if path.is_dir() and ((path / RUN).is_file() or process_folders(path))
     ]
-    return _newest_first(found)
+    return _newest_first(runs)
 
 
 def _newest_first(runs: list[RecordedRun]) -> list[RecordedRun]:
@@ -142,22 +142,23 @@ def _newest_first(runs: list[RecordedRun]) -> list[RecordedRun]:
 
 
 def _list_remote(address: str) -> list[RecordedRun]:
-    found = []
+    runs = []
     for name in Mirror(address).children():
         mirror = Mirror(f"{address.rstrip('/')}/{name}")
         size = mirror.fetch(wanted=is_document)
         if (mirror.folder / RUN).is_file() or process_folders(mirror.folder):
-            found.append(RecordedRun(mirror.folder, mirror, size))
-    return _newest_first(found)
+            runs.append(RecordedRun(mirror.folder, mirror, size))
+    return _newest_first(runs)
 
 
 class RecordedRun:
-    """A run folder to read. Each table is read anew whenever it is collected.
+    """A run folder. A table is read again whenever it is collected.
 
     Attributes:
-        folder: where its files are; of a run on object storage, those that were needed so far.
-        mirror: what brings more of them; None for a run that is here.
-        stored_bytes: what it takes on object storage; None for a run that is here.
+        folder: the folder of its files; for a run on object storage, of the copies made so far.
+        mirror: copies files of a run on object storage; None for a local run.
+        stored_bytes: its size on object storage; None for a local run.
+        about: the content of run.json.
     """
 
     def __init__(
@@ -170,45 +171,45 @@ class RecordedRun:
 
     @property
     def path(self) -> Path:
-        """The folder with all of its files; of a run on object storage they are brought here first."""
+        """The folder with all of its files; those of a run on object storage are copied first."""
         if self.mirror is not None:
             self.mirror.fetch()
         return self.folder
 
     @property
     def place(self) -> str:
-        """Its path or address, to be shown."""
+        """The path or address of the run, for display."""
         return str(self.folder) if self.mirror is None else self.mirror.url
 
     @property
     def id(self) -> str:
         """The run id."""
-        found = str(self.about.get("id") or "")
-        # It may become part of a path: a stranger's folder has no say in which.
-        return found if re.fullmatch(r"\w[\w.+=@-]{0,127}", found) else clean(self.folder.name)
+        run_id = str(self.about.get("id") or "")
+        # Untrusted, and it may become part of a path.
+        return run_id if re.fullmatch(r"\w[\w.+=@-]{0,127}", run_id) else clean(self.folder.name)
 
     @property
     def name(self) -> str:
-        """What the run was called."""
+        """The name of the run."""
         return clean(str(self.about.get("name") or self.id))
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the training was configured with."""
+        """The configuration of the training."""
         config = self.about.get("config")
         return config if isinstance(config, dict) else {}
 
     @property
     def tags(self) -> list[str]:
-        """Words to find the run by."""
+        """The tags of the run."""
         tags = self.about.get("tags")
         return [clean(str(tag)) for tag in tags] if isinstance(tags, list) else []
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The final values: the last value of each metric, and those set through ``run.summary``.
+        """The last value of each metric, and the values set through ``run.summary``.
 
-        Of several ranks the lowest one that logged a metric counts. System metrics are left out.
+        For a metric of several ranks, the lowest rank counts. System metrics are left out.
         """
         values = (
             self.metrics()
@@ -225,37 +226,37 @@ class RecordedRun:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What the run is told apart by, such as its session and perf tag."""
+        """The labels of the run, such as its session and perf tag."""
         labels = self.about.get("labels")
         return labels if isinstance(labels, dict) else {}
 
     @property
     def created_ns(self) -> int:
-        """When the run was first started."""
+        """When the run was first started, in nanoseconds since the epoch."""
         created = self.about.get("created")
         return created if isinstance(created, int) else 0
 
     @property
     def status(self) -> str:
-        """running, finished, failed, interrupted, killed or empty, as in the latest attempt."""
+        """The status of the latest attempt: running, finished, failed, interrupted, killed or empty."""
         all_documents = map(read_document, process_folders(self.folder))
         return joint_status([document for document in all_documents if document is not None])
 
     # Tables
 
     def spans(self) -> pl.LazyFrame:
-        """Spans: one row for each time a span was entered."""
+        """Return the spans: one row for each time a span was entered."""
         return self.table("spans")
 
     def open_spans(self) -> pl.LazyFrame:
-        """What every thread is inside of now, or was when it died."""
+        """Return the open spans of every thread, now or when its process died."""
         return self.table("open_spans")
 
     def metrics(self, overwritten: bool = False) -> pl.LazyFrame:
-        """Metrics: one row for each number logged.
+        """Return the metrics: one row for each logged number.
 
-        Where a later attempt logged the same metric at the same step, its value is the one shown.
-        ``overwritten=True`` shows all, with a column ``overwritten`` that tells which are not.
+        Values that a later attempt logged again at the same step are left out. With ``overwritten=True`` they
+        are included and marked in a column ``overwritten``.
         """
         return (
             self._metrics(None).with_columns(overwritten=_LATER)
@@ -264,26 +265,26 @@ class RecordedRun:
         )
 
     def events(self) -> pl.LazyFrame:
-        """Events: one row for each, exceptions and logged values that are no numbers included."""
+        """Return the events, including exceptions and logged values that are not numbers."""
         return self.table("events")
 
     def artifacts(self) -> pl.LazyFrame:
-        """Artifacts: one row for each file kept; its content is ``artifacts/<sha256>``."""
+        """Return the artifacts: one row for each stored file, whose content is ``artifacts/<sha256>``."""
         return self.table("artifacts")
 
     def items(self) -> pl.LazyFrame:
-        """Logged values that are no numbers: images, histograms, tables, texts, parameters and so on.
+        """Return logged values that are not numbers: images, histograms, tables, texts, parameters, ….
 
-        ``value`` is a small one as JSON; else ``artifacts/<sha256>`` in the run folder has its content.
+        ``value`` is a small value as JSON; the content of others is ``artifacts/<sha256>`` in the run folder.
         """
         return scan(ITEMS, lambda wanted: self._each("items", wanted, None))
 
     def processes(self) -> pl.LazyFrame:
-        """Processes: ranks and their workers, with state, host and what they could not keep."""
+        """Return the processes: ranks and their workers, with status, host and number of dropped records."""
         return self.table("processes")
 
     def to_pandas(self, table: str) -> pd.DataFrame:
-        """One of the tables as a pandas DataFrame (needs pandas and pyarrow)."""
+        """Return a table as a pandas DataFrame (needs pandas and pyarrow)."""
         lazy = self.table(table)
         try:
             import pandas  # noqa: F401
@@ -295,9 +296,9 @@ class RecordedRun:
         return lazy.collect().to_pandas()
 
     def table(self, name: str, rank: int | None = None) -> pl.LazyFrame:
-        """A table by its name, of one rank or of all."""
+        """Return a table by its name, of one rank or of all."""
         if name not in TABLES:
-            raise StepwellError(f"there is no table {name!r}: write one of {', '.join(TABLES)}")
+            raise StepwellError(f"there is no table {name!r}: use one of {', '.join(TABLES)}")
         if name == "processes":
             return scan(PROCESSES, lambda wanted: iter([self._process_frame(rank)]))
         if name == "metrics":
@@ -305,13 +306,13 @@ class RecordedRun:
         return scan(SCHEMAS[name], lambda wanted: self._each(name, wanted, rank))
 
     def ranks(self) -> list[int]:
-        """The ranks that recorded."""
+        """Return the ranks that recorded."""
         return sorted({int(d["rank"]) for d in self._documents()})
 
     def by_process(self, rank: int | None = None, partial: bool = False) -> Iterator[ProcessTables]:
-        """The records of each process by itself, for those who write a run out piece by piece.
+        """Yield the records of each process separately, for exports in pieces.
 
-        With ``partial`` the steps are read where they are asked for: for a look at a small part.
+        With ``partial``, steps are read only when needed: for a small part of a run.
         """
         layout = Layout.of(self.id, self._documents())
         for folder in self._folders(rank):
@@ -319,7 +320,7 @@ class RecordedRun:
             yield from layout.read(folder, partial)
 
     def documents(self) -> list[dict[str, Any]]:
-        """What is known of each process, workers included, without reading its records."""
+        """Return the checked process.json of each process and worker."""
         return self._documents()
 
     def __repr__(self) -> str:
@@ -328,7 +329,7 @@ class RecordedRun:
     # Reading
 
     def bring(self, folder: Path) -> None:
-        """Have all files of a process here, wherever the run is."""
+        """Copy all files of a process if the run is on object storage."""
         if self.mirror is not None:
             self.mirror.fetch(folder.name)
 
@@ -336,14 +337,14 @@ class RecordedRun:
         return scan(METRICS, lambda wanted: self._each("metrics", wanted, rank))
 
     def _latest_metrics(self, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
-        """Metrics, without those that a later attempt logged again at the same step."""
+        """Yield metrics without those that a later attempt logged again at the same step."""
         if len({d["attempt"] for d in self._documents()}) < 2:
             yield from self._each("metrics", wanted, rank)
             return
         keys = {"attempt", "rank", "name", "step"}
-        found = list(self._each("metrics", wanted | keys, rank))
-        if found:
-            yield without_overwritten(pl.concat(found))
+        frames = list(self._each("metrics", wanted | keys, rank))
+        if frames:
+            yield without_overwritten(pl.concat(frames))
 
     def _folders(self, rank: int | None) -> list[Path]:
         folders = process_folders(self.folder)
@@ -376,46 +377,46 @@ class RecordedRun:
 
 
 def joint_status(documents: list[dict[str, Any]]) -> str:
-    """How a run with these main processes is: those of the latest attempt decide."""
+    """Return the status of a run from the documents of its ranks in the latest attempt."""
     latest = max((d["attempt"] for d in documents), default=0)
     return worst_of(status_of(d) for d in documents if d["attempt"] == latest)
 
 
 Step = tuple[int | None, int | None]
-"""A step and an epoch."""
+"""(step, epoch)"""
 
 
 def process_rows(
     run: str, documents: list[dict[str, Any]], latest: list[Step]
 ) -> list[dict[str, Any]]:
-    """Rows of PROCESSES for a process and its workers, from what they last set as step and epoch."""
+    """Return rows of PROCESSES for a process and its workers. ``latest`` has their last step and epoch."""
     rows = []
-    for about, step in zip(documents, latest, strict=True):
-        row = _process_row(about, run, step)
+    for document, step in zip(documents, latest, strict=True):
+        row = _process_row(document, run, step)
         parent = status_of(documents[0])
-        distant = about["boot"] != boot_id()
-        if about["role"] == "worker" and (distant or parent == "finished"):
-            # It renews no heartbeat of its own, and may outlive the run by a moment.
+        distant = document["boot"] != boot_id()
+        if document["role"] == "worker" and (distant or parent == "finished"):
+            # A worker writes no heartbeats, and may outlive the run for a moment.
             row["status"] = parent
         rows.append(row)
     return rows
 
 
 def process_table(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """These rows as a table."""
+    """Return these rows as a table."""
     return pl.DataFrame(rows, schema=PROCESSES, orient="row", strict=False)
 
 
-def _process_row(about: dict[str, Any], run: str, context: Step) -> dict[str, Any]:
-    worker = about["worker"]
+def _process_row(document: dict[str, Any], run: str, context: Step) -> dict[str, Any]:
+    worker = document["worker"]
     return {
-        **{key: about.get(key) for key in PROCESSES},
+        **{key: document.get(key) for key in PROCESSES},
         "run": run,
         "thread": None,
         "step": context[0],
         "epoch": context[1],
-        "name": about.get("role") if worker is None else f"worker-{worker}",
-        "status": status_of(about),
-        "started_ns": about.get("started"),
-        "heartbeat_ns": about.get("heartbeat"),
+        "name": document.get("role") if worker is None else f"worker-{worker}",
+        "status": status_of(document),
+        "started_ns": document.get("started"),
+        "heartbeat_ns": document.get("heartbeat"),
     }

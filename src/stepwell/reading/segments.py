@@ -1,4 +1,8 @@
-"""Segments, live or sealed, as columns."""
+"""Segments, live or sealed, as columns; and the time windows of segments.
+
+A window is a half-open interval on the clock of the process. The header of a sealed segment has the times of
+its first and last records, so that segments outside of a window need not be unpacked.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +10,59 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.journal.archive import Frame, archive_files, read_frames
-from stepwell.journal.files import open_file
+from stepwell._core.files import open_file
+from stepwell.journal.archive import Block, archive_files, read_blocks
 from stepwell.journal.format import (
     COLUMN_BYTES,
     HEADER_BYTES,
     ROW_BYTES,
     SIZES,
     SPAN_SLOTS,
+    TIME_MASK,
     is_header,
     parse_file,
 )
+from stepwell.reading.documents import MAX_TIME, is_count
 
 Words = NDArray[np.uint64]
 LIVE = ("live", "full")
 MAX_LOOKS = 100
 UNPACKED = {**SIZES, "attributes": 4 * SIZES["attributes"]}
-"""The most that a sealed segment can hold; attributes carry an index."""
+"""Limits of the unpacked size of a sealed segment; attributes have an index."""
 
 
 @dataclass(frozen=True)
-class Segment:
+class RecordedSegment:
     """One segment of one thread of one process."""
 
     process: str
     header: dict[str, Any]
-    sealed: Frame | None = None
+    sealed: Block | None = None
     body: bytes = b""
 
     @property
     def kind(self) -> str:
-        """spans, metrics or attributes."""
+        """``spans``, ``metrics`` or ``attributes``."""
         return str(self.header["kind"])
 
     @property
     def seq(self) -> int:
-        """Its number in its process."""
+        """The number of the segment in its process."""
         return int(self.header["seq"])
 
     @property
     def lane(self) -> int:
-        """Number of the lane that wrote it."""
+        """The number of the lane that wrote it."""
         return int(self.header["lane"])
 
     @property
     def thread(self) -> str:
-        """Name of the thread that wrote it."""
+        """The name of the thread that wrote it."""
         return str(self.header.get("thread"))
 
     @property
@@ -72,7 +78,7 @@ class Segment:
         planes = np.frombuffer(data, np.uint8, number * width).reshape(number, 8, width // 8)
         words = np.empty((number, width // 8, 8), np.uint8)
         for place in range(8):
-            # The bytes of each word side by side again.
+            # Undo the byte planes of sealing.
             words[:, :, place] = planes[:, place]
         return list(words.reshape(number, width).view(np.uint64))
 
@@ -87,7 +93,7 @@ class Segment:
             return {}
 
     def _unpacked(self) -> bytes:
-        """The sealed bytes; none when they are damaged, or were removed to keep to a size cap."""
+        """Return the unpacked bytes; b"" if they are damaged, or were removed by the size cap."""
         assert self.sealed is not None
         try:
             return self.sealed.payload(UNPACKED[self.kind])
@@ -123,11 +129,11 @@ def _sealed_texts(data: bytes) -> dict[int, str]:
     return {int(o): texts[int(n)] for o, n in zip(offsets, numbers, strict=True)}
 
 
-def live_segments(folder: Path, process: str) -> list[Segment]:
-    """The segments in a folder that have not been sealed, as they are at this moment."""
-    found: list[Segment] = []
+def live_segments(folder: Path, process: str) -> list[RecordedSegment]:
+    """Return the segments in a folder that are not sealed, with their present content."""
+    segments: list[RecordedSegment] = []
     seen: set[str] = set()
-    # What goes on in a new segment while this one is read must not be missed: look again.
+    # Spans may continue in a new segment while others are read: look again until there is none.
     for _ in range(MAX_LOOKS):
         fresh = [path for path in _live_files(folder) if path.name not in seen]
         if not fresh:
@@ -136,12 +142,12 @@ def live_segments(folder: Path, process: str) -> list[Segment]:
             seen.add(path.name)
             segment = _read_live(path, process)
             if segment is not None:
-                found.append(segment)
-    return found
+                segments.append(segment)
+    return segments
 
 
 def _live_files(folder: Path) -> list[Path]:
-    """Spans first: their attributes, and the step they belong to, were written before them."""
+    """Return live files, spans first: their attributes and their step were written before them."""
     try:
         files = [path for path in folder.iterdir() if path.suffix[1:] in LIVE]
     except OSError:
@@ -149,19 +155,19 @@ def _live_files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: (not path.name.startswith("spans"), path.name))
 
 
-def sealed_segments(folder: Path) -> list[Segment]:
-    """The segments in a folder's archives, those of folded workers included."""
+def sealed_segments(folder: Path) -> list[RecordedSegment]:
+    """Return the segments in the archives of a folder, including those of folded workers."""
     return [
-        Segment(frame.header["process"], frame.header, frame)
+        RecordedSegment(block.header["process"], block.header, block)
         for kind in ("spans", "metrics")
         for path in archive_files(folder, kind)
-        for frame in read_frames(path)
-        if is_header(frame.header) and isinstance(frame.header.get("process"), str)
+        for block in read_blocks(path)
+        if is_header(block.header) and isinstance(block.header.get("process"), str)
     ]
 
 
-def _read_live(path: Path, process: str) -> Segment | None:
-    """Read a file that may be written to, renamed or removed meanwhile."""
+def _read_live(path: Path, process: str) -> RecordedSegment | None:
+    """Return a segment whose file may be written, renamed or removed meanwhile; None if it is not valid."""
     try:
         fd = open_file(path)
     except OSError:
@@ -181,11 +187,11 @@ def _read_live(path: Path, process: str) -> Segment | None:
         return None
     finally:
         os.close(fd)
-    return Segment(process, header, None, body.ljust(size, b"\0"))
+    return RecordedSegment(process, header, None, body.ljust(size, b"\0"))
 
 
 def _read_rows(fd: int, size: int) -> bytes:
-    # Twice: a row that had its last word the first time is complete the second time.
+    # Read twice: a row whose last word was there the first time is complete the second time.
     before = np.frombuffer(os.pread(fd, size, HEADER_BYTES).ljust(size, b"\0"), np.uint64)
     last_words = before[ROW_BYTES // 8 - 1 :: ROW_BYTES // 8]
     count = int(np.flatnonzero(last_words).max(initial=-1)) + 1
@@ -193,8 +199,63 @@ def _read_rows(fd: int, size: int) -> bytes:
 
 
 def _read_spans(fd: int) -> bytes:
-    # Starts first: whatever stands in a row with a start was written before it.
+    # Starts first: the rest of a row is written before its start.
     starts = os.pread(fd, COLUMN_BYTES, HEADER_BYTES + COLUMN_BYTES).ljust(COLUMN_BYTES, b"\0")
     metas = os.pread(fd, COLUMN_BYTES, HEADER_BYTES).ljust(COLUMN_BYTES, b"\0")
     ends = os.pread(fd, COLUMN_BYTES, HEADER_BYTES + 2 * COLUMN_BYTES)
     return metas + starts + ends
+
+
+Window: TypeAlias = tuple[int, int]
+
+ALWAYS: Window = (0, MAX_TIME + 1)
+
+
+def extent(header: dict[str, Any]) -> Window | None:
+    """Return when the first record of a sealed segment began and the last one ended; None if unknown.
+
+    Segments sealed by early versions have no ``until``, and the times of two spans that need not be the
+    earliest and the latest.
+    """
+    time, until = header.get("time"), header.get("until")
+    if not isinstance(time, list) or len(time) != 2:
+        return None
+    if not all(is_count(n, MAX_TIME) for n in (*time, until)):
+        return None
+    return time[0], max(time[1], until or 0)
+
+
+def ends_of(segment: RecordedSegment) -> int:
+    """Return when the last span of a segment ended, without unpacking it; 0 if unknown."""
+    if segment.sealed is None:
+        _, start, end = segment.columns
+        return int(max((end & TIME_MASK).max(initial=0), start.max(initial=0)))
+    times = extent(segment.header)
+    return 0 if times is None else times[1]
+
+
+def may_touch(segment: RecordedSegment, window: Window) -> bool:
+    """Return whether a segment may have records in the window."""
+    times = None if segment.sealed is None else extent(segment.header)
+    return times is None or (times[0] < window[1] and times[1] >= window[0])
+
+
+def spans_touched(segments: list[RecordedSegment], window: Window) -> list[RecordedSegment]:
+    """Return the span segments of one lane, given in order, that overlap with the window.
+
+    Spans that are open at the end of a segment continue in the next one. So a segment lasts until the next
+    one begins: for every time there is a segment with all spans that were open then.
+    """
+    touched = []
+    times = [None if s.sealed is None else extent(s.header) for s in segments]
+    for i, segment in enumerate(segments):
+        this, following = times[i], times[i + 1] if i + 1 < len(segments) else None
+        if this is None or (i + 1 < len(segments) and following is None):
+            touched.append(segment)
+            continue
+        last = this[1] if following is None else max(this[1], following[0])
+        if following is None and segment.header.get("open"):
+            last = MAX_TIME
+        if this[0] < window[1] and last >= window[0]:
+            touched.append(segment)
+    return touched

@@ -1,4 +1,4 @@
-"""Span segments as rows: identities, parents, depths, states."""
+"""The spans of a segment as rows: ids, parents, depths, statuses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from stepwell.journal.format import (
     span_id,
 )
 from stepwell.reading.process import Process
-from stepwell.reading.segments import Segment
+from stepwell.reading.segments import RecordedSegment
 
 STATUSES = ("ok", "error", "open", "unfinished")
 OK, FAILED, OPEN, UNFINISHED = range(4)
 MAX_LEVEL = 200
-"""How many segments are gone through for the depth of one span; a stranger's may lead on and on."""
+"""Segments visited for the depth of one span: links of a malicious file may never end."""
 
 Array = NDArray[Any]
 
@@ -46,35 +46,38 @@ class SpanRows:
     attributes: Array
 
     def where(self, keep: Array) -> SpanRows:
-        """Those of them for which this is true."""
+        """Return the rows for which this mask is true."""
         return SpanRows(*(getattr(self, entry.name)[keep] for entry in fields(self)))
 
 
 class SpanReader:
-    """Reads the span segments of one process; knows which spans went on in a later segment."""
+    """Reads the span segments of one process, and finds the segments in which spans continue."""
 
     def __init__(self, process: Process) -> None:
         self.segments = process.of_kind("spans")
         self._by_seq = {segment.seq: segment for segment in self.segments}
         self._depths: dict[int, Array] = {}
         self._level = 0
-        lanes: dict[int, list[Segment]] = {}
+        lanes: dict[int, list[RecordedSegment]] = {}
         self._continued: dict[int, int] = {}
         for segment in self.segments:
             lanes.setdefault(segment.lane, []).append(segment)
-            # Oldest first, so what stays is the last segment that each went on in.
+            # Oldest first, so that the last segment of each span remains.
             self._continued.update((o, segment.seq) for _, o in _continuations(segment))
         self._lanes = lanes
         self._open_from: dict[int, int] = {}
 
     def went_on_in(self, identity: int) -> int | None:
-        """Number of the last segment that a span went on in; None when it ended where it began."""
+        """Return the number of the last segment in which a span continued; None if it did not."""
         return self._continued.get(identity)
 
-    def rows(self, segment: Segment, carried: bool = False, depths: bool = True) -> SpanRows:
-        """The spans of a segment, those that went on elsewhere left out, or here without an end.
+    def rows(
+        self, segment: RecordedSegment, carried: bool = False, depths: bool = True
+    ) -> SpanRows:
+        """Return the spans of a segment.
 
-        Without ``depths`` these are all 0: to know them, other segments may have to be read.
+        Spans that continue in a later segment are left out, or with ``carried`` included without an end.
+        Without ``depths`` all depths are 0, which avoids reading other segments.
         """
         meta, start, end = segment.columns
         name = ((meta >> NAME_SHIFT) & 0xFFFFFF).astype(np.int64)
@@ -93,7 +96,7 @@ class SpanReader:
         if not carried:
             keep &= (end & CARRIED) == 0
             for slot in np.flatnonzero(keep & (end == 0)).tolist():
-                # Killed between copying an open span and marking the copied one.
+                # The process was killed after copying an open span, before marking the original.
                 keep[slot] = self._continued.get(int(identity[slot]), -1) <= segment.seq
         status = np.where(end & ERROR != 0, FAILED, OK)
         status[end & ABANDONED != 0] = UNFINISHED
@@ -120,17 +123,17 @@ class SpanReader:
         return self._open_from[lane]
 
     def _bases(self, meta: Array, start: Array, links: Array) -> Array:
-        """Depths of the slots that stand for spans of other segments; 0 for all others."""
+        """Return the depths of proxy rows, which stand for spans of other segments; 0 for other rows."""
         base = np.zeros(len(start), np.int32)
         for slot in links[(meta[links] & SLOT_MASK) == links]:
             base[slot] = self._depth_of(int(start[slot]) - 1)
         return base
 
     def _depth_of(self, identity: int) -> int:
-        """Depth of a span that another segment began."""
+        """Return the depth of a span that began in another segment."""
         seq, slot = identity >> SLOT_BITS, identity % SPAN_SLOTS
         if seq not in self._depths:
-            # Known from here on, in case a damaged file leads back to itself.
+            # Set before the recursion, in case a damaged file links to itself.
             self._depths[seq] = np.zeros(0, np.int32)
             if seq in self._by_seq and self._level < MAX_LEVEL:
                 self._level += 1
@@ -139,21 +142,21 @@ class SpanReader:
                 base = self._bases(meta, start, np.flatnonzero(is_link))
                 self._depths[seq] = _depths(_parents(meta, start), base)
                 self._level -= 1
-        found = self._depths[seq]
-        return int(found[slot]) if slot < len(found) else 0
+        depths = self._depths[seq]
+        return int(depths[slot]) if slot < len(depths) else 0
 
 
 def as_slice(keep: Array) -> Array | slice:
-    """The same as a slice where all from one on are kept, as most are: nothing is copied then."""
+    """Return a mask as a slice if all rows from some row on are kept: then nothing is copied."""
     first = int(keep.argmax()) if len(keep) else 0
     return slice(first, None) if keep[first:].all() else keep
 
 
-def _open_from(segments: list[Segment]) -> int:
-    """Number of the first segment of a lane, given in order, whose spans may still be open.
+def _open_from(segments: list[RecordedSegment]) -> int:
+    """Return the number of the first segment of a lane, given in order, whose spans may still be open.
 
-    That is the last one, unless its writer had not yet taken everything along when it was read:
-    then nothing of its own is in the last one, and nothing in the one before is marked as carried.
+    It is the last one, unless the writer was still copying open spans into it when it was read: then the
+    last one has no span of its own, and none of the previous one is marked as carried.
     """
     *earlier, last = segments
     meta, start, _ = last.columns
@@ -165,32 +168,32 @@ def _open_from(segments: list[Segment]) -> int:
     return last.seq
 
 
-def may_be_open(segment: Segment) -> bool:
-    """Whether a segment may hold spans without an end."""
+def may_be_open(segment: RecordedSegment) -> bool:
+    """Return whether a segment may contain spans without an end."""
     return segment.sealed is None or bool(segment.header.get("open", 1))
 
 
-def _continuations(segment: Segment) -> list[tuple[int, int]]:
-    """(slot, identity) of the spans that went on in this segment."""
+def _continuations(segment: RecordedSegment) -> list[tuple[int, int]]:
+    """Return (slot, span id) of the spans that continue in this segment."""
     if segment.sealed is not None:
-        found = segment.header.get("links")
-        pairs = [p for p in found if isinstance(p, list)] if isinstance(found, list) else []
+        entries = segment.header.get("links")
+        pairs = [p for p in entries if isinstance(p, list)] if isinstance(entries, list) else []
         links = [(p[0], p[1]) for p in pairs if len(p) == 2 and all(isinstance(n, int) for n in p)]
     else:
         meta, start, _ = segment.columns
         slots = np.flatnonzero((start != 0) & ((meta >> NAME_SHIFT) & 0xFFFFFF == LINK_NAME))
         links = [(int(meta[s] & SLOT_MASK), int(start[s]) - 1) for s in slots]
-        # A link to itself stands for a span; the span does not go on here.
+        # A link to itself is a proxy: the span does not continue here.
         links = [(t, o) for s, (t, o) in zip(slots, links, strict=True) if t != s]
         links = [(t, o) for t, o in links if t < len(start) and start[t]]
     return links
 
 
 def _parents(meta: Array, start: Array) -> Array:
-    """Parent slots; a parent that was never published (an interrupt) is passed over."""
+    """Return parent slots; a parent that was never published (interrupt) is replaced by its parent."""
     parent = (meta & SLOT_MASK).astype(np.int64)
     parent[parent >= len(meta)] = 0
-    # A parent is always entered before its child; anything else is damage.
+    # A parent always has a lower slot than its child; anything else is damage.
     parent[parent >= np.arange(len(meta))] = 0
     for _ in range(64):
         hole = (parent > 0) & (start[parent] == 0)
@@ -201,7 +204,7 @@ def _parents(meta: Array, start: Array) -> Array:
 
 
 def _depths(parent: Array, base: Array) -> Array:
-    """Number of ancestors of each slot, added to what its outermost one has as its base."""
+    """Return the number of ancestors of each slot, plus the base depth of its outermost ancestor."""
     depth = np.zeros(len(parent), np.int32)
     top = np.arange(len(parent))
     above = parent.copy()

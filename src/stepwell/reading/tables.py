@@ -1,4 +1,4 @@
-"""The tables of a run: their columns, and how they are filled process by process."""
+"""The tables of a run: their columns, and their rows process by process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
-from stepwell.journal.follow_items import OWN_KEYS
-from stepwell.journal.format import CONTEXT_NAME, IMPLICIT_STEP, OWNER_SHIFT, STEP_BIAS
-from stepwell.journal.journal import ITEM, LOGGER, VALUE
-from stepwell.journal.open_span import ATTRIBUTES as LATE
+from stepwell.journal.follower.log import OWN_KEYS
+from stepwell.journal.format import (
+    CONTEXT_NAME,
+    IMPLICIT_STEP,
+    ITEM,
+    LOGGER,
+    OWNER_SHIFT,
+    STEP_BIAS,
+    VALUE,
+)
+from stepwell.journal.format import LATE_ATTRIBUTES as LATE
 from stepwell.reading.context import ContextLog
+from stepwell.reading.documents import clean
 from stepwell.reading.process import Name, Process
-from stepwell.reading.segments import Segment
+from stepwell.reading.segments import ALWAYS, RecordedSegment, Window, may_touch
 from stepwell.reading.spans import OPEN, STATUSES, SpanReader, SpanRows, may_be_open
-from stepwell.reading.window import ALWAYS, Window, may_touch
 
 PLACE: dict[str, Any] = {
     "run": pl.String,
@@ -78,15 +85,15 @@ ITEMS = pl.Schema(
 )
 
 LOST: Name = ("", "", "(name was lost)")
-"""Stands for a name that a full disk took."""
+"""In place of a name that a full disk prevented from being written."""
 Frames = Callable[[set[str]], Iterator[pl.DataFrame]]
 PROCESS_BITS = 32
 ITEM_KEYS = (*OWN_KEYS, "caption")
-"""Attributes of items that have columns of their own, or are for delivery."""
+"""Attributes of items that have their own columns, or are only for delivery."""
 
 
 class ProcessTables:
-    """Turns one process's records into rows. ``number`` makes span ids unique within the run."""
+    """The rows of one process. ``number`` makes its span ids unique in the run."""
 
     def __init__(
         self, process: Process, context: ContextLog, offset: int, number: int, run: str
@@ -103,7 +110,7 @@ class ProcessTables:
     # Spans
 
     def spans(self, wanted: set[str], only_open: bool = False) -> Iterator[pl.DataFrame]:
-        """Rows of SPANS, one frame a segment."""
+        """Yield rows of SPANS, one frame per segment."""
         reader = SpanReader(self.process)
         texts = {s.seq: s for s in self.process.of_kind("attributes")}
         for segment in reader.segments:
@@ -113,9 +120,13 @@ class ProcessTables:
                 yield frame.filter(pl.Series(rows.status == OPEN)) if only_open else frame
 
     def span_frame(
-        self, segment: Segment, rows: SpanRows, texts: Segment | None, wanted: set[str]
+        self,
+        segment: RecordedSegment,
+        rows: SpanRows,
+        texts: RecordedSegment | None,
+        wanted: set[str],
     ) -> pl.DataFrame:
-        """These rows of a segment as rows of SPANS."""
+        """Return these rows of a segment as rows of SPANS."""
         count = len(rows.id)
         columns = self._place(segment.lane, count, wanted)
         columns |= self._context(rows.start, wanted)
@@ -135,31 +146,33 @@ class ProcessTables:
         return _frame(columns, SPANS, wanted)
 
     def _with_late(self, ids: NDArray[Any], texts: pl.Series) -> pl.Series:
-        """Attributes with those that were added from elsewhere, or after the end."""
+        """Return attributes with those that were added from another thread or after the end."""
         late = self._late
-        found = np.flatnonzero(np.isin(ids, list(late))).tolist() if late else []
-        for row in found:
+        rows = np.flatnonzero(np.isin(ids, list(late))).tolist() if late else []
+        for row in rows:
             texts[row] = _json(_merged(texts[row], late[int(ids[row])]))
         return texts
 
-    def attributes_of(self, identity: int, offset: int, texts: Segment | None) -> dict[str, Any]:
-        """The same of a single span: quicker than a table where few spans are wanted."""
+    def attributes_of(
+        self, identity: int, offset: int, texts: RecordedSegment | None
+    ) -> dict[str, Any]:
+        """Return the attributes of a single span: faster than a table for few spans."""
         text = None if texts is None else texts.texts.get(offset)
         return _merged(text, self._late.get(identity, {}))
 
     @cached_property
     def _late(self) -> dict[int, dict[str, Any]]:
-        """By span the attributes that were added from elsewhere, or after the end."""
-        found: dict[int, dict[str, Any]] = {}
+        """By span id, the attributes that were added from another thread or after the end."""
+        late: dict[int, dict[str, Any]] = {}
         for event in self.process.events():
             if event.get("kind") == LATE and event.get("span") is not None:
-                found.setdefault(int(event["span"]), {}).update(event["attributes"])
-        return found
+                late.setdefault(int(event["span"]), {}).update(event["attributes"])
+        return late
 
     # Metrics
 
     def metrics(self, wanted: set[str], window: Window | None = None) -> Iterator[pl.DataFrame]:
-        """Rows of METRICS, one frame a segment; of segments outside of the window nothing is read."""
+        """Yield rows of METRICS, one frame per segment; segments outside of the window are not read."""
         for segment in self.process.of_kind("metrics"):
             if window is not None and not may_touch(segment, window):
                 continue
@@ -188,62 +201,63 @@ class ProcessTables:
         implicit = word & IMPLICIT_STEP != 0
         counted = (word & (IMPLICIT_STEP - 1)).astype(np.int64)
         explicit = counted - STEP_BIAS
-        known = np.where(implicit, np.where(step >= 0, step, counted), explicit)
-        return {"step": known, "epoch": _nullable(epoch, epoch >= 0)}
+        steps = np.where(implicit, np.where(step >= 0, step, counted), explicit)
+        return {"step": steps, "epoch": _nullable(epoch, epoch >= 0)}
 
     # Events and artifacts
 
     def events(
         self, wanted: set[str], artifacts: bool = False, window: Window = ALWAYS
     ) -> Iterator[pl.DataFrame]:
-        """Rows of EVENTS, or of ARTIFACTS."""
+        """Yield rows of EVENTS, or of ARTIFACTS."""
         events = [e for e in self.process.events() if window[0] <= e["time"] < window[1]]
-        found = [e for e in map(_kept, events) if e is not None]
-        found = [e for e in found if (e.get("kind") == "artifact") is artifacts]
-        if not found:
+        shown = [e for e in map(_kept, events) if e is not None]
+        shown = [e for e in shown if (e.get("kind") == "artifact") is artifacts]
+        if not shown:
             return
-        clock = np.array([e["time"] for e in found], np.int64)
-        spans = [e.get("span") for e in found]
-        columns = self._place(0, len(found), wanted)
-        columns["thread"] = [self._thread(e) for e in found]
+        clock = np.array([e["time"] for e in shown], np.int64)
+        spans = [e.get("span") for e in shown]
+        columns = self._place(0, len(shown), wanted)
+        columns["thread"] = [self._thread(e) for e in shown]
         columns |= self._context(clock, wanted | {"step", "epoch"})
-        columns["name"] = [e["name"] for e in found]
+        columns["name"] = [e["name"] for e in shown]
         columns["time_ns"] = clock + self.offset
         columns["span"] = [None if s is None else int(s) + self.base for s in spans]
         if artifacts:
-            columns["sha256"] = [_sha256(e["sha256"]) for e in found]
-            columns["size"] = [e["size"] for e in found]
-        columns["attributes"] = [_json(e["attributes"]) for e in found]
+            columns["sha256"] = [_sha256(e["sha256"]) for e in shown]
+            columns["size"] = [e["size"] for e in shown]
+        columns["attributes"] = [_json(e["attributes"]) for e in shown]
         yield _frame(columns, ARTIFACTS if artifacts else EVENTS, wanted)
 
     def items(self, wanted: set[str]) -> Iterator[pl.DataFrame]:
-        """Rows of ITEMS: logged values that are no numbers."""
-        found = [e for e in self.process.events() if e.get("kind") in (ITEM, VALUE)]
-        if not found:
+        """Yield rows of ITEMS: logged values that are not numbers."""
+        events = [e for e in self.process.events() if e.get("kind") in (ITEM, VALUE)]
+        if not events:
             return
-        about = [event["attributes"] for event in found]
-        clock = np.array([e["time"] for e in found], np.int64)
-        columns = self._place(0, len(found), wanted)
-        columns["thread"] = [self._thread(e) for e in found]
+        attributes = [event["attributes"] for event in events]
+        clock = np.array([e["time"] for e in events], np.int64)
+        columns = self._place(0, len(events), wanted)
+        columns["thread"] = [self._thread(e) for e in events]
         columns |= self._context(clock, {"step", "epoch"})
-        own = pl.Series([_integer(a.get("step")) for a in about], dtype=pl.Int64)
+        own = pl.Series([_integer(a.get("step")) for a in attributes], dtype=pl.Int64)
         columns["step"] = own.fill_null(columns["step"])
-        columns["name"] = [_text(e["name"]) for e in found]
+        columns["name"] = [clean(str(e["name"])) for e in events]
         columns["time_ns"] = clock + self.offset
-        columns["kind"] = [_text(a.get("item") or VALUE) for a in about]
-        columns["value"] = [_json_text(a["value"]) if "value" in a else None for a in about]
-        columns["sha256"] = [_sha256(str(a.get("content") or "")) for a in about]
-        columns["size"] = [_integer(a.get("size")) for a in about]
+        columns["kind"] = [clean(str(a.get("item") or VALUE)) for a in attributes]
+        columns["value"] = [_json_text(a["value"]) if "value" in a else None for a in attributes]
+        columns["sha256"] = [_sha256(str(a.get("content") or "")) for a in attributes]
+        columns["size"] = [_integer(a.get("size")) for a in attributes]
         for key in ("file", "media", "caption"):
-            columns[key] = [None if a.get(key) is None else _text(a[key]) for a in about]
+            columns[key] = [None if a.get(key) is None else clean(str(a[key])) for a in attributes]
         columns["attributes"] = [
-            _json({key: value for key, value in a.items() if key not in ITEM_KEYS}) for a in about
+            _json({key: value for key, value in a.items() if key not in ITEM_KEYS})
+            for a in attributes
         ]
         yield _frame(columns, ITEMS, wanted)
 
     @property
     def threads(self) -> dict[int, str]:
-        """Names of the threads by the number of their lane, no two alike."""
+        """Unique names of the threads by the numbers of their lanes."""
         return dict(self._threads)
 
     # Columns
@@ -252,11 +266,11 @@ class ProcessTables:
         return self._threads.get(event.get("lane", -1)) or str(event.get("thread"))
 
     def _place(self, lane: int, count: int, wanted: set[str]) -> dict[str, Any]:
-        about = self.process.about
+        document = self.process.about
         values = {
             "run": self.run,
-            "attempt": about["attempt"],
-            "rank": about["rank"],
+            "attempt": document["attempt"],
+            "rank": document["rank"],
             "process": self.process.name,
             "thread": self._threads.get(lane, ""),
         }
@@ -273,12 +287,12 @@ class ProcessTables:
         return {"step": _nullable(step, step >= 0), "epoch": _nullable(epoch, epoch >= 0)}
 
     def _names(self, ids: NDArray[Any], wanted: set[str]) -> dict[str, Any]:
-        known = np.minimum(ids, self._lost)
-        return {key: words.gather(known) for key, words in self._words.items() if key in wanted}
+        rows = np.minimum(ids, self._lost)
+        return {key: words.gather(rows) for key, words in self._words.items() if key in wanted}
 
 
 def scan(schema: pl.Schema, frames: Frames) -> pl.LazyFrame:
-    """A lazy table that reads segment by segment, and only the columns that are asked for."""
+    """Return a lazy table that reads segment by segment, and only the columns that are needed."""
 
     def source(
         with_columns: list[str] | None,
@@ -287,7 +301,7 @@ def scan(schema: pl.Schema, frames: Frames) -> pl.LazyFrame:
         batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
         names = list(schema) if with_columns is None else with_columns
-        # Where only the number of rows matters, they are the rows of some column.
+        # If only the number of rows is needed, read one column.
         counted = list(names) or list(schema)[:1]
         left = n_rows
         for frame in frames(set(counted)):
@@ -313,13 +327,13 @@ def _frame(columns: dict[str, Any], schema: pl.Schema, wanted: set[str]) -> pl.D
     return pl.DataFrame(series)
 
 
-def _nullable(values: NDArray[Any], known: NDArray[Any]) -> pl.Series:
-    return pl.Series(values).set(pl.Series(~known), None)
+def _nullable(values: NDArray[Any], valid: NDArray[Any]) -> pl.Series:
+    return pl.Series(values).set(pl.Series(~valid), None)
 
 
 def _own_context(columns: dict[str, Any], attributes: pl.Series) -> dict[str, pl.Series]:
-    """Step and epoch as a span's own attributes say, where they do."""
-    found: dict[str, pl.Series] = {}
+    """Return step and epoch from the attributes of spans, where they have them."""
+    own_columns: dict[str, pl.Series] = {}
     for name in ("step", "epoch"):
         if name in columns and attributes.str.contains(f'"{name}":', literal=True).any():
             own = attributes.str.json_path_match(f"$.{name}").cast(pl.Int64, strict=False)
@@ -327,22 +341,22 @@ def _own_context(columns: dict[str, Any], attributes: pl.Series) -> dict[str, pl
             for row in (own.is_null() & mentioned).arg_true().to_list():
                 own[row] = _whole(attributes[row], name)
             own = own.set(own.fill_null(-1) < 0, None)
-            found[name] = own.fill_null(pl.Series(columns[name]))
-    return found
+            own_columns[name] = own.fill_null(pl.Series(columns[name]))
+    return own_columns
 
 
 @lru_cache(1024)
 def _whole(text: str, name: str) -> int | None:
-    """A whole number where Polars finds none: 7.0, and beside halves of characters or huge numbers."""
+    """Return a whole number that Polars cannot parse: 7.0, or next to lone surrogates or huge numbers."""
     try:
         value = json.loads(text)[name]
-        found = int(value) if type(value) in (int, float) and value == int(value) else None
+        whole = int(value) if type(value) in (int, float) and value == int(value) else None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    return found if found is not None and 0 <= found < 1 << 63 else None
+    return whole if whole is not None and 0 <= whole < 1 << 63 else None
 
 
-def _texts(offsets: NDArray[Any], segment: Segment | None) -> pl.Series:
+def _texts(offsets: NDArray[Any], segment: RecordedSegment | None) -> pl.Series:
     texts = segment.texts if segment is not None else {}
     unique, inverse = np.unique(offsets, return_inverse=True)
     return pl.Series([texts.get(int(o)) for o in unique], dtype=pl.String).gather(inverse)
@@ -357,16 +371,12 @@ def _merged(text: str | None, late: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_columns(names: dict[int, Name], lost: int) -> dict[str, pl.Series]:
-    """Names and categories by id; an id past the table has lost its name to a full disk."""
+    """Return names and categories by id; the last row is for ids without a name."""
     entries = [names.get(i, LOST) for i in range(lost + 1)]
     return {
         "name": pl.Series("name", [entry[2] for entry in entries], dtype=pl.String),
         "category": pl.Series("category", [entry[1] for entry in entries], dtype=pl.String),
     }
-
-
-def _text(value: Any) -> str:
-    return str(value).encode("utf-8", "replace").decode()
 
 
 def _integer(value: Any) -> int | None:
@@ -388,35 +398,35 @@ def _json(attributes: dict[str, Any]) -> str | None:
 
 
 def _kept(event: dict[str, Any]) -> dict[str, Any] | None:
-    """An event as it is shown: what was logged with a file is an artifact, the rest is elsewhere."""
-    kind, about = event.get("kind"), event["attributes"]
+    """Return an event for EVENTS or ARTIFACTS: an item with a file is an artifact; others are left out."""
+    kind, attributes = event.get("kind"), event["attributes"]
     if kind in (LATE, LOGGER):
         return None
     if kind != ITEM:
         return event
-    if not isinstance(about.get("content"), str):
+    if not isinstance(attributes.get("content"), str):
         return None
-    size = about.get("size")
+    size = attributes.get("size")
     size = size if isinstance(size, int) else None
-    rest = {key: value for key, value in about.items() if key not in ("content", "size")}
-    inside = f"/{about.get('file')}" if about.get("folder") else ""
+    rest = {key: value for key, value in attributes.items() if key not in ("content", "size")}
+    inside = f"/{attributes.get('file')}" if attributes.get("folder") else ""
     return {
         **event,
         "kind": "artifact",
         "name": event["name"] + inside,
-        "sha256": about["content"],
+        "sha256": attributes["content"],
         "size": size,
         "attributes": rest,
     }
 
 
 def _sha256(text: str) -> str | None:
-    """It is joined into a path: nothing else passes."""
+    """Return a valid sha256, else None: it becomes part of a path."""
     return text if re.fullmatch("[0-9a-f]{64}", text) else None
 
 
 def _thread_names(process: Process) -> dict[int, str]:
-    """Thread names by lane; threads of one name are told apart by a number."""
+    """Return thread names by lane; equal names get a number."""
     lanes = {s.lane: s.thread for s in process.segments}
     lanes |= {
         e["lane"]: str(e.get("thread")) for e in process.events() if isinstance(e.get("lane"), int)
@@ -424,7 +434,7 @@ def _thread_names(process: Process) -> dict[int, str]:
     names: dict[int, str] = {}
     used: dict[str, int] = {}
     for lane in sorted(lanes):
-        name = lanes[lane].encode("utf-8", "replace").decode()
+        name = clean(lanes[lane])
         used[name] = used.get(name, 0) + 1
         names[lane] = name if used[name] == 1 else f"{name} #{used[name]}"
     return names

@@ -1,7 +1,7 @@
-"""Telemetry: runs, and how a process comes to record into one.
+"""Telemetry: runs, and the processes that record into them.
 
-Here live the Run object, its identity, ranks and launches, child processes and artifacts; spans, events and
-attributes as objects; and the interface of exporters. Imports the journal; never a reader, a backend or a
+Contains the Run object, identity, ranks and launches, child processes and artifacts; spans, events and
+attributes as objects; and the interface of exporters. Imports the journal; never reading, a backend or a
 training framework.
 """
 
@@ -10,24 +10,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepwell.telemetry.attributes import Attributes
-    from stepwell.telemetry.events import Event
-    from stepwell.telemetry.live import Span, timed_span
+    from stepwell.telemetry.events import Attributes, Event
+    from stepwell.telemetry.span_handle import Span, timed_span
     from stepwell.telemetry.span_recorder import SpanRecorder
+
+VERSION = "0.1.0"
 
 __all__ = ["Attributes", "Event", "Span", "SpanRecorder", "timed_span"]
 
 _HOMES = {
-    "Attributes": "attributes",
+    "Attributes": "events",
     "Event": "events",
-    "Span": "live",
+    "Span": "span_handle",
     "SpanRecorder": "span_recorder",
-    "timed_span": "live",
+    "timed_span": "span_handle",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Whoever only records needs none of them: each is imported when it is first asked for."""
+    """Import a name when it is first used: a process that only records needs none of them."""
     from importlib import import_module
 
     if name not in _HOMES:

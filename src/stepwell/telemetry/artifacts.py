@@ -1,4 +1,4 @@
-"""Artifacts: files kept with a run, each content once, under its sha256."""
+"""Artifacts: files stored with a run, each content once, named by its sha256."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 1 << 20
 
 
 def store(run_folder: Path, content: bytes | Path) -> tuple[str, int]:
-    """Copy the content into the run folder; returns (sha256, size)."""
+    """Copy the content into the run folder; return (sha256, size)."""
     digest = hashlib.sha256()
     size = 0
     with _incoming(run_folder) as (target, keep):
@@ -29,7 +29,7 @@ def store(run_folder: Path, content: bytes | Path) -> tuple[str, int]:
 
 
 def store_written(run_folder: Path, write: Callable[[IO[bytes]], object]) -> tuple[str, int]:
-    """Have a file written and keep it; returns (sha256, size). It is on disk once, and never in memory."""
+    """Store a file that ``write`` fills; return (sha256, size). It is on disk once, and never in memory."""
     digest = hashlib.sha256()
     with _incoming(run_folder) as (target, keep):
         with target:
@@ -62,27 +62,27 @@ def _incoming(run_folder: Path) -> Iterator[tuple[IO[bytes], Callable[[str], Non
 
 
 def artifact_path(run_folder: Path, sha256: str) -> Path:
-    """Where a content is kept."""
+    """Return the path of a content."""
     return run_folder / ARTIFACTS / sha256
 
 
 def contents(
     source: str | os.PathLike[str] | bytes, name: str | None
 ) -> list[tuple[bytes | Path, str]]:
-    """(content, name) for each thing to keep; ``name`` replaces that of the file or folder."""
+    """Return (content, name) for each file to store; ``name`` replaces the name of the file or folder."""
     if isinstance(source, bytes | bytearray | memoryview):
         return [(bytes(source), str(name or "bytes"))]
     if not os.fspath(source):
-        raise OSError(errno.ENOENT, "an empty path names no artifact")
+        raise OSError(errno.ENOENT, "the path of an artifact must not be empty")
     path = Path(source)
-    called = str(name) if name is not None else path.absolute().name
+    base = str(name) if name is not None else path.absolute().name
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        return [(file, f"{called}/{file.relative_to(path).as_posix()}") for file in files]
+        return [(file, f"{base}/{file.relative_to(path).as_posix()}") for file in files]
     if path.exists() and not path.is_file():
         # Reading a pipe or a device might never end.
-        raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
-    return [(path, called)]
+        raise OSError(errno.EINVAL, "not a file or a folder", str(path))
+    return [(path, base)]
 
 
 def _reading(content: bytes | Path) -> IO[bytes]:

@@ -1,8 +1,8 @@
-"""Small files that processes on one or many nodes create to agree with each other, without locks.
+"""Claims: small files with which processes on one or many nodes agree, without locks.
 
-Everything rests on one fact: of several processes that link a file to the same name, exactly one
-succeeds, on local and network file systems alike, and the others then read what it wrote. Nothing
-lists folders, because a network file system may show an old listing for half a minute.
+Of several processes that link a file to the same name, exactly one succeeds, on local and network file
+systems; the others then read its content. Folders are never listed, because a network file system may
+return an old listing for half a minute.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell.telemetry.run_id import check_run_id
+from stepwell.telemetry.run_names import check_run_id
 
 _LARGEST_CLAIM = 64 * 1024
 _PATIENCE = 0.5
 
 
 def create_claim(path: Path, content: dict[str, Any]) -> bool:
-    """Create this file with its content at once; False if it exists already."""
+    """Create a file with its content in one step; return False if it already exists."""
     data = json.dumps(content).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
@@ -36,7 +36,7 @@ def create_claim(path: Path, content: dict[str, Any]) -> bool:
 
 
 def read_claim(path: Path) -> dict[str, Any] | None:
-    """Return the content of a claim, or None if there is none, or none that can be read."""
+    """Return the content of a claim, None if it is missing or cannot be read."""
     try:
         return load_claim(path)
     except OSError:
@@ -44,7 +44,7 @@ def read_claim(path: Path) -> dict[str, Any] | None:
 
 
 def load_claim(path: Path) -> dict[str, Any] | None:
-    """Return the content of a claim, or None if it is damaged; an OSError passes.
+    """Return the content of a claim, None if it is damaged. Raise OSError if it cannot be read.
 
     A file system without links shows a claim before it is written, so this waits a moment for it.
     """
@@ -64,7 +64,7 @@ def load_claim(path: Path) -> dict[str, Any] | None:
 
 
 def take(path: Path) -> bool:
-    """Create this empty file; False if somebody else has."""
+    """Create an empty file; return False if it already exists."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except FileExistsError:
@@ -73,11 +73,11 @@ def take(path: Path) -> bool:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Link the file to its name; False where the file system has no links."""
+    """Link the file to its name; return False if the file system has no links."""
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # A network file system that loses the answer asks again, and finds our own link.
+        # A network file system that loses the response repeats the request, and finds our own link.
         if temporary.stat().st_nlink != 2:
             raise
     except (OSError, NotImplementedError, AttributeError):
@@ -92,11 +92,11 @@ def _write_new(path: Path, data: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Record:
-    """One launch as the first of its ranks wrote it down.
+class LaunchRecord:
+    """A launch, as written by the first of its ranks.
 
-    `anchor` tells the launch from others of the same group, `turn` is which `init` of the process
-    it was for, `ordinal` counts the group's runs, `started` is in seconds since the epoch.
+    `anchor` distinguishes the launch from others of its group, `turn` is the number of the `init` call in
+    the process, `ordinal` counts the group's runs, `started` is in seconds since the epoch.
     """
 
     run_id: str
@@ -115,27 +115,27 @@ class Ledger:
         self._requeues = requeues
         folder.mkdir(parents=True, exist_ok=True)
 
-    def read(self) -> list[Record | None]:
+    def read(self) -> list[LaunchRecord | None]:
         """Return the records since the last requeue in order; None for one that is damaged."""
         return self._read(self._requeues)
 
-    def add(self, number: int, record: Record) -> bool:
-        """Write the record with this number; False if there is one."""
+    def add(self, number: int, record: LaunchRecord) -> bool:
+        """Write the record with this number; return False if it already exists."""
         return create_claim(self._path(number, "json"), asdict(record))
 
     def take_seat(self, number: int, rank: int, restarts: int) -> bool:
-        """Join a record as this rank; False if another process already has."""
+        """Join a record as this rank; return False if another process already has."""
         return take(self._path(number, f"rank{rank}.{restarts}"))
 
     def mark(self, number: int, agent: str) -> None:
-        """Note that the launcher process `agent` takes part in a record."""
+        """Record that the launcher process `agent` takes part in a launch."""
         take(self._path(number, f"agent-{agent}"))
 
     def is_marked(self, number: int, agent: str) -> bool:
-        """Return whether that launcher process took part in a record."""
+        """Return whether that launcher process took part in a launch."""
         return self._path(number, f"agent-{agent}").exists()
 
-    def find_before_requeue(self, ordinal: int, lookback: int = 100) -> Record | None:
+    def find_before_requeue(self, ordinal: int, lookback: int = 100) -> LaunchRecord | None:
         """Return the latest record of the group's `ordinal`-th run from before the requeue."""
         for requeues in range(self._requeues - 1, max(-1, self._requeues - 1 - lookback), -1):
             for record in reversed(self._read(requeues)):
@@ -143,8 +143,8 @@ class Ledger:
                     return record
         return None
 
-    def _read(self, requeues: int) -> list[Record | None]:
-        records: list[Record | None] = []
+    def _read(self, requeues: int) -> list[LaunchRecord | None]:
+        records: list[LaunchRecord | None] = []
         with contextlib.suppress(FileNotFoundError):
             while True:
                 path = self._folder / f"{requeues}-{len(records)}.json"
@@ -155,12 +155,12 @@ class Ledger:
         return self._folder / f"{self._requeues}-{number}.{kind}"
 
 
-def _parse_record(content: dict[str, Any] | None) -> Record | None:
-    """Whoever may write to the folder may write anything, so nothing is believed unchecked."""
+def _parse_record(content: dict[str, Any] | None) -> LaunchRecord | None:
+    """Return a checked record, None if it is invalid: the folder may be writable for others."""
     if content is None:
         return None
     try:
-        return Record(
+        return LaunchRecord(
             run_id=check_run_id(content["run_id"]),
             token=str(content["token"]),
             anchor=str(content["anchor"]),

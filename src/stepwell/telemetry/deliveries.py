@@ -1,7 +1,7 @@
-"""Deliveries: exporters at work, and the wait for them.
+"""Deliveries: running exporters, and the wait for them.
 
-Export threads and sidecars, of a whole run or of one logger, are waited for in one way and all at once: as
-long as they make progress. Starting up is progress too. Ctrl-C ends the wait, not the delivery.
+Export threads and sidecars, of a run or of a logger, are waited for together, as long as they make
+progress. Starting up counts as progress. Ctrl-C ends the wait, not the delivery.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stepwell.journal.errors import report
-from stepwell.journal.settings import warn_setting
-from stepwell.telemetry.feeding import FAILING
+from stepwell._core.environment import warn_setting
+from stepwell._core.errors import report
+from stepwell.telemetry.feed import FAILING
 from stepwell.telemetry.notices import ProgressLine
 
 VARIABLE = "STEPWELL_FINISH_TIMEOUT"
 FINISH_TIMEOUT = 300.0
-"""Seconds that the end of a run or of a logger waits at most, unless the variable is set."""
+"""Default of the longest wait at the end of a run or of a logger, in seconds."""
 STALL = 10.0
-"""Seconds without progress after which it waits no longer."""
+"""Seconds without progress after which the wait ends."""
 KILLED_TIMEOUT = 5.0
-"""Seconds that it waits at most after SIGTERM: schedulers send SIGKILL soon after."""
+"""Longest wait after SIGTERM, in seconds: schedulers send SIGKILL soon after."""
 COUNT_AFTER = 1.0
-"""Seconds after which deliveries are asked how much they have left."""
+"""Seconds of waiting after which deliveries count their remaining records."""
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
 
 
 @dataclass(frozen=True)
 class DeliveryProgress:
-    """How far a delivery is with what it was asked for.
+    """The progress of a delivery with its latest request.
 
     Attributes:
-        is_over: whether there is nothing to wait for: all is delivered, or it fails again and again.
-        is_delivered: whether all is delivered.
-        sent: how many records are delivered.
-        total: how many records there are; None while that is unknown.
-        work: what it has done besides, such as importing, in units of ``measure_work``.
-        stage: what it does if it is not delivering, in words: "starting", "failing", …
+        is_over: whether there is nothing to wait for: everything is delivered, or it keeps failing.
+        is_delivered: whether everything is delivered.
+        sent: number of records delivered.
+        total: number of records; None while unknown.
+        work: other work, such as imports, in units of ``measure_work``.
+        stage: what it does instead of delivering: "starting", "failing", …
         patience: seconds without progress after which the wait for it ends.
     """
 
@@ -55,10 +55,10 @@ class DeliveryProgress:
 
 
 class Delivery(Protocol):
-    """One exporter at work: what ``run.exporters`` lists.
+    """A running exporter, as listed by ``run.exporters``.
 
-    ``name`` is the exporter's name, ``sent`` how many records it took, ``failures`` how many of its
-    calls failed, and ``last_error`` the latest failure in words.
+    ``name`` is the exporter's name, ``sent`` the number of records delivered, ``failures`` the number of
+    failed calls, and ``last_error`` the message of the latest failure.
     """
 
     exporter: Any
@@ -73,23 +73,23 @@ class Delivery(Protocol):
     def last_error(self) -> str | None: ...
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start; return at once."""
         ...
 
     def ask(self, timeout: float, closing: bool = False) -> None:
-        """Have all handed over that was recorded until now, and end with ``closing``; returns at once."""
+        """Request delivery of everything recorded so far, and the end with ``closing``; return at once."""
         ...
 
     def look(self) -> DeliveryProgress:
-        """Return how far it is with that."""
+        """Return the progress of the latest request."""
         ...
 
     def count(self) -> None:
-        """Have the remaining records counted; returns at once."""
+        """Have the remaining records counted; return at once."""
         ...
 
     def hurry(self) -> None:
-        """Give it the priority of this process, which waits for something that it does."""
+        """Give it the priority of this process, which waits for it."""
         ...
 
     def rest(self) -> None:
@@ -97,16 +97,16 @@ class Delivery(Protocol):
         ...
 
     def keep_running(self) -> None:
-        """Start it again if it has died."""
+        """Restart it if it has died."""
         ...
 
     def leave(self, reason: str) -> None:
-        """Wait no longer after ``ask`` to close. If records are missing, and there is a reason, say so."""
+        """Stop waiting after ``ask(closing=True)``. If records are missing and there is a reason, warn."""
         ...
 
 
 def finish_timeout() -> float:
-    """Return how many seconds the end of a run waits for its exporters at most."""
+    """Return the longest wait for exporters at the end of a run, in seconds."""
     text = os.environ.get(VARIABLE, "").strip()
     try:
         seconds = float(text) if text else FINISH_TIMEOUT
@@ -124,13 +124,13 @@ def finish_deliveries(
     timeout: float | None = None,
     quiet: bool = True,
 ) -> None:
-    """End deliveries, and wait until everything is delivered, for as long as they make progress.
+    """End deliveries, and wait until everything is delivered, as long as they make progress.
 
     Args:
-        deliveries: all that end now.
+        deliveries: the deliveries to end.
         status: how the run ended; the wait after "killed" is short.
-        timeout: seconds to wait at most; else ``STEPWELL_FINISH_TIMEOUT``.
-        quiet: no progress line.
+        timeout: longest wait in seconds. Default: ``STEPWELL_FINISH_TIMEOUT``.
+        quiet: whether to show no progress line.
     """
     limit = finish_timeout() if timeout is None else timeout
     if status == "killed":
@@ -150,7 +150,7 @@ def finish_deliveries(
 
 
 def drain_deliveries(deliveries: Sequence[Delivery], timeout: float) -> bool:
-    """Have all delivered that was recorded until now; whether it was in time."""
+    """Deliver everything recorded so far; return whether it was delivered in time."""
     try:
         for delivery in deliveries:
             delivery.ask(timeout)
@@ -162,7 +162,7 @@ def drain_deliveries(deliveries: Sequence[Delivery], timeout: float) -> bool:
 
 
 class _Watch:
-    """One delivery that is waited for."""
+    """A delivery to wait for."""
 
     def __init__(self, delivery: Delivery, now: float) -> None:
         self.delivery = delivery
@@ -171,10 +171,10 @@ class _Watch:
         self._since = now
 
     def look(self, now: float) -> bool:
-        """Look again; whether waiting for it makes sense."""
+        """Update the progress; return whether to keep waiting."""
         new, last = self.delivery.look(), self._last
         self.progress = new
-        # To fail again and again is work, and no progress.
+        # Failing repeatedly is work, but not progress.
         is_working = new.stage != FAILING and abs(new.work - last.work) >= 1
         if new.sent > last.sent or is_working or new.stage not in (last.stage, FAILING):
             self._last, self._since = new, now
@@ -194,9 +194,9 @@ class _Watch:
 def _wait(
     deliveries: Sequence[Delivery], limit: float, line: ProgressLine | None = None
 ) -> dict[int, str]:
-    """Wait until all are over; returns why the others are not, by the id of the delivery.
+    """Wait until all are over; return the reasons why others are not, by ``id`` of the delivery.
 
-    With a line to show progress on, one that makes no progress is not waited for.
+    With a progress line, the wait for a delivery that makes no progress ends early.
     """
     began = now = time.monotonic()
     watches = [_Watch(delivery, now) for delivery in deliveries]

@@ -1,30 +1,132 @@
-"""Events: named instants with attributes."""
+"""Events, which are named instants, and the attributes of spans and events."""
 
 from __future__ import annotations
 
 import datetime
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-from stepwell.journal import clock
-from stepwell.journal.errors import misuse
-from stepwell.journal.journal import ERROR_EVENT
-from stepwell.journal.masking import mask
-from stepwell.journal.values import cut, number, shown, text_of
-from stepwell.telemetry.attributes import Attributes
+from stepwell._core import clock
+from stepwell._core.errors import StepwellError, report_misuse
+from stepwell._core.masking import mask
+from stepwell._core.values import cut, number, shown, text_of
+from stepwell.journal.format import ERROR_EVENT
 
 Timestamp = float | datetime.datetime
 """Seconds since the epoch, or a datetime."""
 METADATA = "metadata"
-"""Category of an event that is a pair of texts: its name, and its attribute ``value``."""
+"""Category of events that are a pair of texts: the name, and the attribute ``value``."""
 LAST_CLOCK = 1 << 60
-"""Times from here on are some decades away, and the journal has no place for them."""
+"""First time, decades from now, that the journal cannot store."""
+
+T = TypeVar("T")
+
+
+class Attributes(Mapping[str, Any]):
+    """A set of named values.
+
+    Any value is accepted; values without a JSON form are stored as a description.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = {}
+        for name, value in (values or {}).items():
+            self.add(name, value)
+
+    def add(self, name: str, value: Any) -> Attributes:
+        """Set a value; return the set itself, so that calls can be chained."""
+        if not isinstance(name, str) or not name:
+            report_misuse(
+                "attribute name",
+                f"the name of an attribute must be a non-empty string, got {shown(name)}",
+            )
+            name = shown(name)
+        self._values[name] = value
+        return self
+
+    def add_attributes(self, other: Mapping[str, Any]) -> Attributes:
+        """Set all values of another set."""
+        for name, value in other.items():
+            self.add(name, value)
+        return self
+
+    def copy(self) -> Attributes:
+        """Return a copy."""
+        twin = object.__new__(type(self))
+        twin._values = dict(self._values)
+        return twin
+
+    @classmethod
+    def merge(cls, first: Mapping[str, Any], second: Mapping[str, Any]) -> Attributes:
+        """Return the values of both; the second takes precedence."""
+        return Attributes(first).add_attributes(second)
+
+    # Typed values
+
+    def get_bool_value(self, name: str) -> bool | None:
+        """Return a value, None if it is missing. Raise StepwellError if it is not a bool."""
+        return self._typed(name, bool, "a bool")
+
+    def get_int_value(self, name: str) -> int | None:
+        """Return a value, None if it is missing. Raise StepwellError if it is not an int."""
+        return self._typed(name, int, "an int")
+
+    def get_float_value(self, name: str) -> float | None:
+        """Return a value as float, None if it is missing. Raise StepwellError if it is not a number."""
+        value = self._values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        return self._typed(name, float, "a float")
+
+    def get_str_value(self, name: str) -> str | None:
+        """Return a value, None if it is missing. Raise StepwellError if it is not a str."""
+        return self._typed(name, str, "a str")
+
+    def _typed(self, name: str, kind: type[T], wanted: str) -> T | None:
+        value = self._values.get(name)
+        # A bool is an int to Python, but not to a person.
+        is_bool = isinstance(value, bool)
+        if value is None or (isinstance(value, kind) and is_bool == (kind is bool)):
+            return value
+        raise StepwellError(f"attribute {name} must be {wanted}, got {value!r}")
+
+    # Mapping and JSON
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Attributes):
+            return self._values == other._values
+        return isinstance(other, Mapping) and self._values == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values as a plain dict."""
+        return dict(self._values)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Attributes:
+        """Return attributes from the values of ``to_json``."""
+        return cls(values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._values!r})"
 
 
 class Event:
-    """Something that happened at an instant. ``clock`` is that instant on the journal's clock."""
+    """A named instant with attributes. ``clock`` is its time on the journal's clock."""
 
     __slots__ = ("attributes", "clock", "name")
 
@@ -40,7 +142,7 @@ class Event:
         attributes: Mapping[str, Any] | None = None,
         timestamp: Timestamp | None = None,
     ) -> Event:
-        """An event that happens now, or at a given time."""
+        """Return an event that happens now, or at a given time."""
         return cls(name_of(name), as_attributes(attributes), clock_at(timestamp))
 
     @classmethod
@@ -50,18 +152,18 @@ class Event:
         exception: BaseException | None = None,
         timestamp: Timestamp | None = None,
     ) -> Event:
-        """The event that stands for an error: a message, an exception, or both."""
-        about = Attributes()
+        """Return the event for an error: a message, an exception, or both."""
+        attributes = Attributes()
         if message is not None:
-            about.add("error_message", cut(str(mask(text_of(message))), 2000))
+            attributes.add("error_message", cut(str(mask(text_of(message))), 2000))
         if isinstance(exception, BaseException):
             lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
-            about.add("exception_type", type(exception).__qualname__)
-            about.add("exception_message", cut(str(mask(text_of(exception))), 2000))
-            about.add("exception_traceback", cut(str(mask("".join(lines))), 8000))
+            attributes.add("exception_type", type(exception).__qualname__)
+            attributes.add("exception_message", cut(str(mask(text_of(exception))), 2000))
+            attributes.add("exception_traceback", cut(str(mask("".join(lines))), 8000))
         elif exception is not None:
-            misuse("exception", f"an error's exception is {shown(exception)}: write an exception")
-        return cls(ERROR_EVENT, about, clock_at(timestamp))
+            report_misuse("exception", f"exception must be an exception, got {shown(exception)}")
+        return cls(ERROR_EVENT, attributes, clock_at(timestamp))
 
     @property
     def time_ns(self) -> int:
@@ -90,28 +192,31 @@ class Event:
 
 
 def name_of(name: str | Enum) -> str:
-    """The text that names a span or event; of an Enum member that is its value."""
+    """Return the name of a span or event as text; that of an Enum member is its value."""
     text = name.value if isinstance(name, Enum) else name
     if not isinstance(text, str) or not text:
-        misuse("name", f"a span or event is named {shown(name)}: write a non-empty string")
+        report_misuse(
+            "name", f"the name of a span or event must be a non-empty string, got {shown(name)}"
+        )
         return shown(name)
     return str(text)
 
 
 def as_attributes(values: Mapping[str, Any] | None) -> Attributes:
-    """A set of attributes of one's own, of the type it was given as."""
+    """Return a copy of attributes, of the same type if it is a subclass of Attributes."""
     if isinstance(values, Attributes):
         return values.copy()
     if values is not None and not isinstance(values, Mapping):
-        misuse(
-            "attributes", f"attributes are {shown(values)}: write a dict, {{'reason': 'warm-up'}}"
+        report_misuse(
+            "attributes",
+            f"attributes must be a dict such as {{'reason': 'warm-up'}}, got {shown(values)}",
         )
         return Attributes()
     return Attributes(values)
 
 
 def clock_at(timestamp: Timestamp | None, earliest: int = 1) -> int:
-    """A point in time on the journal's clock, no earlier than ``earliest``; now when none is given."""
+    """Return a timestamp on the journal's clock, at least ``earliest``; now if it is None."""
     if timestamp is None:
         return clock.now()
     try:
@@ -119,14 +224,14 @@ def clock_at(timestamp: Timestamp | None, earliest: int = 1) -> int:
             timestamp.timestamp() if isinstance(timestamp, datetime.datetime) else number(timestamp)
         )
         is_time = at is not None and timestamp is not True and at * 1e9 >= clock.EARLIEST_WALL
-        found = clock.from_wall(round(at * 1e9)) or -1 if is_time and at is not None else 0
+        instant = clock.from_wall(round(at * 1e9)) or -1 if is_time and at is not None else 0
     except (TypeError, ValueError, OverflowError, OSError):
-        found = 0
-    if not found or found >= LAST_CLOCK:
-        misuse(
+        instant = 0
+    if not instant or instant >= LAST_CLOCK:
+        report_misuse(
             "timestamp",
-            f"timestamp is {shown(timestamp)}: write seconds since the epoch, such as time.time(); "
-            "now is taken instead",
+            "timestamp must be seconds since the epoch, such as time.time(), got "
+            f"{shown(timestamp)}: the current time is used",
         )
         return clock.now()
-    return max(found, earliest)
+    return max(instant, earliest)

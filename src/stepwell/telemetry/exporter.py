@@ -1,4 +1,4 @@
-"""Exporters: what carries the records of a run out of it. This is the class to subclass.
+"""The base class of exporters, which send the records of a run elsewhere, and the filter of spans.
 
 class MyExporter(Exporter):
     def export(self, records):
@@ -10,27 +10,34 @@ run.add_exporter(MyExporter())
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from stepwell.journal.document import read_json
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import read_json
 from stepwell.journal.records import EventRecord as EventRecord
 from stepwell.journal.records import SpanRecord as SpanRecord
 from stepwell.telemetry.run_document import RUN
+from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
 
 Record: TypeAlias = SpanRecord | EventRecord
-"""What exporters are given: a span that began or ended, or an event."""
+"""A record for exporters: a span that began or ended, or an event."""
+
+SHORT_SPANS = tuple(word.value for word in DEFAULT_SPANS_EXPORT_BLACKLIST)
+"""Spans of every iteration. There are very many, so exporters do not get them by default."""
+INTERNAL_SPANS = ("gc", "diagnostics")
+"""Pauses of Python's garbage collection, and the time of diagnostics: not part of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where records come from: one process of one attempt of a run.
+    """The process that recorded the records: one process of one attempt of a run.
 
-    ``application`` is the name of the run, ``labels`` are what the run was labelled with, and
-    ``started_ns`` is when the process began to record (nanoseconds since the epoch).
+    ``application`` is the name of the run, ``labels`` are the labels of the run, and ``started_ns`` is when
+    the process began to record, in nanoseconds since the epoch.
     """
 
     run: str
@@ -45,86 +52,198 @@ class Source:
     started_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values; ``Source(**values)`` gives it back."""
+        """Return the fields as a dict for ``Source(**values)``."""
         return asdict(self)
 
 
-def source_of(folder: Path, about: Mapping[str, Any]) -> Source:
-    """Whose records are in a process folder. ``about`` is its process.json.
+def read_source(folder: Path, document: Mapping[str, Any]) -> Source:
+    """Return the source of the records in a process folder; ``document`` is its process.json.
 
-    The name and the labels of the run are in run.json, which another rank may not have written yet.
+    Name and labels of the run are in run.json, which another rank may not have written yet.
     """
     run = read_json(folder.parent / RUN) or {}
-    labels = about.get("labels") or run.get("labels")
+    labels = document.get("labels") or run.get("labels")
     return Source(
-        run=str(about.get("run") or folder.parent.name),
-        attempt=int(about.get("attempt") or 0),
-        rank=int(about.get("rank") or 0),
-        world_size=int(about.get("world_size") or 1),
-        process=str(about.get("process") or folder.name),
-        host=str(about.get("host") or ""),
-        pid=int(about.get("pid") or 0),
-        application=str(about.get("application") or run.get("name") or folder.parent.name),
+        run=str(document.get("run") or folder.parent.name),
+        attempt=int(document.get("attempt") or 0),
+        rank=int(document.get("rank") or 0),
+        world_size=int(document.get("world_size") or 1),
+        process=str(document.get("process") or folder.name),
+        host=str(document.get("host") or ""),
+        pid=int(document.get("pid") or 0),
+        application=str(document.get("application") or run.get("name") or folder.parent.name),
         labels=dict(labels) if isinstance(labels, Mapping) else {},
-        started_ns=int(about.get("started") or 0),
+        started_ns=int(document.get("started") or 0),
     )
 
 
 class Exporter:
-    """Base class of all exporters; only ``export`` has to be written.
+    """Base class of exporters; only ``export`` is required.
 
-    Every method is called from one background thread (or process), never from the training thread,
-    so it may be slow. What raises is tried again later; it disturbs neither training nor other
-    exporters. Import what is needed at the top of the module, not inside these methods: a process
-    that is forked in the midst of an import could hang.
+    All methods are called from one background thread or process, never from the training thread, so they
+    may be slow. A call that raises is repeated later, and disturbs neither training nor other exporters.
+    Import modules at the top of the file, not inside these methods: a process forked during an import could
+    hang.
     """
 
     out_of_process: ClassVar[bool] = False
-    """Whether it runs in a process of its own, made anew there from what ``description`` says."""
+    """Whether it runs in a sidecar process, where it is created from its ``description``."""
 
     reads: ClassVar[str] = "spans"
-    """What it is fed with. Those that read the ``log`` are ``stepwell.loggers.delivery.backend.Backend``."""
+    """The records it reads: "spans", or "log" for ``stepwell.loggers.delivery.backend.Backend``."""
 
     every_span: ClassVar[bool] = False
-    """Whether it gets the short spans of every iteration too, where no filter says otherwise."""
+    """Whether it gets the short spans of every iteration too, unless a filter is given."""
 
     def open(self, source: Source) -> None:
-        """Called before the first record, and again for the next run that it is added to."""
+        """Called before the first record of each run it is added to."""
 
     def export(self, records: Sequence[Record]) -> None:
-        """Take these records, in the order of their times; there is at least one.
+        """Export records, at least one, in the order of their times.
 
-        To raise is to say that they were not taken: the same batch comes again, until it was.
+        If this raises, the same batch is passed again later, until it succeeds.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no method export(records)")
+        raise NotImplementedError(f"{type(self).__name__} must define export(records)")
 
     def flush(self) -> None:
-        """Pass on what is still held back; called by ``run.flush()`` and before ``close``."""
+        """Send buffered records; called by ``run.flush()`` and before ``close``."""
 
     def close(self) -> None:
         """Called after the last record of a run."""
 
     def description(self) -> dict[str, Any]:
-        """How to make the same exporter in another process, for those with ``out_of_process``.
+        """Return how to create the same exporter in another process, if it is ``out_of_process``.
 
-        ``{"class": "package.module.Class", "options": {…}}``, the options being plain JSON.
+        ``{"class": "package.module.Class", "options": {…}}`` with options as plain JSON.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no method description()")
+        raise NotImplementedError(f"{type(self).__name__} must define description()")
 
 
 def check_exporter(exporter: Any) -> None:
-    """Refuse what is no exporter."""
+    """Raise StepwellError unless this is an exporter."""
     if isinstance(exporter, type):
         raise StepwellError(
-            f"{exporter.__name__} is a class: write {exporter.__name__}(…) to make an exporter of it"
+            f"an exporter must be an instance, got the class {exporter.__name__}: "
+            f"write {exporter.__name__}(…)"
         )
     if not callable(getattr(exporter, "export", None)) and not reads_log(exporter):
         raise StepwellError(
-            f"{exporter!r} is no exporter: it needs a method export(records), such as a subclass of "
-            "stepwell.telemetry.exporter.Exporter has"
+            "an exporter must have a method export(records), as subclasses of "
+            f"stepwell.telemetry.exporter.Exporter have, got {exporter!r}"
         )
 
 
 def reads_log(exporter: Any) -> bool:
-    """Whether this, an exporter or its class, is a backend: fed with the log in place of spans."""
+    """Return whether an exporter, or its class, is a backend, which reads the log instead of spans."""
     return getattr(exporter, "reads", None) == "log"
+
+
+class ExportMode(enum.Enum):
+    """Whether a list of span names selects the spans to export, or those to leave out.
+
+    The names and values of nv-one-logger (``WHITELIST_SPANS``, ``"whitelist_spans"``, …) are accepted too.
+    """
+
+    ALL_SPANS = "all_spans"
+    ALLOW_LIST = "allow_list"
+    DENY_LIST = "deny_list"
+
+    EXPORT_ALL_SPANS = ALL_SPANS
+    WHITELIST_SPANS = ALLOW_LIST
+    BLACKLIST_SPANS = DENY_LIST
+
+    @classmethod
+    def _missing_(cls, value: object) -> ExportMode | None:
+        return cls.__members__.get(value.strip().upper()) if isinstance(value, str) else None
+
+
+ExportCustomizationMode = ExportMode
+"""The name in nv-one-logger."""
+
+
+class ExportFilter:
+    """Selects the spans to export: all, only those named, or all but those named.
+
+    The journal always contains all spans. Without arguments: all but the short spans of every iteration
+    (``SHORT_SPANS``), pauses of the garbage collection and diagnostics. Children of a span that is left out
+    get the nearest exported ancestor as their parent.
+    """
+
+    __slots__ = ("mode", "names")
+
+    def __init__(
+        self,
+        mode: ExportMode | str | None = None,
+        span_name_filter: Iterable[str | enum.Enum] | None = None,
+    ) -> None:
+        if mode is None and span_name_filter is None:
+            mode, span_name_filter = ExportMode.DENY_LIST, (*SHORT_SPANS, *INTERNAL_SPANS)
+        self.mode = _mode(mode)
+        self.names = _names(self.mode, span_name_filter)
+
+    @classmethod
+    def default_for(cls, exporter: Any) -> ExportFilter:
+        """Return the filter of an exporter for which none is given."""
+        if getattr(exporter, "every_span", False):
+            return cls(ExportMode.ALL_SPANS)
+        return cls()
+
+    def keeps(self, name: str) -> bool:
+        """Return whether spans of this name are exported."""
+        if self.mode is ExportMode.ALL_SPANS:
+            return True
+        return (name in self.names) is (self.mode is ExportMode.ALLOW_LIST)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the filter as plain values, for ``from_json``."""
+        return {"mode": self.mode.value, "span_name_filter": sorted(self.names) or None}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ExportFilter:
+        """Return the filter from the values of ``to_json``."""
+        return cls(values.get("mode"), values.get("span_name_filter"))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ExportFilter):
+            return NotImplemented
+        return (self.mode, self.names) == (other.mode, other.names)
+
+    def __hash__(self) -> int:
+        return hash((self.mode, self.names))
+
+    def __repr__(self) -> str:
+        return f"ExportFilter({self.mode.name}, {sorted(self.names)})"
+
+
+def _mode(mode: Any) -> ExportMode:
+    try:
+        return ExportMode(mode)
+    except ValueError:
+        names = ", ".join(str(each) for each in ExportMode)
+        raise StepwellError(f"mode must be one of {names}, got {mode!r}") from None
+
+
+def _names(mode: ExportMode, given: Any) -> frozenset[str]:
+    if mode is ExportMode.ALL_SPANS:
+        if given is not None:
+            raise StepwellError(
+                f"span_name_filter must be left out with ALL_SPANS, got {given!r}. "
+                "Leave it out, or choose ALLOW_LIST or DENY_LIST"
+            )
+        return frozenset()
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not names:
+        raise StepwellError(
+            f"span_name_filter must be a list of span names with {mode.name}, such as "
+            f"['validation_loop'], got {given!r}"
+        )
+    return frozenset(_name(name) for name in names)
+
+
+def _name(name: Any) -> str:
+    text = name.value if isinstance(name, enum.Enum) else name
+    if not isinstance(text, str):
+        raise StepwellError(
+            f"span_name_filter must contain strings or members of an enum, got {name!r}"
+        )
+    return text

@@ -1,6 +1,6 @@
-"""The exporters of a run: each one in a background thread of its own, or in a process of its own.
+"""The exporters of a run, each in a background thread or in a sidecar process.
 
-Nothing here is done by the training thread but starting, waiting for and ending them.
+The training thread only starts them, waits for them and ends them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.careful import plain_mapping
-from stepwell.journal.errors import say, warn_once
-from stepwell.journal.threads import start_thread
+from stepwell._core.errors import log_warning, warn_once
+from stepwell._core.threads import start_thread
+from stepwell._core.values import plain_mapping
 from stepwell.telemetry.deliveries import (
     Delivery,
     DeliveryProgress,
     drain_deliveries,
     finish_deliveries,
 )
-from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.exporter import Source, check_exporter, source_of
-from stepwell.telemetry.feeding import STARTING, THREAD, Feed, feed_of
+from stepwell.telemetry.exporter import ExportFilter, Source, check_exporter, read_source
+from stepwell.telemetry.feed import STARTING, THREAD, Feed, make_feed
 
 POLL = 0.2
-"""How often each exporter looks for new records, in seconds."""
+"""Seconds between two looks for new records."""
 
 
 class ExportThread:
@@ -49,36 +48,36 @@ class ExportThread:
 
     @property
     def name(self) -> str:
-        """What the exporter is called in messages."""
+        """Name of the exporter in messages."""
         return self.feed.name
 
     @property
     def sent(self) -> int:
-        """How many records it took."""
+        """Number of records delivered."""
         return self.feed.sent
 
     @property
     def failures(self) -> int:
-        """How many of its calls failed."""
+        """Number of failed calls."""
         return self.feed.failures
 
     @property
     def last_error(self) -> str | None:
-        """The latest failure in words."""
+        """Message of the latest failure, None without one."""
         return self.feed.last_error
 
     def __repr__(self) -> str:
         return f"<exporter {self.name}: {self.sent} records sent, {self.failures} failures>"
 
-    # Called by whoever owns it
+    # For the owner
 
     def start(self) -> None:
-        """Start the thread; when none can be had, the next call that needs it tries again."""
+        """Start the thread. If the system has none left, the next call that needs it tries again."""
         if self._thread is None:
             self._thread = start_thread(f"{THREAD}-{self.name}", self._run)
 
     def ask(self, timeout: float, closing: bool = False) -> None:
-        """Have all handed over that was recorded until now, and end with ``closing``."""
+        """Request delivery of everything recorded so far, and the end with ``closing``; return at once."""
         self.start()
         with self._lock:
             self._closing = self._closing or closing
@@ -86,13 +85,13 @@ class ExportThread:
             self._asked += 1
             self._wake.set()
         if self._thread is None:
-            # There can be none: whoever waits does the work.
+            # No thread is available: the calling thread does the work.
             self._answer(self._asked)
             if self._closing:
                 self._end()
 
     def look(self) -> DeliveryProgress:
-        """Return how far it is with what it was last asked for."""
+        """Return the progress of the latest request."""
         thread = self._thread
         is_gone = thread is None or thread is threading.current_thread() or not thread.is_alive()
         with self._lock:
@@ -103,7 +102,7 @@ class ExportThread:
         return DeliveryProgress(is_done or is_gone, is_delivered, self.sent, stage=stage)
 
     def count(self) -> None:
-        """Do nothing: it would take the processor from the thread."""
+        """Do nothing: counting would slow down the thread."""
 
     def hurry(self) -> None:
         """Do nothing: a thread has the priority of its process."""
@@ -111,12 +110,12 @@ class ExportThread:
     rest = keep_running = hurry
 
     def leave(self, reason: str) -> None:
-        """Wait no longer; what it did not take is said once."""
+        """Stop waiting; warn once about missing records."""
         if self._has_ended and self._thread is not None:
             self._thread.join(1.0)
         if not self.look().is_delivered and not self._is_left:
-            say(
-                "exporter %s is missing records (%s); the run folder has all of them.",
+            log_warning(
+                "Exporter %s is missing records (%s). The run folder has all of them.",
                 self.name,
                 self.last_error or reason or "not done yet",
             )
@@ -161,36 +160,38 @@ class Exports:
 
     @classmethod
     def of(
-        cls, folder: Path, about: Mapping[str, Any], name: str, labels: Mapping[str, Any]
+        cls, folder: Path, document: Mapping[str, Any], name: str, labels: Mapping[str, Any]
     ) -> Exports:
-        """For the run of this name, whose process is recorded in ``folder``."""
-        source = source_of(folder, about)
+        """Return the exports of a run with this name, recorded in the process folder ``folder``."""
+        source = read_source(folder, document)
         application = source.application if name == source.run else name
         exports = cls(folder, dataclasses.replace(source, application=application))
         exports.label(labels)
         return exports
 
     def label(self, labels: Mapping[str, Any]) -> None:
-        """Let exporters that open from now on know these labels of the run."""
-        known = {**self.source.labels, **plain_mapping(labels)}
-        self.source = dataclasses.replace(self.source, labels=known)
+        """Pass these labels of the run to exporters that open from now on."""
+        merged = {**self.source.labels, **plain_mapping(labels)}
+        self.source = dataclasses.replace(self.source, labels=merged)
         for thread in self._threads():
             thread.feed.source = self.source
 
     def add(self, exporter: Any, filter: ExportFilter | None = None) -> None:
-        """Let this exporter have the run's records, from the first one on.
+        """Add an exporter, which gets all records from the first one on.
 
-        One that is there already, or that equals one, is not added again.
+        An exporter equal to one already added is ignored.
         """
         check_exporter(exporter)
         if self.pid != os.getpid():
             warn_once(
-                "exporter in a child", "a forked process runs no exporters: add %s before", exporter
+                "exporter in a child",
+                "Exporters do not run in forked processes: add %s before the fork.",
+                exporter,
             )
             return
-        if any(known.exporter == exporter for known in self.deliveries):
+        if any(delivery.exporter == exporter for delivery in self.deliveries):
             return
-        delivery = self._delivery(exporter, filter or ExportFilter.default_of(exporter))
+        delivery = self._delivery(exporter, filter or ExportFilter.default_for(exporter))
         self.deliveries.append(delivery)
         delivery.start()
 
@@ -199,19 +200,19 @@ class Exports:
             from stepwell.telemetry.sidecar import Sidecar
 
             return Sidecar(exporter, self.folder, filter)
-        return ExportThread(feed_of(exporter, self.folder, filter, self.source))
+        return ExportThread(make_feed(exporter, self.folder, filter, self.source))
 
     def keep_running(self) -> None:
-        """Start sidecars again that have died."""
+        """Restart sidecars that have died."""
         for delivery in self.deliveries:
             delivery.keep_running()
 
     def drain(self, timeout: float) -> bool:
-        """Have all handed over that was recorded until now; whether it was in time."""
+        """Deliver everything recorded so far; return whether it was delivered in time."""
         return self.pid != os.getpid() or drain_deliveries(self.deliveries, timeout)
 
     def finish(self, status: str, quiet: bool) -> None:
-        """The run has ended in this way: hand over the rest to all of them, and end them."""
+        """Deliver the rest and end all exporters; ``status`` is how the run ended."""
         if self.pid == os.getpid():
             finish_deliveries(self.deliveries, status, quiet=quiet)
 

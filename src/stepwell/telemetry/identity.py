@@ -1,7 +1,7 @@
-"""What produced a run: host, Python, code, launch and configuration, as values for JSON.
+"""The identity of a run: host, Python, code, launch and configuration, as values for JSON.
 
-Every function returns what it could find out and leaves out the rest; only `config_to_dict`
-raises, for something that is no configuration.
+Functions leave out what they cannot find. Only `config_to_dict` raises, for a value that is not a
+configuration.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
-from stepwell.journal import forks
-from stepwell.journal.masking import mask, mask_argv
-from stepwell.journal.system import boot_id
+from stepwell._core import threads
+from stepwell._core.masking import mask, mask_argv
+from stepwell._core.system import boot_id
 
 if TYPE_CHECKING:
     import subprocess
@@ -94,12 +94,12 @@ _LAUNCH_VARIABLE = (
 
 @functools.cache
 def warm_up() -> None:
-    """Import whatever the functions below do, for a thread that must not import at any time."""
+    """Import everything that the functions below need, for a thread that may not import at any time."""
     import shutil  # noqa: F401
     import subprocess  # noqa: F401
     import tempfile  # noqa: F401
 
-    # Looking up one version imports, in many places, what looking up the others needs.
+    # Looking up one version imports everything that the others need.
     _find_versions(("msgspec",))
 
 
@@ -112,7 +112,7 @@ def working_folder() -> str:
 
 
 def user_name() -> str | None:
-    """Return who runs this process, None where the system has no name for that."""
+    """Return the user of this process, None if the system has no name for it."""
     try:
         import pwd
 
@@ -181,19 +181,19 @@ def describe_code(cwd: Path, is_ending: Callable[[], bool] = lambda: False) -> d
 
 def describe_launch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that launchers and communication libraries use, secrets masked."""
-    found = {
+    variables = {
         name: environ[name] for name in sorted(environ) if re.fullmatch(_LAUNCH_VARIABLE, name)
     }
-    masked: dict[str, str] = mask(found)
+    masked: dict[str, str] = mask(variables)
     return masked
 
 
 def config_to_dict(config: object) -> dict[str, Any]:
-    """Return a configuration as a dict with string keys, configurations inside it converted too.
+    """Return a configuration as a dict with string keys; nested configurations are converted too.
 
     Takes a dict or other mapping, a Namespace, a dataclass or attrs instance, a pydantic model,
     an OmegaConf config, a named tuple, an object with to_dict() or the like, or one with plain
-    attributes. None is empty; a TypeError says what to pass instead of anything else.
+    attributes. None gives an empty dict; anything else raises TypeError.
     """
     if config is None:
         return {}
@@ -202,8 +202,8 @@ def config_to_dict(config: object) -> dict[str, Any]:
         items = _public_attributes(config) or None
     if items is None:
         raise TypeError(
-            f"config is {_name_type(config)}; pass a dict, an argparse.Namespace, a dataclass "
-            "instance, or an object with to_dict() or with attributes"
+            "config must be a dict, an argparse.Namespace, a dataclass instance, or an object with to_dict() "
+            f"or with attributes, got {_name_type(config)}"
         )
     return _convert_items(items, 0)
 
@@ -214,7 +214,7 @@ def _convert_items(items: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         try:
             value = items[key]
         except Exception as error:
-            # OmegaConf raises for a value that is still to be filled in.
+            # OmegaConf raises for a missing value.
             value = f"<{type(error).__name__}>"
         converted[str(key)] = _convert(value, depth + 1)
     return converted
@@ -230,7 +230,7 @@ def _convert(value: Any, depth: int) -> Any:
 
 
 def _is_structure(value: object) -> bool:
-    """Whether a value inside a configuration is one itself; a model or tensor is not."""
+    """Return whether a nested value is a configuration; a model or tensor is not."""
     if isinstance(value, type):
         return False
     return (
@@ -242,7 +242,7 @@ def _is_structure(value: object) -> bool:
 
 
 def _is_namespace(value: object) -> bool:
-    # Whoever has such an object has imported argparse, which is too slow to import for nothing.
+    # Such an object exists only if argparse was imported, which is slow.
     argparse = sys.modules.get("argparse")
     return isinstance(value, SimpleNamespace) or (
         argparse is not None and isinstance(value, argparse.Namespace)
@@ -275,7 +275,7 @@ def _find_items(config: object) -> Mapping[Any, Any] | None:
 
 
 def _call(config: object, name: str) -> Any:
-    """Return what a method without arguments gives; a stranger's method may do anything."""
+    """Return the result of a method without arguments, None if it fails."""
     try:
         method = getattr(config, name, None)
         return method() if callable(method) else None
@@ -307,7 +307,7 @@ def _name_type(value: object) -> str:
 
 
 def _count_usable_cpus() -> int | None:
-    """Return the processors this process may run on, which a job scheduler may have restricted."""
+    """Return the number of CPUs this process may use, which a job scheduler may have restricted."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     try:
@@ -318,18 +318,18 @@ def _count_usable_cpus() -> int | None:
 
 def _read_memory_bytes() -> int | None:
     try:
-        found = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
+        match = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
     except (OSError, ValueError):
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None
 
 
-def _modified(place: str) -> tuple[str, int]:
+def _modified(folder: str) -> tuple[str, int]:
     """Return a folder of ``sys.path`` and when it last changed; installing a package changes it."""
     try:
-        return str(place), os.stat(place or ".").st_mtime_ns
+        return str(folder), os.stat(folder or ".").st_mtime_ns
     except (OSError, TypeError, ValueError):
-        return str(place), 0  # Anything may be in ``sys.path``.
+        return str(folder), 0  # ``sys.path`` may contain anything.
 
 
 @functools.lru_cache(maxsize=1)
@@ -345,7 +345,7 @@ def _find_versions(distributions: Iterable[str]) -> dict[str, str]:
         try:
             version = metadata.version(distribution)
         except Exception:
-            # Not installed, or an installation that is damaged.
+            # Not installed, or a damaged installation.
             continue
         if version:
             versions[distribution] = version
@@ -356,7 +356,7 @@ def _ask_git(
     cwd: Path, questions: Mapping[str, tuple[str, ...]], is_ending: Callable[[], bool]
 ) -> dict[str, str | None]:
     """Return git's answers by name: None if git failed, no entry if it took too long."""
-    with forks.held_off():
+    with threads.forks_blocked():
         import shutil
         import subprocess
         import tempfile
@@ -366,15 +366,15 @@ def _ask_git(
     if program is None:
         return answers
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    # A repository can name a program that git runs to watch its files. It shall not run here.
+    # A repository can configure a program that git runs to watch its files. It must not run here.
     command = [program, "-C", str(cwd), "-c", "core.fsmonitor=false"]
     asked: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
     try:
         for name, words in questions.items():
-            with forks.held_off():  # tempfile takes a lock of its own.
+            with threads.forks_blocked():  # tempfile takes a lock of its own.
                 output: IO[bytes] = tempfile.TemporaryFile()
-            # No pipe, and by way of posix_spawn (so no close_fds, no cwd), which needs none either: a
-            # DataLoader worker forked just now would hold its other end open for as long as it lives.
+            # No pipe, and started with posix_spawn (hence no close_fds, no cwd), which uses none either: a
+            # DataLoader worker forked at this moment would keep the other end open as long as it lives.
             asked[name] = (
                 subprocess.Popen(
                     [*command, *words],
@@ -406,7 +406,7 @@ def _ask_git(
 def _wait_for_all(
     processes: Iterable[subprocess.Popen[bytes]], is_ending: Callable[[], bool]
 ) -> None:
-    """Wait for processes until their time is up, which is sooner when the run is ending."""
+    """Wait for processes until their deadline, which is earlier once the run is ending."""
     now = time.monotonic()
     deadline = now + _GIT_SECONDS
     pause = 0.001
@@ -416,11 +416,11 @@ def _wait_for_all(
         now = time.monotonic()
         if is_ending():
             deadline = min(deadline, now + _GIT_SECONDS_AT_END)
-            is_ending = bool  # False from here on: the deadline is set.
+            is_ending = bool  # Returns False from here on: the deadline is set.
 
 
 def _strip_credentials(url: str) -> str:
-    """Return the address without user, password and query; ssh needs its user, who is no secret."""
+    """Return a URL without user, password and query. The user of an ssh URL is needed, and not secret."""
     url = re.sub(r"[?#].*", "", url)
     url = re.sub(r"^(ssh://|git\+ssh://)([^\s/:@]*):[^\s/]*@", r"\1\2@", url)
     url = re.sub(r"^((?!ssh|git\+ssh)[a-zA-Z][\w+.-]*://)[^\s/]*@", r"\1", url)

@@ -1,4 +1,4 @@
-"""Values for ``log`` other than numbers: images, histograms, tables and texts, each with a caption.
+"""Values for ``log`` other than numbers: images, histograms, tables and texts, with captions.
 
 These classes only hold their arguments. ``stepwell.loggers.items`` converts them when they are logged.
 """
@@ -28,7 +28,7 @@ class Media:
 
     @property
     def caption(self) -> str | None:
-        """Text that is shown below it."""
+        """Text shown below it."""
         return self.options.get("caption")
 
     def __repr__(self) -> str:
@@ -36,13 +36,13 @@ class Media:
 
 
 class Image(Media):
-    """A picture, kept as PNG. A tensor on an accelerator is copied, which waits for the accelerator.
+    """An image, stored as PNG. A tensor on an accelerator is copied, which waits for the accelerator.
 
     Args:
         data: a NumPy array or tensor (height × width, × channels, or channels first; several become a
-            grid), a PIL image, a figure of Matplotlib or Plotly, or the path of a picture. Floats are
-            brightness from 0 to 1, integers from 0 to 255.
-        caption: text that is shown below it.
+            grid), a PIL image, a figure of Matplotlib or Plotly, or the path of an image. Floats are
+            from 0 to 1, integers from 0 to 255.
+        caption: text shown below it.
         dataformats: the axes if the shape is ambiguous, such as "HWC", "CHW" or "NCHW".
     """
 
@@ -59,13 +59,13 @@ class Image(Media):
 
 
 class Histogram(Media):
-    """The distribution of many numbers. Those on an accelerator are copied, which waits for it.
+    """The distribution of many numbers. A tensor on an accelerator is copied, which waits for it.
 
     Args:
-        data: an array, a tensor or a sequence of numbers; or counts, where ``edges`` are given.
+        data: an array, a tensor or a sequence of numbers; counts if ``edges`` are given.
         bins: number of bins of equal width.
-        edges: the limits of the bins, one more than there are counts.
-        caption: text that is shown below it.
+        edges: the limits of the bins, one more than counts.
+        caption: text shown below it.
     """
 
     kind = "histogram"
@@ -82,13 +82,13 @@ class Histogram(Media):
 
 
 class Table(Media):
-    """A table, kept as JSON.
+    """A table, stored as JSON.
 
     Args:
         data: rows as sequences (with ``columns``) or as dicts, a dict of columns, a two-dimensional
             array, or a pandas or Polars DataFrame.
         columns: the names of the columns.
-        caption: text that is shown below it.
+        caption: text shown below it.
     """
 
     kind = "table"
@@ -104,11 +104,11 @@ class Table(Media):
 
 
 class Text(Media):
-    """A text of any length; backends show it as Markdown where they can.
+    """A text of any length; backends show it as Markdown if they can.
 
     Args:
         data: the text.
-        caption: text that is shown below it.
+        caption: text shown below it.
     """
 
     kind = "text"

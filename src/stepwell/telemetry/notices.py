@@ -1,6 +1,6 @@
-"""What a run prints to standard error: where it records, how it ended, and on a terminal what it waits for.
+"""Lines on standard error: where a run records, how it ended, and on a terminal the progress of exporters.
 
-Rank 0 prints it, unless ``init(quiet=True)`` or ``STEPWELL_QUIET=1``. It never raises: standard error
+Only rank 0 prints, unless ``init(quiet=True)`` or ``STEPWELL_QUIET=1``. Nothing here raises: standard error
 may be closed, broken or replaced.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from stepwell._core.environment import read_flag
+from stepwell._core.text import duration, number
 from stepwell.journal.metrics import latest, logged_names
-from stepwell.journal.settings import read_flag
-from stepwell.journal.text import duration, number
 from stepwell.vocabulary import loss_names
 
 if TYPE_CHECKING:
     from stepwell.journal.lane import Lane
-    from stepwell.telemetry.ending import Ending
+    from stepwell.telemetry.outcome import Outcome
 
 VARIABLE = "STEPWELL_QUIET"
 MOST_NAMES = 200
@@ -31,7 +31,7 @@ REWRITTEN_EVERY = 0.25
 
 
 def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment switches the lines off."""
+    """Return whether the environment switches the lines off."""
     return read_flag(environ, VARIABLE)
 
 
@@ -41,33 +41,33 @@ def print_start(path: Path) -> None:
     print_line(f"recording to {_short(path)}; `{command}` shows how it is doing")
 
 
-def print_end(path: Path, ending: Ending, ns: int, step: int | None, losses: str) -> None:
-    """Print how a run ended, after how long and where to look."""
-    why = f" ({_reason(ending)})" if ending.status == "failed" and _reason(ending) else ""
+def print_end(path: Path, outcome: Outcome, ns: int, step: int | None, losses: str) -> None:
+    """Print how a run ended, after how long, and the command for its report."""
+    why = f" ({_reason(outcome)})" if outcome.status == "failed" and _reason(outcome) else ""
     at = "" if step is None else f" at step {step}"
     more = f", {losses}" if losses else ""
     command = _report_command(path, newest=False)
-    print_line(f"{ending.status} after {duration(ns)}{at}{more}{why}; `{command}` explains it")
+    print_line(f"{outcome.status} after {duration(ns)}{at}{more}{why}; `{command}` explains it")
 
 
-def _reason(ending: Ending) -> str:
+def _reason(outcome: Outcome) -> str:
     """Return the kind of the error, or the exit code."""
-    if ending.exit_code:
-        return f"exit code {ending.exit_code}"
-    return "" if ending.error is None else str(ending.error.get("type") or "")
+    if outcome.exit_code:
+        return f"exit code {outcome.exit_code}"
+    return "" if outcome.error is None else str(outcome.error.get("type") or "")
 
 
 def last_losses(lanes: Sequence[Lane]) -> str:
     """Return the last values of the losses as text, such as "loss 0.123"; "" without any."""
     names = [name for name in logged_names() if "loss" in str(name).lower()][:MOST_NAMES]
-    # Names may be those of an earlier run in this process, which have no value here.
+    # Names of an earlier run in this process have no value here.
     values = {name: latest(name, list(lanes)) for name in names}
-    known = {name: value for name, value in values.items() if value is not None}
-    return ", ".join(f"{name} {number(known[name])}" for name in loss_names(known))
+    losses = {name: value for name, value in values.items() if value is not None}
+    return ", ".join(f"{name} {number(losses[name])}" for name in loss_names(losses))
 
 
 def _report_command(path: Path, newest: bool) -> str:
-    """Return the command that reports on a run; without arguments where that finds it."""
+    """Return the command that reports on a run; without arguments if that is enough."""
     default = Path(os.environ.get("STEPWELL_DIR") or "runs").expanduser()
     if path.parent != _shell_folder() / default:
         return f"stepwell report {_quoted(_short(path))}"
@@ -88,7 +88,7 @@ def _short(path: Path) -> str:
 
 
 def _shell_folder() -> Path:
-    """Return the folder of that shell: the program may have left it, as Hydra does."""
+    """Return the folder of that shell. The program may have changed its own, as Hydra does."""
     folder = Path(os.environ.get("PWD", ""))
     return folder if folder.is_absolute() else Path.cwd()
 
@@ -100,7 +100,7 @@ def print_line(text: str) -> None:
 
 
 class ProgressLine:
-    """One line about a wait, rewritten in place; only on a terminal, and not for short waits."""
+    """A line about a wait, rewritten in place. Only on a terminal, and not for short waits."""
 
     def __init__(self, quiet: bool) -> None:
         self._is_on = not quiet and _is_terminal()
@@ -115,7 +115,7 @@ class ProgressLine:
         self._due = now + REWRITTEN_EVERY
         with contextlib.suppress(Exception):
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            line = f"stepwell: {text} (Ctrl-C: go on in the background)"[: width - 1]
+            line = f"stepwell: {text} (Ctrl-C: continue in the background)"[: width - 1]
             _write("\r" + line.ljust(self._length))
             self._length = len(line)
 
@@ -130,7 +130,7 @@ class ProgressLine:
 def _is_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except Exception:  # It is None, closed, or something else.
+    except Exception:  # It may be None, closed, or any object.
         return False
 
 
@@ -140,10 +140,10 @@ def _write(line: str) -> None:
         return
     bars = _open_bars()
     if bars is not None:
-        # It clears the progress bars, writes the line above them, and draws them again.
+        # tqdm clears its bars, writes the line above them, and draws them again.
         bars.write(line, file=stream, end="")
     elif sys.__stderr__ is not None and stream is sys.__stderr__:
-        # Not through its buffer: text that a broken pipe leaves there makes Python exit with 120.
+        # Not through the buffer: text that a broken pipe leaves in it makes Python exit with code 120.
         stream.flush()
         os.write(stream.fileno(), line.encode(stream.encoding or "utf-8", "replace"))
     else:
@@ -152,6 +152,6 @@ def _write(line: str) -> None:
 
 
 def _open_bars() -> Any:
-    """Return the class of tqdm's progress bars when some of them are open."""
+    """Return the class of tqdm's progress bars if some are open, otherwise None."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     return tqdm if getattr(tqdm, "_instances", None) else None

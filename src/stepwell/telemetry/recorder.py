@@ -1,4 +1,4 @@
-"""The recorder: one process's journal in a run folder, with its pump, from opening to closing."""
+"""The recorder: the journal of a process in a run folder, and its pump, from opening to closing."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import clock
+from stepwell._core import clock
+from stepwell._core.system import process_start
 from stepwell.journal.cap import SizeCap
-from stepwell.journal.document import PROCESS, ProcessDocument
+from stepwell.journal.document import ProcessDocument
+from stepwell.journal.format import PROCESS
 from stepwell.journal.journal import Journal
 from stepwell.journal.metrics import context
 from stepwell.journal.pump import Pump
 from stepwell.journal.spool import choose_spool
 from stepwell.journal.state import state
-from stepwell.journal.system import process_start
 
 if TYPE_CHECKING:
-    from stepwell.telemetry.ending import Ending
-    from stepwell.telemetry.runtime.pauses import Pauses
-    from stepwell.telemetry.stack_watch import StackWatch
+    from stepwell.telemetry.outcome import Outcome
+    from stepwell.telemetry.runtime.gc_pauses import GcPauses
+    from stepwell.telemetry.stacks import StackWatch
 
 HEARTBEAT = 1.0
 SHARED_HEARTBEAT = 10.0
-"""On a shared file system a thousand ranks renew theirs."""
+"""Seconds between heartbeats on a shared file system, where a thousand ranks write theirs."""
 
 
 class Recorder:
-    """Records this process into ``<run folder>/<process>`` until it is closed."""
+    """Records this process into ``<run folder>/<process>`` until it is closed.
 
-    pauses: Pauses | None = None
+    ``about`` is its process.json.
+    """
+
+    pauses: GcPauses | None = None
     stacks: StackWatch | None = None
 
     def __init__(self, run_folder: Path, process: str, about: Mapping[str, Any]) -> None:
@@ -55,7 +59,7 @@ class Recorder:
         self.pump = Pump(self.journal, self.folder, self.document, cap)
 
     def open(self) -> None:
-        """Make this the process's recorder. What cannot be written yet is tried again later."""
+        """Make this the recorder of the process. Files that cannot be written are retried later."""
         context.clear()
         clock.anchor()
         try:
@@ -67,19 +71,19 @@ class Recorder:
         state.activate(self.journal)
         self.pump.start()
 
-    def close(self, ending: Ending, timeout: float) -> None:
-        """Seal everything and say how it ended."""
+    def close(self, outcome: Outcome, timeout: float) -> None:
+        """Seal everything and record the outcome."""
         if self.pauses is not None:
             self.pauses.stop()
         if state.journal is self.journal:
             state.activate(None)
         document = self.document
-        document.status, document.error = ending.status, ending.error
-        document.exit_code, document.signal = ending.exit_code, ending.signal
+        document.status, document.error = outcome.status, outcome.error
+        document.exit_code, document.signal = outcome.exit_code, outcome.signal
         try:
             self.pump.stop(timeout)
         except BaseException:
-            # Another Ctrl-C: the files are read as they are, and how it ended is known.
+            # Another Ctrl-C: readers can use the files as they are, with the outcome.
             with contextlib.suppress(OSError):
                 document.write()
             raise

@@ -1,4 +1,4 @@
-"""Runs: the object that ``stepwell.init`` returns, and the functions on the active one."""
+"""Runs: the object that ``stepwell.init`` returns, and the functions on the active run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError, misuse, quietly, say, warn_once
+from stepwell._core import clock
+from stepwell._core.errors import StepwellError, log_warning, never_raises, report_misuse, warn_once
+from stepwell._core.values import shown
 from stepwell.journal.metrics import context, latest, set_context
 from stepwell.journal.metrics import log as log
-from stepwell.journal.span import AttributedSpan, IdleSpan, Span
+from stepwell.journal.span import AttributedSpan, IdleSpan, NamedSpan
 from stepwell.journal.state import current_journal, state
-from stepwell.journal.values import shown
 from stepwell.telemetry.run_values import RunSummary, RunValues
 
 if TYPE_CHECKING:
@@ -24,73 +24,73 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepwell.telemetry.deliveries import Delivery
-    from stepwell.telemetry.ending import Ending, ExitWatch
-    from stepwell.telemetry.export_filter import ExportFilter
+    from stepwell.telemetry.exporter import ExportFilter
     from stepwell.telemetry.exports import Exports
+    from stepwell.telemetry.outcome import ExitWatch, Outcome
     from stepwell.telemetry.recorder import Recorder
     from stepwell.telemetry.run_document import RunDocument
 
 FINISH_TIMEOUT = 30.0
 KEEP_RUNNING_EVERY = 3.0
-"""Seconds after which exporters whose process was killed are started again."""
+"""Seconds between checks for exporters whose process was killed."""
 
-_spans: dict[str, Span] = {}
+_spans: dict[str, NamedSpan] = {}
 MAX_CACHED_SPANS = 10_000
 
 
-def span(name: str, /, **attributes: Any) -> Span:
-    """Give a name to a stretch of time, in a ``with`` statement or above a function.
+def span(name: str, /, **attributes: Any) -> NamedSpan:
+    """Return a span: a context manager and decorator that records a named interval.
 
-    It can be kept and entered as often as you like, also recursively and from several threads.
-    Attributes are recorded each time it is entered.
+    It can be kept and entered any number of times, also recursively and from several threads. Attributes
+    are recorded each time it is entered.
     """
     try:
-        found = _spans[name]
+        plain = _spans[name]
     except (KeyError, TypeError):
-        found = _new_span(name)
+        plain = _new_span(name)
     if attributes:
-        made: AttributedSpan = AttributedSpan()
-        made._word = found._word
-        made.attributes = attributes
-        return made
-    return found
+        attributed: AttributedSpan = AttributedSpan()
+        attributed.name_word = plain.name_word
+        attributed.attributes = attributes
+        return attributed
+    return plain
 
 
-def _new_span(name: str) -> Span:
-    made = Span(name if isinstance(name, str) else str(getattr(name, "value", name)))
+def _new_span(name: str) -> NamedSpan:
+    span = NamedSpan(name if isinstance(name, str) else str(getattr(name, "value", name)))
     if isinstance(name, str) and len(_spans) < MAX_CACHED_SPANS:
-        _spans[name] = made
-    return made
+        _spans[name] = span
+    return span
 
 
-@quietly
+@never_raises
 def event(name: str, /, **attributes: Any) -> None:
-    """Record that something happened now, inside the innermost open span."""
+    """Record an event now, in the innermost open span."""
     journal = current_journal() if state.enabled else None
     if journal is not None:
         journal.write_event("event", str(name), attributes)
 
 
 def set_step(step: int | None, epoch: int | None = None) -> None:
-    """Say which optimizer step (from 0) and epoch it is now; what follows belongs to it."""
+    """Set the current optimizer step (from 0) and epoch of the records that follow."""
     if state.enabled:
         set_context(step, epoch)
 
 
 class Run:
-    """A run that is being recorded. Also a context manager that finishes it.
+    """A run that records. Also a context manager that finishes it.
 
     Attributes:
         id: the run id.
-        name: the name given to ``init``, or that of the script, or the id given.
+        name: the name passed to ``init``, or that of the script, or the run id.
         path: the run folder.
         attempt: 0 for the first launch of this run, one more for each restart.
         rank: rank of this process.
         world_size: number of ranks.
-        config: what the training was configured with, a mapping. Changes are recorded, secrets masked.
-        summary: the final values, a mapping: the last value of each metric, unless another one is set.
+        config: the configuration of the training, a mapping. Changes are recorded, secrets masked.
+        summary: the final values, a mapping: the last value of each metric, unless you set another.
         tags: words to find the run by; assign another tuple to change them.
-        labels: what ``label`` was told.
+        labels: the facts passed to ``label``.
         disabled: whether nothing is recorded (``STEPWELL_MODE=off``).
         quiet: whether it prints no lines at its start and end.
     """
@@ -143,11 +143,11 @@ class Run:
     span = staticmethod(span)
 
     def event(self, name: str, /, **attributes: Any) -> None:
-        """Record that something happened now, inside the innermost open span."""
+        """Record an event now, in the innermost open span."""
         event(name, **attributes)
 
     def set_step(self, step: int | None, epoch: int | None = None) -> None:
-        """Say which optimizer step (from 0) and epoch it is now; what follows belongs to it."""
+        """Set the current optimizer step (from 0) and epoch of the records that follow."""
         set_step(step, epoch)
 
     def artifact(
@@ -156,35 +156,35 @@ class Run:
         name: str | None = None,
         **attributes: Any,
     ) -> None:
-        """Keep a copy of a file, of each file of a folder, or of bytes with the run.
+        """Store a copy of a file, of each file of a folder, or of bytes with the run.
 
         The content is copied before the call returns, so the original may change afterwards.
         """
         if state.enabled:
             self._keep(path_or_bytes, name, attributes)
 
-    @quietly
+    @never_raises
     def _keep(self, source: str | os.PathLike[str] | bytes, name: str | None, more: Any) -> None:
         from stepwell.telemetry import artifacts
 
         journal = current_journal()
         if journal is None:
             return
-        for content, called in artifacts.contents(source, name):
+        for content, artifact_name in artifacts.contents(source, name):
             try:
                 sha256, size = artifacts.store(self.path, content)
             except OSError as error:
                 journal.count_drop("artifacts")
                 if journal.failing is None:
-                    warn_once(f"artifact {error.errno}", "an artifact was not kept: %s", error)
+                    warn_once(f"artifact {error.errno}", "An artifact was not stored: %s", error)
                 continue
-            journal.write_event("artifact", called, more, sha256=sha256, size=size)
+            journal.write_event("artifact", artifact_name, more, sha256=sha256, size=size)
 
-    # What it is
+    # Properties
 
     @property
     def url(self) -> str:
-        """Where to look at the run: its folder."""
+        """The run folder, as text."""
         return str(self.path)
 
     @property
@@ -196,27 +196,29 @@ class Run:
     def tags(self, tags: Iterable[str]) -> None:
         words = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (tags,)
         if isinstance(tags, str) or not all(isinstance(word, str) for word in words):
-            misuse("tags", f"run.tags must be a list of strings, got {shown(tags)}: not changed")
+            report_misuse(
+                "tags", f"run.tags must be a list of strings, got {shown(tags)}: not changed"
+            )
             return
         self._tags = words
-        self._record_about("tags", list(words))
+        self._record_value("tags", list(words))
 
-    @quietly
+    @never_raises
     def label(self, **labels: Any) -> None:
-        """Keep facts that runs are told apart by, such as a session tag, in run.json."""
-        from stepwell.journal.careful import plain_mapping
+        """Record facts that distinguish runs, such as a session tag, in run.json."""
+        from stepwell._core.values import plain_mapping
 
         self.labels.update(labels)
         if self._exports is not None:
             self._exports.label(self.labels)
-        self._record_about("labels", plain_mapping(self.labels))
+        self._record_value("labels", plain_mapping(self.labels))
 
-    @quietly
+    @never_raises
     def add_config(self, config: Any, *, replace: bool = True) -> None:
-        """Add to what the training was configured with: a dict, Namespace, dataclass or the like.
+        """Add to the configuration: a dict, Namespace, dataclass or the like.
 
-        What has a value already takes the new one. With ``replace=False`` it does so only where the value
-        was added in this way, too: keys that the author of the training gave stay.
+        New values replace existing ones. With ``replace=False`` they replace only values that were added with
+        ``replace=False`` too: values from the author of the training are kept.
         """
         from stepwell.telemetry.identity import config_to_dict
 
@@ -229,29 +231,29 @@ class Run:
             self._derived_config.update(added)
         self.config.update(added)
 
-    @quietly
+    @never_raises
     def _record_config(self, config: dict[str, Any]) -> None:
-        from stepwell.journal.careful import plain_mapping
+        from stepwell._core.values import plain_mapping
         from stepwell.telemetry.identity import config_to_dict, mask
 
         masked = mask(plain_mapping(config_to_dict(config)))
         if self._document is not None:
             self._document.attempt["config"] = masked
-        self._record_about("config", masked)
+        self._record_value("config", masked)
 
-    @quietly
+    @never_raises
     def _record_summary(self, values: dict[str, Any]) -> None:
-        from stepwell.journal.careful import plain_mapping
+        from stepwell._core.values import plain_mapping
 
         fetched = {name: _fetched(value) for name, value in values.items()}
-        self._record_about("summary", plain_mapping(fetched))
+        self._record_value("summary", plain_mapping(fetched))
 
-    def _record_about(self, key: str, value: Any) -> None:
-        """Have a part of run.json replaced, in the background."""
+    def _record_value(self, key: str, value: Any) -> None:
+        """Replace a value in run.json, in the background."""
         recorder, document = self._recorder, self._document
         if recorder is None or recorder.pid != os.getpid() or document is None:
             return
-        document.about[key] = value
+        document.values[key] = value
         if not document.is_due:
             document.is_due = True
             recorder.pump.run_soon(document.write)
@@ -261,7 +263,7 @@ class Run:
         return None if recorder is None else latest(name, recorder.journal.lanes)
 
     def _last_values(self) -> dict[str, Any]:
-        """Read from the run folder: what was sealed is no longer in memory."""
+        """Read the last values from the run folder: sealed records are no longer in memory."""
         from stepwell.reading import open_run
 
         try:
@@ -272,10 +274,10 @@ class Run:
     # Exporting
 
     def add_exporter(self, exporter: Any, filter: ExportFilter | None = None) -> None:
-        """Let an exporter have this run's records, from the first one on, in the background.
+        """Add an exporter, which gets this run's records from the first one on, in the background.
 
-        Without a filter it gets all spans but the short ones of every iteration (traces get these
-        too). An exporter that is there already is not added again.
+        Without a filter it gets all spans but the short ones of every iteration (trace exporters get these
+        too). An exporter equal to one already added is ignored.
         """
         from stepwell.telemetry.exporter import check_exporter
         from stepwell.telemetry.exports import Exports
@@ -287,7 +289,7 @@ class Run:
         if recorder is None or recorder.pid != os.getpid():
             warn_once(
                 f"exporter {self.id}",
-                "run %s is finished, or was started by another process: it takes no exporter here",
+                "Run %s is finished, or was started by another process: no exporter was added.",
                 self.id,
             )
             return
@@ -298,19 +300,19 @@ class Run:
 
     @property
     def exporters(self) -> list[Delivery]:
-        """The exporters of this run: name, how many records each took, and what went wrong."""
+        """The exporters of this run, with name, number of records sent, failures and latest error."""
         return [] if self._exports is None else list(self._exports.deliveries)
 
     # Ending
 
     def before_finish(self, hook: Callable[[str], None]) -> None:
-        """Have something done, with the status that it ends with, just before recording stops."""
+        """Call ``hook`` with the final status, just before recording stops."""
         self._before_finish.append(hook)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until what was recorded so far is in the run folder and with the exporters.
+        """Wait until everything recorded so far is in the run folder and delivered by the exporters.
 
-        Returns whether it was in time.
+        Return whether that was done in time.
         """
         recorder, exports = self._recorder, self._exports
         if recorder is None or recorder.pid != os.getpid():
@@ -322,75 +324,75 @@ class Run:
         return exports.drain(max(0.0, deadline - time.monotonic())) and in_folder
 
     def finish(self, status: str | None = None, *, timeout: float = FINISH_TIMEOUT) -> None:
-        """End the run: seal its files, record how it ended, and wait for its exporters.
+        """End the run: seal its files, record its outcome, and wait for its exporters.
 
-        It waits as long as they make progress, ``STEPWELL_FINISH_TIMEOUT`` at most (5 minutes by default).
-        Ctrl-C leaves the rest to the background.
+        It waits as long as they make progress, at most ``STEPWELL_FINISH_TIMEOUT`` seconds (default: 300).
+        After Ctrl-C delivery continues in the background.
 
         Args:
             status: finished, failed, interrupted or killed. Default: finished, or interrupted if
                 Ctrl-C ended the training and the program caught it.
             timeout: seconds to wait for the run folder.
         """
-        from stepwell.journal.liveness import ENDINGS
-        from stepwell.telemetry.ending import Ending
+        from stepwell.journal.document import ENDINGS
+        from stepwell.telemetry.outcome import Outcome
 
         if status is not None and status not in ENDINGS:
-            raise StepwellError(f"status is {status!r}: write one of {', '.join(ENDINGS)}")
-        self._end(self._ended() if status is None else Ending(status), timeout)
+            raise StepwellError(f"status must be one of {', '.join(ENDINGS)}, got {status!r}")
+        self._end(self._ended() if status is None else Outcome(status), timeout)
 
-    def _ended(self) -> Ending:
-        """How a run ended that no exception left."""
-        from stepwell.telemetry.ending import FINISHED
+    def _ended(self) -> Outcome:
+        """Return the outcome of a run that no exception has ended."""
+        from stepwell.telemetry.outcome import FINISHED
 
         exits = _active.exits if _active.run is self else None
         return FINISHED if exits is None else exits.unraised()
 
-    def _end(self, ending: Ending, timeout: float) -> None:
+    def _end(self, outcome: Outcome, timeout: float) -> None:
         try:
             if self._recorder is not None and self._recorder.pid == os.getpid():
                 for hook in self._before_finish:
-                    _call(hook, ending.status)
+                    _call(hook, outcome.status)
         finally:
-            # Also when a hook raises, as it may where problems are raised: nobody would end it later.
-            self._end_recording(ending, timeout)
+            # Also if a hook raises, as it may in strict mode: nothing else would end the run.
+            self._end_recording(outcome, timeout)
 
-    def _end_recording(self, ending: Ending, timeout: float) -> None:
+    def _end_recording(self, outcome: Outcome, timeout: float) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None or recorder.pid != os.getpid():
             return
         from stepwell.telemetry.children import release_children
 
-        self.status = ending.status
+        self.status = outcome.status
         losses = "" if self.quiet else _last_losses(recorder)
         self._stop_recording()
         if _active.run is self:
             _active.run = None
             _active.stop_watching()
             release_children()
-        _close(recorder, ending, timeout)
+        _close(recorder, outcome, timeout)
         if self._exports is not None:
-            _finish_exports(self._exports, ending.status, self.quiet)
+            _finish_exports(self._exports, outcome.status, self.quiet)
         if not self.quiet and recorder.journal.failing is None:
             of = f" on rank {self.rank}" if losses and self.world_size > 1 else ""
-            self._print_end(ending, f"{losses or ''}{of}")
+            self._print_end(outcome, f"{losses or ''}{of}")
 
-    @quietly
-    def _print_end(self, ending: Ending, losses: str) -> None:
+    @never_raises
+    def _print_end(self, outcome: Outcome, losses: str) -> None:
         from stepwell.telemetry.notices import print_end
 
-        print_end(self.path, ending, clock.now() - self._began, context.step, losses)
+        print_end(self.path, outcome, clock.now() - self._began, context.step, losses)
 
     def _stop_recording(self) -> None:
-        """Make this object do nothing: another run may be active when it is used again."""
+        """Make this object do nothing from now on: another run may be active when it is used."""
         own = self.__dict__
         own["log"] = own["event"] = own["set_step"] = own["artifact"] = self._too_late
         own["span"] = self._idle_span
 
     def _too_late(self, *args: object, **kwargs: object) -> None:
-        warn_once(f"late {self.id}", "run %s is finished: it records nothing more", self.id)
+        warn_once(f"late {self.id}", "Run %s is finished and records nothing more.", self.id)
 
-    def _idle_span(self, name: str, /, **attributes: Any) -> Span:
+    def _idle_span(self, name: str, /, **attributes: Any) -> NamedSpan:
         self._too_late()
         return IdleSpan(name)
 
@@ -403,12 +405,12 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        from stepwell.telemetry.ending import ending_of
+        from stepwell.telemetry.outcome import outcome_of
 
-        self._end(self._ended() if error is None else ending_of(error), FINISH_TIMEOUT)
+        self._end(self._ended() if error is None else outcome_of(error), FINISH_TIMEOUT)
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process it can still record, as that process's journal lets it.
+        # In another process it can still record, into the journal of that process.
         kept = [
             "id",
             "name",
@@ -435,17 +437,17 @@ class Run:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
 
 
-@quietly
+@never_raises
 def _call(hook: Callable[[str], None], status: str) -> None:
     try:
         hook(status)
     except StepwellError as error:
-        misuse("end of the run", str(error))
+        report_misuse("end of the run", str(error))
 
 
-@quietly
-def _close(recorder: Recorder, ending: Ending, timeout: float) -> None:
-    recorder.close(ending, timeout)
+@never_raises
+def _close(recorder: Recorder, outcome: Outcome, timeout: float) -> None:
+    recorder.close(outcome, timeout)
 
 
 def _fetched(value: Any) -> Any:
@@ -455,17 +457,17 @@ def _fetched(value: Any) -> Any:
     return value
 
 
-@quietly
+@never_raises
 def _last_losses(recorder: Recorder) -> str:
     from stepwell.telemetry.notices import last_losses
 
     if recorder.journal.scalars.pending:
-        # Those on an accelerator: most are ready, and none is waited for.
+        # Values on an accelerator: most are ready, and there is no wait for the others.
         recorder.pump.flush(0.5)
     return last_losses(recorder.journal.lanes)
 
 
-@quietly
+@never_raises
 def _finish_exports(exports: Exports, status: str, quiet: bool) -> None:
     exports.finish(status, quiet)
 
@@ -477,7 +479,7 @@ class _Active:
     exits: ExitWatch | None = None
 
     def stop_watching(self) -> None:
-        """Note no more exits."""
+        """Stop noting exits."""
         if self.exits is not None:
             self.exits.stop()
             self.exits = None
@@ -487,14 +489,19 @@ _active = _Active()
 
 
 def active_run() -> Run | None:
-    """The run that is being recorded, or None."""
+    """Return the active run, or None."""
     return _active.run
 
 
+def recorder_of(run: Run | None) -> Recorder | None:
+    """Return what records a run in this process; None if there is no run, or it is over or disabled."""
+    return None if run is None else run._recorder
+
+
 def activate(run: Run, recorder: Recorder) -> None:
-    """Make this the active run; an earlier one is finished first."""
+    """Make this the active run, and start to record."""
     from stepwell.telemetry.children import adopt_children
-    from stepwell.telemetry.ending import ExitWatch
+    from stepwell.telemetry.outcome import ExitWatch
 
     _active.run = run
     _active.error_before = getattr(sys, "last_value", None)
@@ -510,19 +517,21 @@ def activate(run: Run, recorder: Recorder) -> None:
 
 
 def adopt_run(run: Run) -> None:
-    """In a spawned child: make its parent's run the active one."""
+    """In a spawned child, make its parent's run the active one."""
     _active.run = run
 
 
 def finish_active() -> None:
-    """Finish the active run, if there is one, because another begins."""
+    """Finish the active run, if there is one, because another starts."""
     if _active.run is not None:
-        say("run %s was still active: it is finished, and another begins", _active.run.id)
+        log_warning(
+            "Run %s was still active. It is finished, because another run starts.", _active.run.id
+        )
         _active.run.finish()
 
 
 def _finish_at_exit() -> None:
-    from stepwell.telemetry.ending import ending_of
+    from stepwell.telemetry.outcome import outcome_of
 
     run = _active.run
     if run is None:
@@ -532,24 +541,24 @@ def _finish_at_exit() -> None:
         # A notebook keeps the error of a cell that ran before the run began.
         error = None
     exits = _active.exits
-    ending = ending_of(error) if error is not None or exits is None else exits.ending()
-    run._end(ending, FINISH_TIMEOUT)
+    outcome = outcome_of(error) if error is not None or exits is None else exits.outcome()
+    run._end(outcome, FINISH_TIMEOUT)
 
 
 def artifact(
     path_or_bytes: str | os.PathLike[str] | bytes, name: str | None = None, **attributes: Any
 ) -> None:
-    """Keep a copy of a file, of each file of a folder, or of bytes with the active run."""
+    """Store a copy of a file, of each file of a folder, or of bytes with the active run."""
     if _active.run is not None:
         _active.run.artifact(path_or_bytes, name, **attributes)
 
 
 def flush(timeout: float = 10.0) -> bool:
-    """Wait until what the active run recorded so far is in its folder; whether it was in time."""
+    """Wait until everything recorded so far is in the run folder; return whether that was done in time."""
     return _active.run is None or _active.run.flush(timeout)
 
 
 def finish(status: str | None = None) -> None:
-    """Finish the active run; ``status`` as for ``Run.finish``."""
+    """Finish the active run; see ``Run.finish`` for ``status``."""
     if _active.run is not None:
         _active.run.finish(status)

@@ -1,4 +1,4 @@
-"""run.json: what a run is called, how it was configured, and what produced each attempt."""
+"""run.json: name, tags and configuration of a run, and the identity of each attempt."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal import clock, forks
-from stepwell.journal.document import read_json, write_json
+from stepwell._core import clock, threads
+from stepwell._core.files import read_json, write_json
 from stepwell.telemetry import identity
-from stepwell.telemetry.place import Place
+from stepwell.telemetry.rank_info import RankInfo
 
 RUN = "run.json"
 
@@ -19,36 +19,36 @@ class RunDocument:
     """The run.json of a run. Rank 0 writes it, or the first rank that records if rank 0 does not.
 
     Attributes:
-        about: name, tags, config, labels and summary, as they are to be written.
+        values: name, tags, config, labels and summary, as they are written.
         is_due: whether they have changed since they were last written.
     """
 
     def __init__(
-        self, folder: Path, run_id: str, place: Place, attempt: int, about: dict[str, Any]
+        self, folder: Path, run_id: str, rank_info: RankInfo, attempt: int, values: dict[str, Any]
     ) -> None:
         self.path = folder / RUN
         self.run_id = run_id
-        self.place = place
-        self.about = about
+        self.rank_info = rank_info
+        self.values = values
         self.is_due = False
         self.attempt: dict[str, Any] = {
             "attempt": attempt,
             "started": clock.wall(),
-            "world_size": place.world_size,
-            "launcher": place.launcher,
+            "world_size": rank_info.world_size,
+            "launcher": rank_info.launcher,
             "argv": identity.mask_argv(sys.argv),
             "cwd": identity.working_folder(),
-            "config": about["config"],
+            "config": values["config"],
         }
 
     def complete(self, is_ending: Callable[[], bool]) -> None:
-        """Add facts that take a moment to find: host, versions, the state of the code.
+        """Add facts that take time to find: host, versions, the state of the code.
 
-        If the run ends meanwhile, git gets 0.1 s more. Ranks that write nothing find out nothing.
+        If the run ends meanwhile, git gets 0.1 s more. Ranks that do not write run.json skip this.
         """
         if self._is_written_by_another():
             return
-        with forks.held_off():
+        with threads.forks_blocked():
             identity.warm_up()
             self.attempt["host"] = identity.describe_host()
             self.attempt["user"] = identity.user_name()
@@ -57,41 +57,41 @@ class RunDocument:
         self.write()
 
     def _is_written_by_another(self) -> bool:
-        return self.place.rank != 0 and read_json(self.path) is not None
+        return self.rank_info.rank != 0 and read_json(self.path) is not None
 
     def write(self) -> None:
-        """Write what is known, beside what earlier attempts wrote."""
+        """Write the current values, and keep those of earlier attempts."""
         self.is_due = False
         if self._is_written_by_another():
             return
         before = read_json(self.path) or {}
         attempts = {item["attempt"]: item for item in _earlier(before)}
         attempts[self.attempt["attempt"]] = self.attempt
-        about = self.about
+        values = self.values
         write_json(
             self.path,
             {
                 "stepwell": 1,
                 "id": self.run_id,
-                "name": about["name"] or before.get("name") or self.run_id,
-                "tags": about["tags"] or before.get("tags", []),
-                "config": about["config"] or before.get("config", {}),
-                "labels": {**_mapping(before, "labels"), **about.get("labels", {})},
-                "summary": {**_mapping(before, "summary"), **about.get("summary", {})},
+                "name": values["name"] or before.get("name") or self.run_id,
+                "tags": values["tags"] or before.get("tags", []),
+                "config": values["config"] or before.get("config", {}),
+                "labels": {**_mapping(before, "labels"), **values.get("labels", {})},
+                "summary": {**_mapping(before, "summary"), **values.get("summary", {})},
                 "created": before.get("created", self.attempt["started"]),
-                "world_size": self.place.world_size,
+                "world_size": self.rank_info.world_size,
                 "attempts": [attempts[number] for number in sorted(attempts)],
             },
         )
 
 
 def _mapping(before: dict[str, Any], key: str) -> dict[str, Any]:
-    found = before.get(key)
-    return found if isinstance(found, dict) else {}
+    value = before.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _earlier(before: dict[str, Any]) -> list[dict[str, Any]]:
-    """The attempts that an existing document names; somebody may have edited it."""
-    found = before.get("attempts")
-    items = found if isinstance(found, list) else []
+    """Return the valid attempts in an existing document, which may have been edited."""
+    attempts = before.get("attempts")
+    items = attempts if isinstance(attempts, list) else []
     return [i for i in items if isinstance(i, dict) and isinstance(i.get("attempt"), int)]

@@ -7,9 +7,9 @@ from typing import Any
 
 
 class RunValues(MutableMapping[str, Any]):
-    """A mapping that reports its content after every change.
+    """A mapping that calls ``changed`` with its content after every change.
 
-    An ``update`` is one change. A change inside a nested value is not noticed: set the value again.
+    An ``update`` is one change. Changes inside a nested value are not noticed: set the value again.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RunValues(MutableMapping[str, Any]):
         return len(self._values)
 
     def update(self, *values: Any, **more: Any) -> None:
-        """Set these values, from a mapping or pairs and by name, and record them once."""
+        """Set values from a mapping, pairs or keywords, and record them once."""
         self._values.update(*values, **more)
         self._changed(dict(self._values))
 
@@ -45,9 +45,9 @@ class RunValues(MutableMapping[str, Any]):
 
 
 class RunSummary(RunValues):
-    """The final values of a run: those that were set, and else the last value of each metric.
+    """The final values of a run: the values that were set, otherwise the last value of each metric.
 
-    ``last`` returns the last value of one metric, None without one; ``last_of_all`` those of all.
+    ``last`` returns the last value of a metric, None without one; ``last_of_all`` those of all metrics.
     """
 
     def __init__(

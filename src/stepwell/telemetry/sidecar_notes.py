@@ -1,4 +1,4 @@
-"""What a sidecar leaves in the process folder when something went wrong; nothing when all went well."""
+"""Notes of a sidecar in the process folder: a log of problems, and what was not delivered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.document import write_json
+from stepwell._core.files import write_json
 
 FIRST_PAUSE = 60.0
 LONGEST_PAUSE = 3600.0
@@ -18,9 +18,9 @@ UNDELIVERED = ".undelivered.json"
 
 
 class Notes(logging.Handler):
-    """A small log file, made when there is something to say. Takes stepwell's own warnings too.
+    """A small log file, created with its first line. Contains stepwell's warnings too.
 
-    A note of the same kind is written again only after a minute, then two, four, up to an hour.
+    A line of the same kind is repeated only after one minute, then two, four, up to an hour.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -30,7 +30,7 @@ class Notes(logging.Handler):
         logging.getLogger("stepwell").addHandler(self)
 
     def write(self, text: str, kind: str | None = None) -> None:
-        """Append a line with the time, unless one of this kind was written a short while ago."""
+        """Append a line with the time, unless one of this kind was written recently."""
         if kind is not None and not self._is_due(kind):
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -44,10 +44,10 @@ class Notes(logging.Handler):
             finally:
                 os.close(fd)
         except OSError:
-            pass  # The run folder is gone or full; there is nowhere else to say it.
+            pass  # The run folder is gone or full; there is nowhere else to write.
 
     def emit(self, record: logging.LogRecord) -> None:
-        """What stepwell says in this process."""
+        """Write a warning of stepwell in this process."""
         self.write(record.getMessage(), str(record.msg))
 
     def _is_due(self, kind: str) -> bool:
@@ -60,7 +60,7 @@ class Notes(logging.Handler):
 
 
 def forward_command(folder: Path, name: str, exporter: Any) -> str:
-    """What to type to send the run of a process folder again. Secrets stay out of it."""
+    """Return the command that sends the run of a process folder again, without secrets."""
     shown = dict(getattr(exporter, "shown_options", {}))
     address = shown.pop(getattr(exporter, "address_option", None), None)
     to = name if address is None else f"{name}={address}"
@@ -68,24 +68,24 @@ def forward_command(folder: Path, name: str, exporter: Any) -> str:
     return shlex.join(["stepwell", "forward", str(folder.parent), "--to", to, *options])
 
 
-def write_note(folder: Path, about: dict[str, Any], exporter: Any, state: dict[str, Any]) -> None:
-    """Say what was not delivered, and how to do it later. Secrets stay out of it."""
+def write_note(folder: Path, setup: dict[str, Any], exporter: Any, state: dict[str, Any]) -> None:
+    """Write what was not delivered and the command to deliver it, without secrets."""
     note = {
-        "exporter": about["name"],
+        "exporter": setup["name"],
         "time": time.time_ns(),
         "sent": state["sent"],
         "waiting": state["waiting"],
         "problem": state["problem"],
-        "command": forward_command(folder, about["name"], exporter),
+        "command": forward_command(folder, setup["name"], exporter),
     }
     try:
-        write_json(folder / f"{about['notes']}{UNDELIVERED}", note)
+        write_json(folder / f"{setup['notes']}{UNDELIVERED}", note)
     except OSError:
         pass
 
 
 def remove_note(folder: Path, name: str) -> None:
-    """What a note said was not delivered has been, after all."""
+    """Remove a note, because its records were delivered after all."""
     try:
         (folder / f"{name}{UNDELIVERED}").unlink()
     except OSError:
@@ -93,8 +93,8 @@ def remove_note(folder: Path, name: str) -> None:
 
 
 def remove_notes_of(folder: Path, exporter: str) -> None:
-    """Everything of a process has been delivered by this exporter."""
-    from stepwell.journal.document import read_json
+    """Remove the notes of an exporter, because everything of this process was delivered."""
+    from stepwell._core.files import read_json
 
     for path in folder.glob(f"export-*{UNDELIVERED}"):
         if (read_json(path) or {}).get("exporter") == exporter:

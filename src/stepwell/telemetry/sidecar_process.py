@@ -1,8 +1,8 @@
-"""Exporters in a process of their own: what runs in that process.
+"""The sidecar process: runs one exporter.
 
-It follows the folder of the process that trains, sends what is new, and tells on a pipe how far it
-is while that process waits, which it says on its standard input. When training has ended, well or not, it
-sends the rest and ends. If the receiver takes nothing, it gives up after a while and leaves a note.
+It follows the folder of the training process, sends new records, and reports its progress on a pipe while
+that process waits for it; requests come on standard input. When training has ended, in whatever way, it
+sends the rest and exits. If the receiver accepts nothing, it gives up after a while and leaves a note.
 """
 
 from __future__ import annotations
@@ -19,71 +19,71 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepwell.journal.document import PROCESS, read_json
-from stepwell.journal.system import is_alive
-from stepwell.telemetry.export_filter import ExportFilter
-from stepwell.telemetry.exporter import Source, source_of
-from stepwell.telemetry.exporter_loading import make_exporter
-from stepwell.telemetry.feeding import FAILING, QUARANTINE_DELAY, STARTING, WAITING, Feed, feed_of
-from stepwell.telemetry.priority import Priority
+from stepwell._core.files import read_json
+from stepwell._core.system import is_alive
+from stepwell.journal.format import PROCESS
+from stepwell.telemetry.exporter import ExportFilter, Source, read_source
+from stepwell.telemetry.exporter_config import make_exporter
+from stepwell.telemetry.feed import FAILING, QUARANTINE_DELAY, STARTING, WAITING, Feed, make_feed
+from stepwell.telemetry.os_process import Priority
 from stepwell.telemetry.run_document import RUN
 from stepwell.telemetry.sidecar import BROKEN, DELIVERED, STOPPED, UNABLE, UNDELIVERED
 from stepwell.telemetry.sidecar_notes import Notes, remove_note, write_note
 
 POLL = 0.5
-"""How often it looks for new records, in seconds."""
+"""Seconds between two looks for new records."""
 RETRY = 2.0
-"""How often it tries again when training has ended and time is short."""
+"""Seconds between retries when training has ended and time is short."""
 RUN_DOCUMENT_WAIT = 10.0
-"""Another rank writes the name of the run, a moment later perhaps."""
+"""Seconds to wait for run.json, which another rank may write a little later."""
 WAITING_LINGERS = 10
-"""So many times longer it waits for another process, which makes a database, say, than for one that fails."""
+"""Factor of ``linger`` while it waits for another process, which creates a database, for example."""
 TERM_LINGER = 5.0
-"""A scheduler that says SIGTERM kills half a minute later, or sooner."""
+"""Seconds after SIGTERM: schedulers send SIGKILL half a minute later, or sooner."""
 REPORT = 0.2
-"""How often the trainer is told how far it is, in seconds, while it waits."""
+"""Seconds between progress reports while the trainer waits."""
 
 
-def main(about: dict[str, Any]) -> NoReturn:
-    """Run a sidecar; ``about`` is what ``Sidecar`` tells it."""
+def main(setup: dict[str, Any]) -> NoReturn:
+    """Run a sidecar; ``setup`` is the first line that ``Sidecar`` sends."""
     trainer = TrainerLink(os.dup(1))
     trainer.start()
-    _be_silent()
-    notes = Notes(Path(about["folder"]), about["notes"])
+    _discard_output()
+    notes = Notes(Path(setup["folder"]), setup["notes"])
     code = UNABLE
     try:
-        following = Follow(about, notes, trainer)
+        worker = SidecarWorker(setup, notes, trainer)
         code = BROKEN
-        code = following.run()
+        code = worker.run()
     except BaseException as error:
         problem = f"{type(error).__name__}: {error}"
         notes.write(f"the sidecar failed: {problem}")
         trainer.tell({"problem": problem})
-    # At once: a thread is still waiting for what the trainer might say.
+    # Immediately: a thread still waits for requests of the trainer.
     os._exit(code)
 
 
-def _be_silent() -> None:
-    """Discard what an SDK prints: standard output is the pipe on which the trainer reads reports."""
+def _discard_output() -> None:
+    """Discard the output of the SDK: standard output is the pipe for progress reports."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    # The trainer reads no more than what is said before this point.
+    # The trainer reads only errors printed before this point.
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     os.close(nowhere)
 
 
 class TrainerLink:
-    """The pipes to the process that trains: what it asks for, and what it is told while it waits.
+    """The pipes to the training process: its requests, and progress reports while it waits.
 
-    Works from the first moment on, in threads, since imports and receivers may keep the main thread for long.
+    Works in threads from the start, because imports and receivers may block the main thread for long.
 
     Args:
-        output: descriptor of the pipe to the trainer; None where no trainer listens.
+        output: descriptor of the pipe to the trainer; None without a trainer.
 
     Attributes:
-        commands: what the main thread is to do.
+        commands: requests for the main thread.
         priority: low, except while the trainer waits.
-        feed: what is reported on; None before there is one.
+        feed: the feed to report on; None before it exists.
     """
 
     def __init__(self, output: int | None = None) -> None:
@@ -98,24 +98,24 @@ class TrainerLink:
         self._reported: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Lower the priority, unless the trainer waits already: not every user can raise it again."""
+        """Lower the priority, unless the trainer already waits: not every user can raise it again."""
         if not _has_input():
             self.priority.lower()
         for work in (self._listen, self._report):
             threading.Thread(target=work, daemon=True).start()
 
     def hurry(self) -> None:
-        """The trainer waits."""
+        """Raise the priority: the trainer waits."""
         self._is_waiting.set()
         self.priority.restore()
 
     def rest(self) -> None:
-        """The trainer does not wait, or no longer."""
+        """Lower the priority: the trainer does not wait."""
         self._is_waiting.clear()
         self.priority.lower()
 
     def state(self) -> dict[str, Any]:
-        """Return how far it is, in plain values."""
+        """Return the progress, as plain values."""
         feed = self.feed
         if feed is None:
             return {"stage": STARTING}
@@ -130,7 +130,7 @@ class TrainerLink:
         }
 
     def tell(self, facts: dict[str, Any]) -> None:
-        """Write one line to the trainer, which may be gone."""
+        """Send a report to the trainer, if it still runs."""
         if self._output is None:
             return
         rest = json.dumps(facts).encode() + b"\n"
@@ -139,7 +139,7 @@ class TrainerLink:
                 rest = rest[os.write(self._output, rest) :]
 
     def _listen(self) -> None:
-        """A thread: takes what the trainer says, a line at a time."""
+        """Read the requests of the trainer, one per line. Runs in a thread."""
         stream = open(0, "rb", buffering=0, closefd=False)
         while line := stream.readline():
             words = line.decode("utf-8", "replace").split()
@@ -153,7 +153,7 @@ class TrainerLink:
         self.rest()
 
     def _report(self) -> None:
-        """A thread: tells the trainer how far it is, for as long as it waits."""
+        """Report the progress to the trainer while it waits. Runs in a thread."""
         while self._is_waiting.wait():
             self.priority.keep()
             if self._is_to_count:
@@ -167,34 +167,36 @@ class TrainerLink:
     def _count(self) -> None:
         feed = self.feed
         if feed is None or feed.stage in (STARTING, WAITING):
-            return  # It does not know yet where it goes on.
+            return  # It does not know yet where to continue.
         self._is_to_count = False
         try:
             sent, left = feed.sent, feed.count_left()
-        except Exception:  # A file is being replaced, or is damaged: it is for information only.
+        except (
+            Exception
+        ):  # A file is being replaced or is damaged. The count is only for information.
             return
         self.total = None if left is None else sent + left
 
 
 def _has_input() -> bool:
-    """Whether the trainer has said something that was not read yet."""
+    """Return whether there is an unread request of the trainer."""
     try:
         return bool(select.select([0], [], [], 0)[0])
     except (OSError, ValueError):
         return False
 
 
-class Follow:
-    """Feeds one exporter from the folder of a process that trains."""
+class SidecarWorker:
+    """Feeds one exporter from the folder of a training process."""
 
     def __init__(
-        self, about: dict[str, Any], notes: Notes, trainer: TrainerLink | None = None
+        self, setup: dict[str, Any], notes: Notes, trainer: TrainerLink | None = None
     ) -> None:
-        self.about = about
+        self.setup = setup
         self.notes = notes
         self.trainer = trainer or TrainerLink()
-        self.folder = Path(about["folder"])
-        self.linger = float(about["linger"])
+        self.folder = Path(setup["folder"])
+        self.linger = float(setup["linger"])
         self.closing = False
         self.stopped = False
         self.failures = 0
@@ -202,10 +204,10 @@ class Follow:
         self.labelled_at = 0
         self.tick_due = 0.0
         self.tick_pause = POLL
-        self.exporter = make_exporter(about["class"], about["options"])
+        self.exporter = make_exporter(setup["class"], setup["options"])
         self._wait_for_run_document()
-        filter = ExportFilter.from_json(about["filter"])
-        self.feed = feed_of(self.exporter, self.folder, filter, self._source(), about["name"])
+        filter = ExportFilter.from_json(setup["filter"])
+        self.feed = make_feed(self.exporter, self.folder, filter, self._source(), setup["name"])
         self.trainer.feed = self.feed
 
     def _wait_for_run_document(self) -> None:
@@ -214,28 +216,28 @@ class Follow:
             time.sleep(0.05)
 
     def _source(self) -> Source:
-        return source_of(self.folder, read_json(self.folder / PROCESS) or {})
+        return read_source(self.folder, read_json(self.folder / PROCESS) or {})
 
     # The loop
 
     def run(self) -> int:
-        """Until training has ended and everything is sent, or longer makes no sense."""
+        """Run until training has ended and everything is sent, or it gives up; return the exit code."""
         signal.signal(signal.SIGTERM, self._terminated)
         while not (self.closing or self.feed.over or self._is_trainer_gone()):
             more = self._step()
             self._tick()
-            self._obey(
+            self._execute(
                 self._next_command(0.0 if more else max(POLL, min(self.feed.pause(), RETRY)))
             )
         return self._finish()
 
     def _step(self) -> bool:
         more = self.feed.step()
-        self._look_at_failures()
+        self._note_failures()
         return more
 
     def _tick(self) -> None:
-        """Let the exporter do what has to be done now and then, if it has any such thing."""
+        """Call the exporter's ``tick``, if it has one, at regular intervals."""
         if self.feed.pause() or time.monotonic() < self.tick_due:
             return
         self.tick_due = time.monotonic() + POLL
@@ -251,7 +253,7 @@ class Follow:
             self.tick_pause = POLL
 
     def _relabel(self) -> None:
-        """The name and the labels of a run may come after it has begun."""
+        """Pass on a new name or new labels of the run."""
         changed = _changed_at(self.folder.parent / RUN)
         if changed == self.labelled_at:
             return
@@ -261,18 +263,18 @@ class Follow:
             self.feed.source = source
             getattr(self.exporter, "relabel", _nothing)(source)
 
-    def _look_at_failures(self) -> None:
-        """Note down when it begins to fail, and when that is over."""
+    def _note_failures(self) -> None:
+        """Write a note when it begins to fail, and when it works again."""
         if self.feed.failures > self.failures:
             self.failures = self.feed.failures
             self.failing = True
-            self.notes.write(f"not delivered, it is tried again: {self.feed.last_error}", "failed")
+            self.notes.write(f"not delivered, will retry: {self.feed.last_error}", "failed")
         elif self.failing and not self.feed.waiting and not self.feed.pause():
             self.failing = False
             self.notes.write("delivered again")
 
     def _is_trainer_gone(self) -> bool:
-        return not is_alive(int(self.about["pid"]), int(self.about["start"]))
+        return not is_alive(int(self.setup["pid"]), int(self.setup["start"]))
 
     # Commands
 
@@ -282,15 +284,15 @@ class Follow:
         except queue.Empty:
             return []
 
-    def _obey(self, words: list[str]) -> None:
+    def _execute(self, words: list[str]) -> None:
         if words[:1] == ["close"]:
-            # Again, since what it waited for before may have ended in between.
+            # Again, because a wait before may have ended in between.
             self.trainer.hurry()
             self.closing = True
         elif words[:1] == ["drain"]:
             self.trainer.hurry()
             delivered = self.feed.drain(time.monotonic() + float(words[2]))
-            self._look_at_failures()
+            self._note_failures()
             self.trainer.rest()
             self._tell(drain=int(words[1]), delivered=delivered)
 
@@ -301,12 +303,12 @@ class Follow:
     # The end
 
     def _finish(self) -> int:
-        """Send the rest, until there was no progress for as long as ``_patience`` says."""
+        """Send the rest, until there is no progress for ``_patience`` seconds; return the exit code."""
         self.trainer.priority.restore()
         feed, since = self.feed, time.monotonic()
         progress = (feed.is_open, feed.sent)
         while not self._is_done(since + self._patience):
-            self._look_at_failures()
+            self._note_failures()
             if self.failing:
                 self._tell(failing=True)
             left = since + self._patience - time.monotonic()
@@ -317,27 +319,27 @@ class Follow:
             else:
                 time.sleep(min(RETRY, left) if self.failing else 0.05)
         self.feed.close()
-        self._look_at_failures()
-        remove_note(self.folder, self.about["notes"])
+        self._note_failures()
+        remove_note(self.folder, self.setup["notes"])
         self._tell(ended=True, delivered=True)
         return STOPPED if self.stopped and not self.feed.over else DELIVERED
 
     @property
     def _patience(self) -> float:
-        """Seconds without progress after which it gives up: other processes get more time than failures."""
+        """Seconds without progress after which it gives up: longer while it waits for another process."""
         is_waiting = self.feed.stage == WAITING and not self.stopped
         return WAITING_LINGERS * self.linger if is_waiting else self.linger
 
     def _is_done(self, deadline: float) -> bool:
-        # A process that was killed is over when its open spans were given out as unfinished.
+        # A killed process is over when its open spans were delivered as unfinished.
         drained = self.feed.drain(deadline, closing=True)
         return drained and (self.closing or self.feed.over)
 
     def _give_up(self) -> int:
         state = self._state()
         self.feed.close()
-        self.notes.write(f"gave up: {self.feed.waiting} or more records were not delivered")
-        write_note(self.folder, self.about, self.exporter, state)
+        self.notes.write(f"gave up: at least {self.feed.waiting} records were not delivered")
+        write_note(self.folder, self.setup, self.exporter, state)
         self._tell(ended=True, delivered=False)
         return UNDELIVERED
 
@@ -360,8 +362,8 @@ def _changed_at(path: Path) -> int:
 
 
 def _nothing(*_: object) -> None:
-    """In place of a method that an exporter does not have."""
+    """Stands in for a method that an exporter does not have."""
 
 
 if __name__ == "__main__":
-    sys.exit("this is started by stepwell itself")
+    sys.exit("this module is started by stepwell itself")

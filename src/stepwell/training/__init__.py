@@ -1,12 +1,12 @@
-"""Training telemetry: the standard spans, events and numbers of a training job.
+"""Training telemetry: the standard spans, events and metrics of a training job.
 
-Here live the vocabulary, the configuration, the counters, and the context managers and callbacks that
-users call. Imports telemetry; knows no training framework and no backend.
+Contains the configuration, the counters, and the context managers and callbacks that users call. Imports
+telemetry and the vocabulary, no training framework and no backend.
 """
 
 from __future__ import annotations
 
-from stepwell.telemetry.export_filter import ExportCustomizationMode
+from stepwell.telemetry.exporter import ExportCustomizationMode
 from stepwell.training.attributes import (
     CheckpointSaveSpanAttributes,
     InitializationAttributes,

@@ -1,13 +1,16 @@
-"""The attributes of the standard spans and events, and what each of them means.
+"""The attributes of the standard spans and events: each declared once, with its kind and meaning.
 
-An attribute is there when its source is: without a batch size there are no sample counts, without a
-logged loss there is no ``latest_loss``. All times are in seconds; durations come from the monotonic clock.
+Validation, typed properties and the reference in the documentation follow from the declarations. An
+attribute is absent if its source is: without a batch size there are no sample counts, without a logged loss
+there is no ``latest_loss``. All times are in seconds; durations come from the monotonic clock.
 """
 
 from __future__ import annotations
 
-from stepwell.training.fields import TypedAttributes, optional, required
-from stepwell.training.values import (
+import math
+from typing import Any, ClassVar, Generic, TypeVar, overload
+
+from stepwell._core.checks import (
     COUNT,
     FLAG,
     MESSAGE,
@@ -17,11 +20,16 @@ from stepwell.training.values import (
     POSITIVE,
     RATE,
     SECONDS,
-    STRATEGY_NAME,
     TARGET,
     TEXT,
     TEXTS,
+    Kind,
+    nearest,
+    refuse,
 )
+from stepwell._core.errors import StepwellError
+from stepwell.telemetry.events import Attributes
+from stepwell.training.values import STRATEGY_NAME
 
 __all__ = [
     "CheckpointSaveSpanAttributes",
@@ -36,11 +44,130 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
 ]
 
+T = TypeVar("T")
+A = TypeVar("A", bound="TypedAttributes")
+
+
+class Field(Generic[T]):
+    """A declared attribute. Read on an instance it is the value, on the class the declaration."""
+
+    def __init__(self, kind: Kind[Any], meaning: str, is_required: bool) -> None:
+        self.kind = kind
+        self.meaning = meaning
+        self.is_required = is_required
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Field[T]: ...
+    @overload
+    def __get__(self, instance: Attributes, owner: type) -> T: ...
+    def __get__(self, instance: Attributes | None, owner: type) -> Field[T] | T:
+        if instance is None:
+            return self
+        value: Any = instance.get(self.name)
+        if value is None and self.is_required:
+            raise StepwellError(f"{owner.__name__}.{self.name} has no value")
+        result: T = value
+        return result
+
+    def __set__(self, instance: Attributes, value: T) -> None:
+        instance.add(self.name, value)
+
+    def take(self, value: Any) -> Any:
+        """Return the plain value, None if absent or not finite. Raise ValueError if it is wrong."""
+        if value is None:
+            return None
+        plain = self.kind.take(value)
+        return None if type(plain) is float and not math.isfinite(plain) else plain
+
+
+def required(kind: Kind[T], meaning: str) -> Field[T]:
+    """Declare a required attribute."""
+    return Field(kind, meaning, is_required=True)
+
+
+def optional(kind: Kind[T], meaning: str) -> Field[T | None]:
+    """Declare an attribute that may be absent."""
+    return Field(kind, meaning, is_required=False)
+
+
+class TypedAttributes(Attributes):
+    """Attributes with declared fields, which are checked. Other attributes can be added."""
+
+    __slots__ = ()
+    FIELDS: ClassVar[dict[str, Field[Any]]] = {}
+    """The declared attributes by name, in the order of declaration."""
+    _REQUIRED: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        declared = {name: it for name, it in vars(cls).items() if isinstance(it, Field)}
+        cls.FIELDS = {**cls.FIELDS, **declared}
+        cls._REQUIRED = frozenset(name for name, it in cls.FIELDS.items() if it.is_required)
+
+    @classmethod
+    def create(cls: type[A], **values: Any) -> A:
+        """Return attributes with these values; None means absent.
+
+        Raise one StepwellError that names every missing, wrong or unknown value.
+        """
+        new = cls()
+        kept = new._values
+        problems: list[str] = []
+        for name, value in values.items():
+            field = cls.FIELDS.get(name)
+            if field is None:
+                problems.append(f"{name} is not an attribute; {nearest(name, cls.FIELDS)}")
+                continue
+            try:
+                plain = field.take(value)
+            except ValueError as error:
+                problems.append(f"{name} {error}")
+                continue
+            if plain is not None:
+                kept[name] = plain
+        problems += _missing(cls._REQUIRED, values, kept)
+        if problems:
+            refuse(problems, cls.__name__)
+        return new
+
+    @classmethod
+    def adopt(cls: type[A], values: dict[str, Any]) -> A:
+        """Return attributes that take over a dict, unchecked. No value may be None or not finite."""
+        new = object.__new__(cls)
+        new._values = values
+        return new
+
+    def add(self, name: str, value: Any) -> Attributes:
+        """Set one value, checked if it is declared. Return the attributes."""
+        field = self.FIELDS.get(name) if isinstance(name, str) else None
+        if field is None:
+            return super().add(name, value)
+        try:
+            plain = field.take(value)
+        except ValueError as error:
+            raise StepwellError(f"{type(self).__name__}: {name} {error}") from None
+        if plain is None:
+            self._values.pop(name, None)
+        else:
+            self._values[name] = plain
+        return self
+
+
+def _missing(names: frozenset[str], given: dict[str, Any], kept: dict[str, Any]) -> list[str]:
+    if names <= kept.keys():
+        return []
+    # Values that were given but wrong are in the list of problems already.
+    return [f"{name} is missing" for name in sorted(names - kept.keys()) if given.get(name) is None]
+
+
 # Spans
 
 
 class TrainingLoopAttributes(TypedAttributes):
-    """Of the span ``training_loop``: where it starts and where it is meant to end."""
+    """Attributes of the span ``training_loop``: its start and its targets."""
 
     train_iterations_start = required(COUNT, "index of the loop's first iteration")
     train_samples_start = optional(COUNT, "samples trained on before the loop")
@@ -53,7 +180,7 @@ class TrainingLoopAttributes(TypedAttributes):
 
 
 class CheckpointSaveSpanAttributes(TypedAttributes):
-    """Of the spans ``checkpoint_save_sync`` and ``checkpoint_save_async``."""
+    """Attributes of the spans ``checkpoint_save_sync`` and ``checkpoint_save_async``."""
 
     checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
     current_iteration = required(COUNT, "the step that the save was called with")
@@ -66,7 +193,7 @@ class CheckpointSaveSpanAttributes(TypedAttributes):
 
 
 class InitializationAttributes(TypedAttributes):
-    """Of the event ``one_logger_initialization``: what runs here."""
+    """Attributes of the event ``one_logger_initialization``: the application and its process."""
 
     application_name = required(TEXT, "what the application is called in all its runs")
     world_size = required(POSITIVE, "number of ranks")
@@ -83,7 +210,7 @@ class InitializationAttributes(TypedAttributes):
 
 
 class TrainingTelemetryAttributes(TypedAttributes):
-    """Of the event ``update_training_telemetry_config``: the configuration of training."""
+    """Attributes of the event ``update_training_telemetry_config``: the configuration of training."""
 
     perf_tag = optional(TEXTS, "shared by runs whose speed can be compared; one or several")
     global_batch_size = optional(POSITIVE, "samples of all ranks in one iteration")
@@ -107,7 +234,7 @@ class TrainingTelemetryAttributes(TypedAttributes):
 
 
 class TrainingMetricsUpdateAttributes(TypedAttributes):
-    """Of the event ``training_metrics_update``: the loop so far, and the time since the last update."""
+    """Attributes of the event ``training_metrics_update``: the loop so far, and since the last update."""
 
     train_iterations_start = required(COUNT, "index of the loop's first iteration")
     train_samples_start = optional(COUNT, "samples trained on before the loop")
@@ -168,7 +295,7 @@ class TrainingMetricsUpdateAttributes(TypedAttributes):
 
 
 class _EvaluationUpdate(TypedAttributes):
-    """What validation and testing report at their end, about the loop that has ended."""
+    """Attributes of an update at the end of a validation or testing loop."""
 
     current_iteration = required(COUNT, "index of the latest finished training iteration")
     interval = required(COUNT, "training iterations since the previous loop of this kind")
@@ -180,20 +307,20 @@ class _EvaluationUpdate(TypedAttributes):
 
 
 class ValidationMetricsUpdateAttributes(_EvaluationUpdate):
-    """Of the event ``validation_metrics_update`` at the end of a validation loop."""
+    """Attributes of the event ``validation_metrics_update`` at the end of a validation loop."""
 
 
 class TestingMetricsUpdateAttributes(_EvaluationUpdate):
-    """Of the event ``testing_metrics_update`` at the end of a testing loop."""
+    """Attributes of the event ``testing_metrics_update`` at the end of a testing loop."""
 
-    __test__ = False  # to pytest its name looks like a test
+    __test__ = False  # pytest would collect it by its name
 
 
 # Events of checkpoints
 
 
 class SaveCheckpointSuccessEventAttributes(TypedAttributes):
-    """Of the event ``save_checkpoint_success``; what is productive is what the checkpoint holds."""
+    """Attributes of the event ``save_checkpoint_success``. "Productive" is the progress in the checkpoint."""
 
     checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
     current_iteration = required(COUNT, "the step that the save was called with")
@@ -218,7 +345,7 @@ class SaveCheckpointSuccessEventAttributes(TypedAttributes):
 
 
 class SaveCheckpointFailureEventAttributes(TypedAttributes):
-    """Of the event ``save_checkpoint_failure``."""
+    """Attributes of the event ``save_checkpoint_failure``."""
 
     checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
     current_iteration = required(COUNT, "the step that the save was called with")
@@ -229,7 +356,7 @@ class SaveCheckpointFailureEventAttributes(TypedAttributes):
 
 
 class SyncCheckpointMetricsUpdateAttributes(TypedAttributes):
-    """Of the event ``sync_checkpoint_metrics_update``: the time that training waited for saves."""
+    """Attributes of the event ``sync_checkpoint_metrics_update``: the time that training waited for saves."""
 
     save_checkpoint_count = required(POSITIVE, "saves so far with this strategy")
     save_checkpoint_sync_time_total_sec = required(SECONDS, "time in them")

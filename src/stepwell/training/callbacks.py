@@ -1,13 +1,13 @@
-"""Callbacks: a start and an end for every standard span, and the word of a saved checkpoint.
+"""Callbacks: a start and an end for every standard span, and the outcome of checkpoint saves.
 
-A start takes ``start_time_msec`` and gives the span; an end takes ``finish_time_msec``. Both are milliseconds
-since the epoch, and mean now when left out. Without a run nothing is recorded, and a start gives a span that
-does nothing either. None of them raises because of when it is called.
+A start takes ``start_time_msec`` and returns the span; an end takes ``finish_time_msec``. Both are in
+milliseconds since the epoch; the default is now. Without a run nothing is recorded, and a start returns a
+span that does nothing. Calls in a wrong order are reported, not raised.
 """
 
 from __future__ import annotations
 
-from stepwell.telemetry.live import Span
+from stepwell.telemetry.span_handle import Span
 from stepwell.training import calls
 from stepwell.training.checkpoints import PathLike
 from stepwell.training.training_loop import Count
@@ -18,12 +18,12 @@ from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 
 def on_app_start(start_time_msec: float | None = None) -> Span:
-    """The application starts."""
+    """Start the application."""
     return calls.start_application(start_time_msec)
 
 
 def on_app_end(finish_time_msec: float | None = None) -> None:
-    """The application ends, and with it all that is still open."""
+    """End the application and all open spans in it."""
     calls.end_application(finish_time_msec)
 
 
@@ -31,52 +31,52 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
-    """Setting up communication between ranks starts."""
+    """Start the setup of communication between ranks."""
     return calls.start(Name.DIST_INIT, start_time_msec)
 
 
 def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
-    """Setting up communication between ranks ends."""
+    """End the setup of communication between ranks."""
     calls.end(Name.DIST_INIT, finish_time_msec)
 
 
 def on_model_init_start(start_time_msec: float | None = None) -> Span:
-    """Making the model starts."""
+    """Start creating the model."""
     return calls.start(Name.MODEL_INIT, start_time_msec)
 
 
 def on_model_init_end(finish_time_msec: float | None = None) -> None:
-    """Making the model ends."""
+    """End creating the model."""
     calls.end(Name.MODEL_INIT, finish_time_msec)
 
 
 def on_dataloader_init_start(start_time_msec: float | None = None) -> Span:
-    """Making the data loaders starts."""
+    """Start creating the data loaders."""
     return calls.start(Name.DATA_LOADER_INIT, start_time_msec)
 
 
 def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
-    """Making the data loaders ends."""
+    """End creating the data loaders."""
     calls.end(Name.DATA_LOADER_INIT, finish_time_msec)
 
 
 def on_optimizer_init_start(start_time_msec: float | None = None) -> Span:
-    """Making the optimizer starts."""
+    """Start creating the optimizer."""
     return calls.start(Name.OPTIMIZER_INIT, start_time_msec)
 
 
 def on_optimizer_init_end(finish_time_msec: float | None = None) -> None:
-    """Making the optimizer ends."""
+    """End creating the optimizer."""
     calls.end(Name.OPTIMIZER_INIT, finish_time_msec)
 
 
 def on_load_checkpoint_start(start_time_msec: float | None = None) -> Span:
-    """Loading a checkpoint starts."""
+    """Start loading a checkpoint."""
     return calls.start(Name.CHECKPOINT_LOAD, start_time_msec)
 
 
 def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Loading a checkpoint ends."""
+    """End loading a checkpoint."""
     calls.end(Name.CHECKPOINT_LOAD, finish_time_msec)
 
 
@@ -90,7 +90,7 @@ def on_train_start(
     train_samples_target_or_fn: Count | None = None,
     start_time_msec: float | None = None,
 ) -> Span:
-    """A training loop starts at this iteration; not 0 where training is resumed."""
+    """Start a training loop at this iteration (not 0 if training is resumed)."""
     return calls.start_training(
         train_iterations_start,
         train_samples_start,
@@ -101,12 +101,12 @@ def on_train_start(
 
 
 def on_train_end(finish_time_msec: float | None = None) -> None:
-    """The training loop ends; iterations that no update has told of are reported."""
+    """End the training loop, with a final update if iterations are not reported yet."""
     calls.end_training(finish_time_msec)
 
 
 def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span:
-    """A training iteration starts."""
+    """Start a training iteration."""
     return calls.start_iteration(start_time_msec)
 
 
@@ -117,64 +117,64 @@ def on_training_single_iteration_end(
     tokens: int | None = None,
     optimizer_step: bool = True,
 ) -> None:
-    """A training iteration ends.
+    """End a training iteration.
 
     Args:
-        finish_time_msec: when; now if left out.
-        samples: samples of all ranks in it, where that is not always the global batch size.
-        tokens: tokens of all ranks in it, where that is not samples times sequence length.
-        optimizer_step: False when it only accumulated gradients: the iteration goes on with the next.
+        finish_time_msec: end time. Default: now.
+        samples: samples of all ranks, if not always the global batch size.
+        tokens: tokens of all ranks, if not samples times sequence length.
+        optimizer_step: False if it only accumulated gradients: it then counts as part of the next iteration.
     """
     calls.end_iteration(samples, tokens, optimizer_step, None, finish_time_msec)
 
 
 def on_data_loading_start(start_time_msec: float | None = None) -> Span:
-    """Getting a batch starts."""
+    """Start loading a batch."""
     return calls.start(Name.DATA_LOADING, start_time_msec)
 
 
 def on_data_loading_end(finish_time_msec: float | None = None) -> None:
-    """Getting a batch ends."""
+    """End loading a batch."""
     calls.end(Name.DATA_LOADING, finish_time_msec)
 
 
 def on_model_forward_start(start_time_msec: float | None = None) -> Span:
-    """The forward pass starts."""
+    """Start the forward pass."""
     return calls.start(Name.MODEL_FORWARD, start_time_msec)
 
 
 def on_model_forward_end(finish_time_msec: float | None = None) -> None:
-    """The forward pass ends."""
+    """End the forward pass."""
     calls.end(Name.MODEL_FORWARD, finish_time_msec)
 
 
 def on_zero_grad_start(start_time_msec: float | None = None) -> Span:
-    """Clearing the gradients starts."""
+    """Start clearing the gradients."""
     return calls.start(Name.ZERO_GRAD, start_time_msec)
 
 
 def on_zero_grad_end(finish_time_msec: float | None = None) -> None:
-    """Clearing the gradients ends."""
+    """End clearing the gradients."""
     calls.end(Name.ZERO_GRAD, finish_time_msec)
 
 
 def on_model_backward_start(start_time_msec: float | None = None) -> Span:
-    """The backward pass starts."""
+    """Start the backward pass."""
     return calls.start(Name.MODEL_BACKWARD, start_time_msec)
 
 
 def on_model_backward_end(finish_time_msec: float | None = None) -> None:
-    """The backward pass ends."""
+    """End the backward pass."""
     calls.end(Name.MODEL_BACKWARD, finish_time_msec)
 
 
 def on_optimizer_update_start(start_time_msec: float | None = None) -> Span:
-    """The optimizer's step starts."""
+    """Start the optimizer step."""
     return calls.start(Name.OPTIMIZER_UPDATE, start_time_msec)
 
 
 def on_optimizer_update_end(finish_time_msec: float | None = None) -> None:
-    """The optimizer's step ends."""
+    """End the optimizer step."""
     calls.end(Name.OPTIMIZER_UPDATE, finish_time_msec)
 
 
@@ -182,42 +182,42 @@ def on_optimizer_update_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_validation_start(start_time_msec: float | None = None) -> Span:
-    """A validation loop starts."""
+    """Start a validation loop."""
     return calls.start_evaluation("validation", start_time_msec)
 
 
 def on_validation_end(finish_time_msec: float | None = None) -> None:
-    """The validation loop ends, and is reported."""
+    """End the validation loop, with an update."""
     calls.end_evaluation("validation", finish_time_msec)
 
 
 def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span:
-    """A validation iteration starts."""
+    """Start a validation iteration."""
     return calls.start_evaluation_iteration("validation", start_time_msec)
 
 
 def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:
-    """A validation iteration ends."""
+    """End a validation iteration."""
     calls.end_evaluation_iteration("validation", finish_time_msec)
 
 
 def on_testing_start(start_time_msec: float | None = None) -> Span:
-    """A testing loop starts."""
+    """Start a testing loop."""
     return calls.start_evaluation("testing", start_time_msec)
 
 
 def on_testing_end(finish_time_msec: float | None = None) -> None:
-    """The testing loop ends, and is reported."""
+    """End the testing loop, with an update."""
     calls.end_evaluation("testing", finish_time_msec)
 
 
 def on_testing_single_iteration_start(start_time_msec: float | None = None) -> Span:
-    """A testing iteration starts."""
+    """Start a testing iteration."""
     return calls.start_evaluation_iteration("testing", start_time_msec)
 
 
 def on_testing_single_iteration_end(finish_time_msec: float | None = None) -> None:
-    """A testing iteration ends."""
+    """End a testing iteration."""
     calls.end_evaluation_iteration("testing", finish_time_msec)
 
 
@@ -231,13 +231,13 @@ def on_save_checkpoint_start(
     path: PathLike | None = None,
     strategy: CheckPointStrategy | str | None = None,
 ) -> Span:
-    """Saving the checkpoint of this step starts.
+    """Start saving the checkpoint of this step.
 
     Args:
-        global_step: iterations done so far; tells checkpoints apart.
-        start_time_msec: when; now if left out.
-        path: where it is saved to; its size is reported with the success.
-        strategy: sync or async, where it is not the one of the configuration.
+        global_step: iterations so far, which identifies the checkpoint.
+        start_time_msec: start time. Default: now.
+        path: file or folder of the checkpoint. Its size is reported with the success.
+        strategy: "sync" or "async". Default: that of the configuration.
     """
     return calls.start_save(global_step, start_time_msec, path, strategy)
 
@@ -245,7 +245,7 @@ def on_save_checkpoint_start(
 def on_save_checkpoint_success(
     global_step: int, time_msec: float | None = None, *, path: PathLike | None = None
 ) -> None:
-    """The checkpoint of this step is complete, which an asynchronous one is long after its save ended."""
+    """Report that the checkpoint of this step is complete; for an asynchronous save, long after its end."""
     calls.succeed(global_step, time_msec, path)
 
 
@@ -254,20 +254,20 @@ def on_save_checkpoint_failure(
     error: BaseException | str | None = None,
     time_msec: float | None = None,
 ) -> None:
-    """The checkpoint of this step could not be saved."""
+    """Report that the checkpoint of this step could not be saved."""
     calls.fail(global_step, error, time_msec)
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Training goes on after a save; whether it succeeded is said by the two above."""
+    """End a save: training continues. The two functions above report its outcome."""
     calls.end_save(finish_time_msec)
 
 
 def on_save_checkpoint_finalization_start(start_time_msec: float | None = None) -> Span:
-    """Completing an asynchronous checkpoint starts."""
+    """Start completing an asynchronous checkpoint."""
     return calls.start(Name.CHECKPOINT_SAVE_FINALIZATION, start_time_msec)
 
 
 def on_save_checkpoint_finalization_end(finish_time_msec: float | None = None) -> None:
-    """Completing an asynchronous checkpoint ends."""
+    """End completing an asynchronous checkpoint."""
     calls.end(Name.CHECKPOINT_SAVE_FINALIZATION, finish_time_msec)

@@ -1,4 +1,4 @@
-"""Saving checkpoints: attempts, successes and failures, and what of the training they make safe."""
+"""Checkpoint saves: attempts, successes and failures, and the training progress that they make safe."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import clock
-from stepwell.journal.errors import misuse
-from stepwell.journal.values import cut, number, shown, text_of
+from stepwell._core import clock
+from stepwell._core.checks import COUNT
+from stepwell._core.errors import report_misuse
+from stepwell._core.values import cut, number, shown, text_of
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span, find_open
+from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
 from stepwell.training.attributes import (
     CheckpointSaveSpanAttributes,
     SaveCheckpointFailureEventAttributes,
@@ -21,7 +22,7 @@ from stepwell.training.attributes import (
 )
 from stepwell.training.counters import SECOND, Durations
 from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
-from stepwell.training.values import COUNT, CheckPointStrategy
+from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from stepwell.training.job import TrainingJob
 
 MAX_PENDING = 1000
-"""Saves that may wait for word of their success; of older ones it comes too late."""
+"""Number of saves whose outcome can be reported later. Older ones are forgotten."""
 LONGEST_LOOK = 0.05
-"""Seconds to spend on adding up the files of a checkpoint."""
+"""Largest number of seconds to spend on measuring the size of a checkpoint."""
 SPANS = {
     CheckPointStrategy.SYNC: Name.CHECKPOINT_SAVE_SYNC,
     CheckPointStrategy.ASYNC: Name.CHECKPOINT_SAVE_ASYNC,
@@ -41,7 +42,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass
 class Save:
-    """One attempt to save, and what would be safe with it: the training done when it began."""
+    """One attempt to save. ``productive`` is the training progress when it began."""
 
     step: int
     strategy: CheckPointStrategy
@@ -50,12 +51,12 @@ class Save:
     productive: dict[str, Any]
     owner: Checkpoints
     number: int
-    is_told: bool = False
+    is_concluded: bool = False
 
 
 @dataclass
-class Tally:
-    """How many saves there were with one strategy, and how long training waited for them."""
+class SaveStats:
+    """The number of saves with one strategy, and the time that training waited for them."""
 
     attempts: int = 0
     times: Durations = field(default_factory=Durations)
@@ -66,11 +67,11 @@ class Checkpoints:
 
     def __init__(self, job: TrainingJob, earlier: Checkpoints | None = None) -> None:
         self.job = job
-        # Those of the application before: one that was begun then may be complete only now.
+        # Saves of the previous application, whose outcome may be reported now.
         self._earlier = earlier
         if earlier is not None:
             earlier._earlier = None
-        self._tallies = {strategy: Tally() for strategy in CheckPointStrategy}
+        self._tallies = {strategy: SaveStats() for strategy in CheckPointStrategy}
         self._open: list[Save] = []
         self._pending: dict[int, Save] = {}
         self._begun = 0
@@ -88,7 +89,7 @@ class Checkpoints:
         path: PathLike | None = None,
         strategy: CheckPointStrategy | str | None = None,
     ) -> Span:
-        """Start to save the state of this step."""
+        """Start saving the checkpoint of this step."""
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return NO_SPAN
         chosen = self._strategy(strategy)
@@ -116,25 +117,25 @@ class Checkpoints:
         try:
             return CheckPointStrategy(given)
         except ValueError:
-            words = " or ".join(repr(item.value) for item in CheckPointStrategy)
-            misuse(
+            wanted = " or ".join(repr(item.value) for item in CheckPointStrategy)
+            report_misuse(
                 "save strategy",
-                f"the strategy of a checkpoint save is {shown(given)}: write {words}; that of the "
-                "configuration is taken instead",
+                f"The strategy of a checkpoint save must be {wanted}, got {shown(given)}. The strategy "
+                "of the configuration is used instead.",
             )
             return self.job.config.save_checkpoint_strategy
 
     def _begun_step(self, given: Any) -> int:
-        """The step of a save that begins; how far training is, where that is told wrongly."""
+        """Return the given step, or the number of iterations so far if that is wrong."""
         step = _whole(given)
         if step is not None:
             return step
         progress = self.job.last
         step = 0 if progress is None else progress.overall
-        misuse(
+        report_misuse(
             "save step",
-            f"a checkpoint save is started with global_step={shown(given)}: write a whole number of "
-            f"at least 0; {step} is taken instead, the iterations done so far",
+            f"global_step of a checkpoint save must be a whole number of at least 0, got {shown(given)}. "
+            f"The iterations so far are used instead: {step}.",
         )
         return step
 
@@ -143,18 +144,18 @@ class Checkpoints:
         for name in SPANS.values():
             before = find_open(WORDS[name])
             if before is not None:
-                misuse(
+                report_misuse(
                     "double save",
-                    "a checkpoint save is started inside of one: the earlier one is ended first; call "
-                    "on_save_checkpoint_end() when the code that saves returns",
+                    "A checkpoint save started before the previous one ended, so that one is ended now. Call "
+                    "on_save_checkpoint_end() when the code that saves returns.",
                 )
                 self.end(span=before)
 
     def _productive(self) -> dict[str, Any]:
-        """The training done so far; a checkpoint of now makes it safe."""
+        """Return the training progress so far, which a checkpoint would make safe."""
         job, progress = self.job, self.job.last
         seconds = job.iteration_time() / SECOND
-        found: dict[str, Any] = {
+        productive: dict[str, Any] = {
             "productive_train_iterations": 0 if progress is None else progress.overall,
             "productive_train_samples": None if progress is None else progress.samples_overall,
             "productive_train_iterations_sec": seconds,
@@ -162,8 +163,8 @@ class Checkpoints:
         }
         if progress is not None and progress.flops_per_sample:
             done = progress.flops_overall
-            found["productive_train_tflops"] = None if done is None else done / 1e12
-        return found
+            productive["productive_train_tflops"] = None if done is None else done / 1e12
+        return productive
 
     def end(
         self,
@@ -171,46 +172,48 @@ class Checkpoints:
         error: BaseException | None = None,
         span: Span | None = None,
     ) -> None:
-        """End a save: training goes on. Whether it succeeded is said by itself."""
+        """End a save: training continues. ``succeed`` and ``fail`` record the outcome."""
         if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
             return
         save = self._find_open(span)
         if save is None:
-            misuse(
+            report_misuse(
                 "end save",
-                "a checkpoint save is ended that was not started: call on_save_checkpoint_start() first",
+                "A checkpoint save ended without a matching start. Call on_save_checkpoint_start() first.",
             )
             return
         self._end(save, moment(msec, "end of a checkpoint save"), error)
 
     def conclude(self, error: BaseException | None) -> None:
-        """End a save that is a block of code: its exception, or its end, says what became of it."""
+        """End a save that is a block of code. An exception means failure, its absence success."""
         if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
             return
         save = self._find_open(None)
         if save is None:
-            misuse("end save", "a checkpoint save ends that was not started, or was ended inside")
+            report_misuse(
+                "end save", "A checkpoint save ended without a matching start, or was ended inside."
+            )
             return
         end = clock.now()
-        if not save.is_told and error is not None:
-            self._fail(self._told(save), error, end)
-        elif not save.is_told and save.strategy is CheckPointStrategy.SYNC:
+        if not save.is_concluded and error is not None:
+            self._fail(self._conclude(save), error, end)
+        elif not save.is_concluded and save.strategy is CheckPointStrategy.SYNC:
             self._check_in_time(save)
-            self._succeed(self._told(save), end, None)
+            self._succeed(self._conclude(save), end, None)
         self._end(save, end, error)
 
     def _find_open(self, span: Span | None) -> Save | None:
         if span is not None:
             return next((save for save in self._open if save.span is span), None)
-        mine = [save for save in self._open if find_open(save.span._word) is save.span]
+        mine = [save for save in self._open if find_open(save.span.name_word) is save.span]
         mine = mine or [save for save in self._open if save.span.is_of_this_thread]
         if self._open and not mine:
-            misuse(
+            report_misuse(
                 "save in thread",
-                "a checkpoint save is ended in another thread than it was started in",
+                "A checkpoint save ended in another thread than it started in.",
             )
-        found = mine or self._open
-        return found[-1] if found else None
+        candidates = mine or self._open
+        return candidates[-1] if candidates else None
 
     def _end(self, save: Save, end: int, error: BaseException | None) -> None:
         self._open.remove(save)
@@ -228,16 +231,16 @@ class Checkpoints:
         stop_span(save.span, end, error)
 
     def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
-        """End this span if it is one of these; whether it was."""
+        """End this span and return True, or return False if it belongs to another part of the job."""
         save = next((save for save in self._open if save.span is span), None)
         if save is not None:
             self._end(save, end, error)
         return save is not None
 
-    # What became of it
+    # Outcome
 
     def succeed(self, step: int, msec: float | None = None, path: PathLike | None = None) -> None:
-        """The checkpoint of this step is complete; perhaps long after its span has ended."""
+        """Record that the checkpoint of this step is complete, possibly long after its span has ended."""
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint success")
@@ -249,31 +252,31 @@ class Checkpoints:
     def settle(
         self, span: Span, error: BaseException | None = None, path: PathLike | None = None
     ) -> None:
-        """Record what became of the save of this span, once it is known.
+        """Record the outcome of the save of this span, unless it is recorded already.
 
-        Without a complaint: a save in the background may take longer than the application, and the user may
-        have told what became of it.
+        No misuse is reported: a background save may take longer than the application, and the user may have
+        reported its outcome.
         """
         waiting = [*self._pending.values()]
         if self._earlier is not None:
             waiting += self._earlier._pending.values()
         save = next((save for save in waiting if save.span is span), None)
         if save is not None and error is None:
-            save.owner._succeed(self._told(save), clock.now(), path)
+            save.owner._succeed(self._conclude(save), clock.now(), path)
         elif save is not None:
-            save.owner._fail(self._told(save), error, clock.now())
+            save.owner._fail(self._conclude(save), error, clock.now())
 
     def _check_in_time(self, save: Save) -> None:
         if self.job.checkpoints is not self or not _is_active(self.job.application):
-            misuse(
+            report_misuse(
                 "late success",
-                f"the checkpoint of step {save.step} was complete after the application had ended: "
-                "call on_app_end() when all checkpoints are written",
+                f"The checkpoint of step {save.step} was completed after the end of the application. "
+                "Call on_app_end() after all checkpoints are written.",
             )
 
     def _succeed(self, save: Save, when: int, path: PathLike | None) -> None:
         self._successes += 1
-        # Word of an earlier one may come later.
+        # An earlier success may be reported later.
         self._first_success = min(self._first_success or when, when)
         self._latest_success = max(self._latest_success, when)
         is_late = save.number < self._newest_success
@@ -298,18 +301,18 @@ class Checkpoints:
         save.span.add_event(Event(name.value, attributes, when))
 
     def _take_pending(self, given: Any, outcome: str) -> Save | None:
-        """The save of this step, of which nobody has told yet what became of it."""
+        """Return the save of this step whose outcome is not recorded yet, None if there is none."""
         step = _whole(given)
         save = None
         for checkpoints in (self, self._earlier):
             if step is not None and save is None and checkpoints is not None:
                 save = checkpoints._find_pending(step)
         if save is not None:
-            return self._told(save)
-        misuse(
+            return self._conclude(save)
+        report_misuse(
             f"unknown {outcome}",
-            f"a checkpoint of step {shown(given)} is reported as {outcome}, but none of that step "
-            "waits for word: it was not started, or has been reported already",
+            f"A checkpoint of step {shown(given)} is reported as {outcome}, but no save of that step is "
+            "pending: it was not started, or was reported already.",
         )
         return None
 
@@ -318,20 +321,20 @@ class Checkpoints:
         return next((save for save in waiting if save.step == step), None)
 
     def is_pending(self, step: int) -> bool:
-        """Whether a save of this step waits for word of what became of it."""
+        """Return whether the outcome of a save of this step is not recorded yet."""
         return any(save.step == step for save in self._pending.values())
 
-    def _told(self, save: Save) -> Save:
-        """Note that it is known what became of this save."""
-        save.is_told = True
+    def _conclude(self, save: Save) -> Save:
+        """Mark the outcome of a save as recorded. Return the save."""
+        save.is_concluded = True
         save.owner._pending.pop(save.number, None)
         return save
 
     def _keep_safe(self, productive: dict[str, Any]) -> None:
-        """Note what is safe now, unless a newer checkpoint has made more safe already."""
+        """Update the safe progress, unless a newer checkpoint has made more safe already."""
         for name, value in productive.items():
-            known = self._safe.get(name)
-            if value is not None and (known is None or value > known):
+            before = self._safe.get(name)
+            if value is not None and (before is None or value > before):
                 self._safe[name] = value
 
     def fail(
@@ -340,7 +343,7 @@ class Checkpoints:
         error: BaseException | str | None = None,
         msec: float | None = None,
     ) -> None:
-        """The checkpoint of this step could not be saved."""
+        """Record that the checkpoint of this step could not be saved."""
         if self.job.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint failure")
@@ -364,12 +367,12 @@ class Checkpoints:
 
 
 def _whole(value: Any) -> int | None:
-    """A step as a plain number, also out of a tensor of one element; None when it is no step."""
+    """Return a step as a plain int, also from a tensor with one element; None if it is not a step."""
     try:
         return COUNT.take(value)
     except ValueError:
-        found = None if isinstance(value, bool) else number(value)
-        return int(found) if found is not None and found >= 0 and found.is_integer() else None
+        step = None if isinstance(value, bool) else number(value)
+        return int(step) if step is not None and step >= 0 and step.is_integer() else None
 
 
 def _is_active(application: Span | None) -> bool:
@@ -377,7 +380,7 @@ def _is_active(application: Span | None) -> bool:
 
 
 def _measure(path: PathLike | None) -> tuple[int | None, str | None]:
-    """Size and folder of a checkpoint; None for what cannot be found out quickly."""
+    """Return size and folder of a checkpoint; the size is None if measuring takes too long."""
     if path is None:
         return None, None
     try:

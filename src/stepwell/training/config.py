@@ -1,7 +1,7 @@
-"""Configurations: of an application, and of the training in it.
+"""Configurations of an application and of its training.
 
-Every field that ends in ``_or_fn`` takes a value or a function without arguments. The property without
-that ending gives the value, and calls the function at each access: ``config.global_batch_size``.
+A field whose name ends in ``_or_fn`` takes a value or a function without arguments. The property without that
+suffix returns the value, and calls the function at each access: ``config.global_batch_size``.
 """
 
 # ruff: noqa: RUF009 (the calls in the classes declare fields)
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from stepwell._core.checks import FLAG, METADATA, POSITIVE, TARGET, TEXT, TEXTS, Kind
 from stepwell.training.settings import (
     Evaluated,
     as_json,
@@ -22,17 +23,7 @@ from stepwell.training.settings import (
     settings_of,
     value_or_fn,
 )
-from stepwell.training.values import (
-    FLAG,
-    METADATA,
-    POSITIVE,
-    STRATEGY,
-    TARGET,
-    TEXT,
-    TEXTS,
-    CheckPointStrategy,
-    Kind,
-)
+from stepwell.training.values import STRATEGY, CheckPointStrategy
 
 __all__ = [
     "ApplicationConfig",
@@ -48,7 +39,7 @@ Tags: TypeAlias = str | list[str]
 
 
 def script_name() -> str:
-    """What an application is called that has no name: as its script, without the folder."""
+    """Return the default application name: the script, without folder and suffix."""
     started = sys.argv[0] if sys.argv and isinstance(sys.argv[0], str) else ""
     name = os.path.splitext(os.path.basename(started))[0]
     if name == "__main__":
@@ -59,7 +50,7 @@ def script_name() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplicationFields:
-    """The fields that an application has, whatever it does."""
+    """The fields of every application."""
 
     application_name: str = setting(
         "",
@@ -93,7 +84,7 @@ class ApplicationFields:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFields:
-    """The fields that describe training."""
+    """The fields of training."""
 
     perf_tag_or_fn: OrFn[Tags | None] | None = value_or_fn(
         None, TEXTS, "shared by runs whose speed can be compared; one or several"
@@ -154,23 +145,23 @@ class TrainingFields:
 
     @property
     def app_type(self) -> str:
-        """What the application does."""
+        """The type of the application."""
         return "training"
 
 
 @checked
 @dataclass(frozen=True, kw_only=True)
 class TrainingTelemetryConfig(ApplicationFields, TrainingFields):
-    """The configuration of training; the fields of the application may be given with it."""
+    """The configuration of training. It may include the fields of the application."""
 
     def with_override(self, changes: Mapping[str, Any]) -> TrainingTelemetryConfig:
-        """A copy with these fields changed; those in ``telemetry_config`` are its own."""
-        from stepwell.training.merging import override_training
+        """Return a copy with these fields changed. Fields in ``telemetry_config`` count as its own."""
+        from stepwell.training.resolved_config import override_training
 
         return override_training(self, changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields that have a value, as JSON has them; functions by what they give now."""
+        """Return all fields with a value as JSON values. Functions are called."""
         return as_json(self, settings_of(TrainingTelemetryConfig))
 
 
@@ -181,7 +172,7 @@ def _training_config(value: Any) -> TrainingTelemetryConfig:
 
 
 TRAINING_CONFIG = Kind[TrainingTelemetryConfig](
-    "TrainingTelemetryConfig(…)",
+    "a TrainingTelemetryConfig",
     lambda value: type(value) is TrainingTelemetryConfig,
     _training_config,
 )
@@ -190,21 +181,21 @@ TRAINING_CONFIG = Kind[TrainingTelemetryConfig](
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ApplicationConfig(ApplicationFields):
-    """The configuration of an application; that of its training may be set later."""
+    """The configuration of an application. That of its training can be set later."""
 
     telemetry_config: TrainingTelemetryConfig | None = setting(
         None, TRAINING_CONFIG, "the configuration of training"
     )
 
     def with_override(self, changes: Mapping[str, Any]) -> ApplicationConfig:
-        """A copy with these fields changed, also those in ``{"telemetry_config": {…}}``."""
-        from stepwell.training.merging import override_application
+        """Return a copy with these fields changed, including those in ``{"telemetry_config": {…}}``."""
+        from stepwell.training.resolved_config import override_application
 
         return override_application(self, changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields that have a value, as JSON has them; functions by what they give now."""
-        found = as_json(self, settings_of(ApplicationFields))
+        """Return all fields with a value as JSON values. Functions are called."""
+        values = as_json(self, settings_of(ApplicationFields))
         if self.telemetry_config is not None:
-            found["telemetry_config"] = self.telemetry_config.to_dict()
-        return found
+            values["telemetry_config"] = self.telemetry_config.to_dict()
+        return values

@@ -1,4 +1,4 @@
-"""Context managers for every standard span; each is a decorator too, and gives the live span.
+"""Context managers for every standard span. Each is also a decorator, and yields the live span.
 
 with application():
     with training_loop(train_iterations_start=0):
@@ -6,7 +6,7 @@ with application():
             with training_iteration():
                 ...
 
-An exception that goes through is recorded on the span, and passes on.
+An exception is recorded on the span and passed on.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stepwell.journal.errors import report
-from stepwell.telemetry.live import NO_SPAN, Span, open_span
+from stepwell._core.errors import report
+from stepwell.telemetry.span_handle import NO_SPAN, Span, open_span
 from stepwell.training import calls
+from stepwell.training.calls import current
 from stepwell.training.checkpoints import PathLike
-from stepwell.training.current import current
 from stepwell.training.standard_spans import WORDS
 from stepwell.training.training_loop import Count, TrainingLoop
 from stepwell.training.values import CheckPointStrategy
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StandardSpan:
-    """A standard span to enter, as often as one likes: also recursively, and from several threads."""
+    """A standard span to enter any number of times, also recursively and in several threads."""
 
     __slots__ = ("_end", "_start", "name")
 
@@ -52,7 +52,7 @@ class StandardSpan:
         self._end(error)
 
     def __call__(self, function: F) -> F:
-        from stepwell.journal.decorate import decorate
+        from stepwell.journal.decorator import decorate
 
         return decorate(self, function)
 
@@ -60,8 +60,8 @@ class StandardSpan:
 class Iteration:
     """A training iteration to enter.
 
-    Entering does nothing while nothing records. Inside of a training loop it is a method of that loop,
-    without anything in between: this happens a million times.
+    While nothing records, entering does nothing. Inside a training loop, ``__enter__`` is directly a method
+    of that loop, because this is a hot path.
     """
 
     __slots__ = ("_optimizer_step", "_samples", "_tokens")
@@ -88,7 +88,7 @@ class Iteration:
 
 
 class UsualIteration(Iteration):
-    """One of the usual size."""
+    """An iteration of the usual size."""
 
     __slots__ = ()
 
@@ -97,14 +97,14 @@ def _idle_enter(self: Iteration) -> Span:
     return NO_SPAN
 
 
-# While nothing records, leaving is a call that C answers with something false.
+# While nothing records, leaving calls a C function that returns a false value: the fastest no-op.
 _nothing: Any = "".format
 _enter = Iteration.__enter__
 _exit = Iteration.__exit__
 
 
 def _switch(enabled: bool, loop: TrainingLoop | None) -> None:
-    # What is no function is called without the object that was entered: a method of the loop.
+    # A bound method of the loop is called without the object that was entered, because it is not a function.
     enter: Any = _enter if enabled else _idle_enter
     leave: Any = _exit if enabled else _nothing
     leave_usual = leave
@@ -120,21 +120,21 @@ _usual_iteration = UsualIteration(None, None, True)
 
 
 class SimpleSpan(StandardSpan):
-    """One of the spans without further meaning, some of which are entered for each iteration."""
+    """A simple span: one without counters. Some are entered in each iteration."""
 
-    __slots__ = ("_name", "_word")
+    __slots__ = ("_name", "name_word")
 
     def __init__(self, name: Name) -> None:
         self.name = name.value
         self._name = name
-        self._word = WORDS[name]
+        self.name_word = WORDS[name]
 
     def __enter__(self) -> Span:
         job = current.job
         if job is None:
             return calls.start(self._name)
         try:
-            return open_span(self._word, None, 0, None, job.container)
+            return open_span(self.name_word, None, 0, None, job.container)
         except Exception as error:
             report(self.name, error)
             return NO_SPAN
@@ -156,7 +156,7 @@ _APPLICATION = StandardSpan(
 )
 
 
-def _loop(part: calls.Part, name: Name) -> StandardSpan:
+def _loop(part: calls.EvaluationKind, name: Name) -> StandardSpan:
     return StandardSpan(
         name,
         lambda: calls.start_evaluation(part),
@@ -164,7 +164,7 @@ def _loop(part: calls.Part, name: Name) -> StandardSpan:
     )
 
 
-def _single(part: calls.Part, name: Name) -> StandardSpan:
+def _single(part: calls.EvaluationKind, name: Name) -> StandardSpan:
     return StandardSpan(
         name,
         lambda: calls.start_evaluation_iteration(part),
@@ -177,31 +177,31 @@ _VALIDATION_ITERATION = _single("validation", Name.VALIDATION_SINGLE_ITERATION)
 _TESTING_LOOP = _loop("testing", Name.TESTING_LOOP)
 _TESTING_ITERATION = _single("testing", Name.TESTING_SINGLE_ITERATION)
 
-# The application and setting up
+# Application and setup
 
 
 def application() -> StandardSpan:
-    """The whole application; its end closes what is still open."""
+    """The whole application. Its end closes all open spans in it."""
     return _APPLICATION
 
 
 def distributed_init() -> StandardSpan:
-    """Setting up communication between ranks."""
+    """Setup of communication between ranks."""
     return _SIMPLE[Name.DIST_INIT]
 
 
 def model_init() -> StandardSpan:
-    """Making the model."""
+    """Creation of the model."""
     return _SIMPLE[Name.MODEL_INIT]
 
 
 def dataloader_init() -> StandardSpan:
-    """Making the data loaders."""
+    """Creation of the data loaders."""
     return _SIMPLE[Name.DATA_LOADER_INIT]
 
 
 def optimizer_init() -> StandardSpan:
-    """Making the optimizer."""
+    """Creation of the optimizer."""
     return _SIMPLE[Name.OPTIMIZER_INIT]
 
 
@@ -219,7 +219,7 @@ def training_loop(
     train_iterations_target_or_fn: Count | None = None,
     train_samples_target_or_fn: Count | None = None,
 ) -> StandardSpan:
-    """A training loop. It starts at this iteration, which is not 0 where training is resumed."""
+    """A training loop that starts at this iteration (not 0 if training is resumed)."""
     return StandardSpan(
         Name.TRAINING_LOOP,
         lambda: calls.start_training(
@@ -238,9 +238,9 @@ def training_iteration(
     """A training iteration.
 
     Args:
-        samples: samples of all ranks in it, where that is not always the global batch size.
-        tokens: tokens of all ranks in it, where that is not samples times sequence length.
-        optimizer_step: False when it only accumulates gradients: the iteration goes on with the next.
+        samples: samples of all ranks, if not always the global batch size.
+        tokens: tokens of all ranks, if not samples times sequence length.
+        optimizer_step: False if it only accumulates gradients: it then counts as part of the next iteration.
     """
     if samples is None and tokens is None and optimizer_step:
         return _usual_iteration
@@ -248,7 +248,7 @@ def training_iteration(
 
 
 def data_loading() -> StandardSpan:
-    """Getting a batch."""
+    """Loading of a batch."""
     return _SIMPLE[Name.DATA_LOADING]
 
 
@@ -268,7 +268,7 @@ def model_backward() -> StandardSpan:
 
 
 def optimizer_update() -> StandardSpan:
-    """The optimizer's step."""
+    """The optimizer step."""
     return _SIMPLE[Name.OPTIMIZER_UPDATE]
 
 
@@ -295,7 +295,7 @@ def testing_iteration() -> StandardSpan:
     return _TESTING_ITERATION
 
 
-# Whoever imports them into a test does not mean them to be collected as tests.
+# Pytest must not collect them when a test module imports them.
 for _function in (testing_loop, testing_iteration):
     _function.__test__ = False  # type: ignore[attr-defined]
 
@@ -303,7 +303,7 @@ for _function in (testing_loop, testing_iteration):
 
 
 class CheckpointSave(StandardSpan):
-    """Saving a checkpoint. A synchronous one that ends without an exception has succeeded."""
+    """A checkpoint save. A synchronous one that ends without an exception has succeeded."""
 
     __slots__ = ("_path", "_step", "_strategy")
 
@@ -333,17 +333,17 @@ def checkpoint_save(
     path: PathLike | None = None,
     strategy: CheckPointStrategy | str | None = None,
 ) -> CheckpointSave:
-    """Saving the checkpoint of this step.
+    """A save of the checkpoint of this step.
 
     Args:
-        global_step: iterations done so far; tells checkpoints apart.
-        path: where it is saved to; its size is reported with the success.
-        strategy: sync or async, where it is not the one of the configuration. Of an asynchronous save
-            ``on_save_checkpoint_success`` tells later that it is complete.
+        global_step: iterations so far, which identifies the checkpoint.
+        path: file or folder of the checkpoint. Its size is reported with the success.
+        strategy: "sync" or "async"; default: that of the configuration. Call ``on_save_checkpoint_success``
+            when an asynchronous save is complete.
     """
     return CheckpointSave(global_step, path, strategy)
 
 
 def checkpoint_save_finalization() -> StandardSpan:
-    """Completing an asynchronous checkpoint."""
+    """Completion of an asynchronous checkpoint."""
     return _SIMPLE[Name.CHECKPOINT_SAVE_FINALIZATION]

@@ -1,4 +1,4 @@
-"""Counters of a training job: what happened so far, and since the last update. No span, no clock."""
+"""Counters of a training job, in total and since the last update. Uses no spans and no clock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SECOND = 1e9
 LOADING = "avg_dataloader_time_sec"
 """The attribute with the time of data loading."""
 MAX_WINDOW = 100_000
-"""So many durations are kept for percentiles; where more pass between two updates, the latest ones."""
+"""Largest number of durations kept for percentiles; older ones are dropped."""
 
 
 class Durations:
-    """How often, how long in all, and the extremes; in nanoseconds."""
+    """Number, sum and extremes of durations, in nanoseconds."""
 
     __slots__ = ("count", "longest", "shortest", "total")
 
@@ -26,7 +26,7 @@ class Durations:
         self.longest = 0
 
     def add(self, took: int) -> None:
-        """Count one more."""
+        """Add a duration."""
         if not self.count or took < self.shortest:
             self.shortest = took
         if took > self.longest:
@@ -35,7 +35,7 @@ class Durations:
         self.total += took
 
     def seconds(self, of: str = "iteration_time") -> dict[str, float]:
-        """Mean, extremes and sum as attributes; empty when there was none."""
+        """Return mean, extremes and sum as attributes; empty without durations."""
         if not self.count:
             return {}
         return {
@@ -47,13 +47,13 @@ class Durations:
 
 
 def percentile(ordered: list[int], share: float) -> int:
-    """The smallest of these sorted values that at least this share of them does not exceed."""
+    """Return the nearest-rank percentile of sorted values; ``share`` is from 0 to 1."""
     rank = -int(-len(ordered) * share // 1)
     return ordered[max(0, rank - 1)]
 
 
 def plus(first: int | None, second: int | None) -> int | None:
-    """The sum, where None is nothing known; None when both are."""
+    """Return the sum, where None counts as unknown and is ignored; None if both are None."""
     if first is None or second is None:
         return first if second is None else second
     return first + second
@@ -64,10 +64,10 @@ Iteration = tuple[int, int, int, int]
 
 
 class Progress:
-    """One training loop: its iterations, samples, tokens and operations, in all and since the last update.
+    """Iterations, samples, tokens and operations of one training loop, in total and since the last update.
 
-    An iteration is an optimizer step. Passes that only accumulate gradients add to the one under way.
-    Iterations wait in ``waiting``, as (start, end, samples, tokens), to be counted many at once.
+    An iteration is an optimizer step. Passes that only accumulate gradients add to the next iteration.
+    Iterations are collected in ``waiting``, as (start, end, samples, tokens), and counted together.
     """
 
     __slots__ = (
@@ -108,10 +108,10 @@ class Progress:
         self, start: int, start_samples: int | None, every: int, began: int | None = None
     ) -> None:
         self.start = start
-        # When the loop began; None takes it to begin with its first iteration.
+        # Start of the loop; None: the start of its first iteration.
         self.began = began
         self.start_samples = start_samples
-        # Operations done before the loop; None when unknown.
+        # Operations before the loop; None if unknown.
         self.start_flops: int | None = None if start else 0
         self.completed = 0
         self.samples = 0
@@ -124,15 +124,15 @@ class Progress:
         self.longest = 0
         self.first_end = 0
         self.last_end = 0
-        # Of passes that have not come to an optimizer step yet; None where none has told its size.
+        # Passes since the last optimizer step; their sizes are None if unknown.
         self._clear_partial()
-        # Between the end of an iteration and the start of the next.
+        # Time from the end of an iteration to the start of the next.
         self.gap_total = 0
         self.gap_count = 0
-        # Floating point operations a second, of single iterations.
+        # Floating point operations per nanosecond of single iterations.
         self.best_rate = 0.0
         self.worst_rate = math.inf
-        # Time in forward, backward and data loading, by the attribute that it becomes.
+        # Time in forward, backward and data loading, by attribute.
         self.phases: dict[str, int] = {}
         self.waiting: list[Iteration] = []
         self.window: deque[int] = deque(maxlen=MAX_WINDOW)
@@ -140,7 +140,7 @@ class Progress:
         self.close_window(every)
 
     def close_window(self, every: int) -> None:
-        """What follows belongs to the next update, which is due at the next multiple of ``every``."""
+        """Begin the window of the next update, which is due at the next multiple of ``every``."""
         self.expect_update(every)
         self.window.clear()
         self.window_gaps.clear()
@@ -148,31 +148,31 @@ class Progress:
         self.last_update = (*done, self.last_end)
 
     def expect_update(self, every: int) -> None:
-        """The next update is due at the next multiple of ``every``."""
+        """Set the next update to the next multiple of ``every``."""
         self.next_update = (self.overall // every + 1) * every
 
     @property
     def overall(self) -> int:
-        """Iterations completed, those before this loop included."""
+        """Completed iterations, including those before this loop."""
         return self.start + self.completed + len(self.waiting)
 
     @property
     def samples_overall(self) -> int | None:
-        """Samples trained on, those before this loop included; None when unknown."""
+        """Samples trained on, including those before this loop; None if unknown."""
         if self.start_samples is None:
             return (self.samples or None) if not self.start else None
         return self.start_samples + self.samples
 
     @property
     def flops_overall(self) -> int | None:
-        """Floating point operations done, those before this loop included; None when unknown."""
+        """Floating point operations, including those before this loop; None if unknown."""
         return None if self.start_flops is None else self.start_flops + self.flops
 
     def count_waiting(self) -> None:
-        """Count the iterations that wait to be."""
+        """Count the waiting iterations."""
         waiting = self.waiting
         if waiting:
-            # In this order, so that an interrupt in between counts none of them twice.
+            # Cleared first, so that an interrupt below cannot count an iteration twice.
             self.waiting = []
             starts, ends, samples, tokens = zip(*waiting, strict=True)
             self._pass(starts, ends)
@@ -187,20 +187,20 @@ class Progress:
             self._add(times, samples, sum(tokens))
 
     def accumulate(self, start: int, end: int, samples: int | None, tokens: int | None) -> None:
-        """A pass has ended without an optimizer step."""
+        """Add a pass that ended without an optimizer step."""
         self.count_waiting()
         self._pass((start,), (end,))
         self.partial_time += end - start
         self.hold(samples, tokens)
 
     def hold(self, samples: int | None, tokens: int | None) -> None:
-        """Keep the sizes of a pass for the iteration that it belongs to."""
+        """Add the sizes of a pass to the next iteration."""
         self.partial_passes += 1
         self.partial_samples = plus(self.partial_samples, samples)
         self.partial_tokens = plus(self.partial_tokens, tokens)
 
     def count_unrecorded(self, samples: int, tokens: int) -> None:
-        """Count an iteration of which no time is known."""
+        """Count an iteration without a time."""
         self._clear_partial()
         self.completed += 1
         self.samples += samples
@@ -228,7 +228,7 @@ class Progress:
             work = self.flops_per_sample
             self.flops += all_samples * work
             if samples.count(samples[0]) == len(samples):
-                # All of one size, as most are: the shortest was the fastest.
+                # All have the same size, as usual: the shortest is the fastest.
                 rates = [samples[0] * work / (took or 1) for took in (shortest, longest)]
             else:
                 rates = [
@@ -238,15 +238,15 @@ class Progress:
             self.worst_rate = min(self.worst_rate, *rates)
 
     def _pass(self, starts: tuple[int, ...], ends: tuple[int, ...]) -> None:
-        """Note the time between passes."""
+        """Add the gaps between passes."""
         before = (self.last_end, *ends[:-1])
         self.last_end = ends[-1]
         if not before[0]:
-            # Before the first one of a loop there is none.
+            # The first pass of a loop has no gap before it.
             starts, before = starts[1:], before[1:]
         gaps = list(map(sub, starts, before))
         if gaps and min(gaps) < 0:
-            # One that was given an earlier start than the last one's end has no pause before it.
+            # A given start may be before the end of the last pass: then there is no gap.
             gaps = [max(0, gap) for gap in gaps]
         self.gap_total += sum(gaps)
         self.gap_count += len(gaps)
@@ -264,86 +264,90 @@ class Progress:
     # As attributes
 
     def attributes(self, world_size: int) -> dict[str, Any]:
-        """All numbers of an update but those that need the wall clock."""
-        found: dict[str, Any] = {
+        """Return the attributes of an update, except those that need the wall clock."""
+        attributes: dict[str, Any] = {
             "train_iterations_start": self.start,
             "current_iteration": max(0, self.overall - 1),
             "num_iterations": self.completed,
             "interval": self.since_update,
         }
-        # Each adds to the one dict: this is done in the midst of training.
-        self._add_times(found)
-        self._add_amounts(found)
+        # Each method adds to the same dict, which is faster: training waits for this.
+        self._add_times(attributes)
+        self._add_amounts(attributes)
         if self.total:
-            self._add_rates(found)
-            self._add_work_rates(found, self.total / SECOND, world_size)
-        self._add_window_times(found)
+            self._add_rates(attributes)
+            self._add_work_rates(attributes, self.total / SECOND, world_size)
+        self._add_window_times(attributes)
         if self._window_total:
-            self._add_window_rates(found, self._window_total / SECOND, world_size)
-        return found
+            self._add_window_rates(attributes, self._window_total / SECOND, world_size)
+        return attributes
 
-    def _add_times(self, found: dict[str, Any]) -> None:
+    def _add_times(self, attributes: dict[str, Any]) -> None:
         count = self.completed
-        found["avg_iteration_time_sec"] = self.total / count / SECOND
-        found["min_iteration_time_sec"] = self.shortest / SECOND
-        found["max_iteration_time_sec"] = self.longest / SECOND
-        found["total_iteration_time_sec"] = self.total / SECOND
+        attributes["avg_iteration_time_sec"] = self.total / count / SECOND
+        attributes["min_iteration_time_sec"] = self.shortest / SECOND
+        attributes["max_iteration_time_sec"] = self.longest / SECOND
+        attributes["total_iteration_time_sec"] = self.total / SECOND
         if self.gap_count:
-            found["avg_between_iterations_time_sec"] = self.gap_total / self.gap_count / SECOND
+            attributes["avg_between_iterations_time_sec"] = self.gap_total / self.gap_count / SECOND
         for name, total in self.phases.items():
-            found[name] = total / count / SECOND
+            attributes[name] = total / count / SECOND
 
-    def _add_amounts(self, found: dict[str, Any]) -> None:
+    def _add_amounts(self, attributes: dict[str, Any]) -> None:
         if self.start_samples is not None:
-            found["train_samples_start"] = self.start_samples
+            attributes["train_samples_start"] = self.start_samples
         if self.samples:
-            found["num_train_samples"] = self.samples
+            attributes["num_train_samples"] = self.samples
             mean = self.samples / self.completed
-            found["avg_batch_size"] = int(mean) if mean.is_integer() else mean
+            attributes["avg_batch_size"] = int(mean) if mean.is_integer() else mean
         if self.tokens:
-            found["train_tokens"] = self.tokens
+            attributes["train_tokens"] = self.tokens
         if self.flops_per_sample:
             if self.start_flops is not None:
-                found["completed_floating_point_operations_overall"] = self.flops_overall
-            found["total_flops"] = self.flops
+                attributes["completed_floating_point_operations_overall"] = self.flops_overall
+            attributes["total_flops"] = self.flops
 
-    def _add_rates(self, found: dict[str, Any]) -> None:
-        """Samples and tokens by wall time, with and without waiting for data."""
+    def _add_rates(self, attributes: dict[str, Any]) -> None:
+        """Add samples and tokens per second of wall time, with and without data loading."""
         elapsed = self.last_end - (self.began or 0)
         without_data = elapsed - self.phases.get(LOADING, 0)
         for what, count in (("samples", self.samples), ("tokens", self.tokens)):
             if count and elapsed > 0:
-                found[f"avg_{what}_per_second"] = count * SECOND / elapsed
+                attributes[f"avg_{what}_per_second"] = count * SECOND / elapsed
             if count and 0 < without_data < elapsed:
-                found[f"avg_{what}_per_second_without_data"] = count * SECOND / without_data
+                attributes[f"avg_{what}_per_second_without_data"] = count * SECOND / without_data
 
-    def _add_work_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
+    def _add_work_rates(self, attributes: dict[str, Any], seconds: float, world_size: int) -> None:
         if self.flops:
-            # Operations in a nanosecond are thousands of TFLOP/s.
-            found["avg_tflops"] = self.flops / seconds / 1e12
-            found["train_throughput_per_gpu"] = self.flops / seconds / 1e12 / world_size
-            found["train_throughput_per_gpu_max"] = self.best_rate / 1e3 / world_size
-            found["train_throughput_per_gpu_min"] = self.worst_rate / 1e3 / world_size
+            # 1 operation per nanosecond is 1e-3 TFLOP/s.
+            attributes["avg_tflops"] = self.flops / seconds / 1e12
+            attributes["train_throughput_per_gpu"] = self.flops / seconds / 1e12 / world_size
+            attributes["train_throughput_per_gpu_max"] = self.best_rate / 1e3 / world_size
+            attributes["train_throughput_per_gpu_min"] = self.worst_rate / 1e3 / world_size
 
-    def _add_window_times(self, found: dict[str, Any]) -> None:
+    def _add_window_times(self, attributes: dict[str, Any]) -> None:
         ordered = sorted(self.window)
-        found["window_iterations"] = count = self.since_update
+        attributes["window_iterations"] = count = self.since_update
         if ordered:
-            found["window_avg_iteration_time_sec"] = self._window_total / count / SECOND
-            found["window_p50_iteration_time_sec"] = percentile(ordered, 0.5) / SECOND
-            found["window_p95_iteration_time_sec"] = percentile(ordered, 0.95) / SECOND
-            found["window_max_iteration_time_sec"] = ordered[-1] / SECOND
+            attributes["window_avg_iteration_time_sec"] = self._window_total / count / SECOND
+            attributes["window_p50_iteration_time_sec"] = percentile(ordered, 0.5) / SECOND
+            attributes["window_p95_iteration_time_sec"] = percentile(ordered, 0.95) / SECOND
+            attributes["window_max_iteration_time_sec"] = ordered[-1] / SECOND
         gaps = self.window_gaps
         if gaps:
-            found["window_avg_between_iterations_time_sec"] = sum(gaps) / len(gaps) / SECOND
-            found["window_max_between_iterations_time_sec"] = max(gaps) / SECOND
+            attributes["window_avg_between_iterations_time_sec"] = sum(gaps) / len(gaps) / SECOND
+            attributes["window_max_between_iterations_time_sec"] = max(gaps) / SECOND
 
-    def _add_window_rates(self, found: dict[str, Any], seconds: float, world_size: int) -> None:
+    def _add_window_rates(
+        self, attributes: dict[str, Any], seconds: float, world_size: int
+    ) -> None:
         _, samples, tokens, flops, _, last_end = self.last_update
         elapsed = self.last_end - (last_end or self.began or 0)
         if self.samples > samples and elapsed > 0:
-            found["window_samples_per_second"] = (self.samples - samples) * SECOND / elapsed
+            attributes["window_samples_per_second"] = (self.samples - samples) * SECOND / elapsed
         if self.tokens > tokens and elapsed > 0:
-            found["window_tokens_per_second"] = (self.tokens - tokens) * SECOND / elapsed
+            attributes["window_tokens_per_second"] = (self.tokens - tokens) * SECOND / elapsed
         if self.flops > flops:
-            found["window_throughput_per_gpu"] = (self.flops - flops) / seconds / 1e12 / world_size
+            attributes["window_throughput_per_gpu"] = (
+                (self.flops - flops) / seconds / 1e12 / world_size
+            )

@@ -1,14 +1,13 @@
-"""Validation and testing: loops of iterations beside training."""
+"""Validation and testing loops, and their iterations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepwell.journal import clock
-from stepwell.journal.errors import misuse
-from stepwell.telemetry.attributes import Attributes
-from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span, find_open, leave_unrecorded
+from stepwell._core import clock
+from stepwell._core.errors import report_misuse
+from stepwell.telemetry.events import Attributes, Event
+from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open, leave_unrecorded
 from stepwell.training.attributes import (
     TestingMetricsUpdateAttributes,
     ValidationMetricsUpdateAttributes,
@@ -48,7 +47,7 @@ KINDS = {
 
 
 class Evaluation:
-    """The validation loops of a job, or its testing loops; at most one is under way."""
+    """The validation loops or the testing loops of a job. At most one is open."""
 
     def __init__(self, job: TrainingJob, name: Name) -> None:
         self.job = job
@@ -64,10 +63,11 @@ class Evaluation:
     # The loop
 
     def start(self, msec: float | None = None) -> Span:
-        """Start a loop; one that was never ended is ended first."""
+        """Start a loop. An open one is ended first."""
         if self.span is not None:
-            misuse(
-                f"double {self.name}", f"{self.name} is started inside of one, which is ended first"
+            report_misuse(
+                f"double {self.name}",
+                f"{self.name} started again before its end, so the earlier one is ended now.",
             )
             self._end_loop(clock.now(), None)
         self._is_enabled = self.job.ask(self._switch) is not False
@@ -79,11 +79,11 @@ class Evaluation:
         return self.span
 
     def end(self, msec: float | None = None, error: BaseException | None = None) -> None:
-        """End the loop and report its iterations."""
+        """End the loop, with an update about its iterations."""
         if self.span is None:
-            misuse(
+            report_misuse(
                 f"end {self.name}",
-                f"{self.name} is ended that was not started: call its on_…_start() first",
+                f"{self.name} ended without a matching start. Call its on_…_start() first.",
             )
             return
         note_thread(self.span)
@@ -94,9 +94,9 @@ class Evaluation:
         if span is None:
             return
         for iteration in self._open_iterations():
-            misuse(
+            report_misuse(
                 f"open {self.iteration}",
-                f"{self.name} ends inside of {self.iteration}, which is ended with it",
+                f"{self.name} ended while {self.iteration} was open, so that is ended with it.",
             )
             self._end_iteration(iteration, end, error)
         span.add_event(Event(self._event.value, self._report(), end))
@@ -107,7 +107,7 @@ class Evaluation:
     def _report(self) -> Attributes:
         progress = self.job.last
         trained = 0 if progress is None else progress.overall
-        # Counted in iterations and not by their index: training may have begun anew since.
+        # By the number of iterations, not by their index: training may have restarted since.
         count = self.job.iteration_count()
         interval = count - self._count_before
         self._count_before = count
@@ -123,17 +123,17 @@ class Evaluation:
     def start_iteration(self, msec: float | None = None) -> Span:
         """Start an iteration."""
         if self.span is None:
-            misuse(
+            report_misuse(
                 f"{self.iteration} outside",
-                f"{self.iteration} is started outside of {self.name}: it is recorded, but not counted",
+                f"{self.iteration} started outside {self.name}: it is recorded but not counted.",
             )
         elif not self._is_enabled:
             return NO_SPAN
         before = find_open(WORDS[self.iteration])
         if before is not None:
-            misuse(
+            report_misuse(
                 f"double {self.iteration}",
-                f"{self.iteration} is started inside of one: the earlier one is ended first",
+                f"{self.iteration} started again before its end, so the earlier one is ended now.",
             )
             self._end_iteration(before, clock.now(), None)
         return start_span(self.iteration, msec, under=self.job.container)
@@ -148,9 +148,9 @@ class Evaluation:
             if leave_unrecorded(WORDS[self.iteration]):
                 self._unrecorded += 1
                 return
-            misuse(
+            report_misuse(
                 f"end {self.iteration}",
-                f"{self.iteration} is ended that was not started: call its on_…_start() first",
+                f"{self.iteration} ended without a matching start. Call its on_…_start() first.",
             )
             return
         self._end_iteration(span, moment(msec, f"end of {self.iteration}"), error)
@@ -163,10 +163,10 @@ class Evaluation:
             self.total.add(span.end - span.start)
 
     def _open_iterations(self) -> list[Span]:
-        return [span for span in open_spans() if span._word == WORDS[self.iteration]]
+        return [span for span in open_spans() if span.name_word == WORDS[self.iteration]]
 
     def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
-        """End this span if it is one of these; whether it was."""
+        """End this span and return True, or return False if it belongs to another part of the job."""
         if span is self.span:
             self._end_loop(end, error)
         elif span in self._open_iterations():

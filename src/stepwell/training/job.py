@@ -1,7 +1,7 @@
-"""A training job: its application, its loops, its checkpoints, and what is known about them so far.
+"""A training job: its application, loops and checkpoints, with their counters.
 
-One per run and process. It turns starts and ends into spans and events; the callbacks and context managers
-are thin names over it. No method raises because of how training went.
+One per run and process. It turns starts and ends into spans and events; callbacks and context managers are
+thin wrappers around it. A wrong order of calls is reported as misuse, not raised.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError, misuse
-from stepwell.telemetry.attributes import Attributes
-from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span, find_open, leave_unrecorded
-from stepwell.telemetry.place import find_place
+from stepwell._core import clock
+from stepwell._core.errors import StepwellError, report_misuse
+from stepwell.telemetry import VERSION
+from stepwell.telemetry.events import Attributes, Event
+from stepwell.telemetry.rank_info import find_rank_info
 from stepwell.telemetry.run import Run
-from stepwell.telemetry.version import VERSION
+from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open, leave_unrecorded
 from stepwell.training.attributes import InitializationAttributes, TrainingTelemetryAttributes
 from stepwell.training.checkpoints import Checkpoints
 from stepwell.training.counters import Progress
 from stepwell.training.evaluation import Evaluation
-from stepwell.training.merging import ResolvedConfig
+from stepwell.training.resolved_config import ResolvedConfig
 from stepwell.training.standard_spans import (
     WORDS,
     end_setup,
@@ -44,14 +43,14 @@ PHASES = {
     Name.MODEL_BACKWARD: "avg_backward_time_sec",
     Name.DATA_LOADING: "avg_dataloader_time_sec",
 }
-"""Spans whose time in a training loop is reported with its updates."""
+"""Spans whose time is reported in the updates of a training loop, with the attribute."""
 
 
-class Part(Protocol):
-    """A part of a job that has spans of its own."""
+class JobPart(Protocol):
+    """A part of a job that owns some of its spans."""
 
     def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
-        """End this span if it is one of its own; whether it was."""
+        """End this span and return True, or return False if it belongs to another part."""
 
 
 class TrainingJob:
@@ -67,10 +66,10 @@ class TrainingJob:
         self.run = run
         self.lock = threading.RLock()
         self.application: Span | None = None
-        # Blocks of code that are the application again, inside of it or in another thread.
+        # Number of open ``application()`` blocks besides the first, nested or in other threads.
         self._inside_again = 0
         self.loop: TrainingLoop | None = None
-        # Called with the training loop when it begins, with None when it has ended.
+        # Called with the training loop when it begins, and with None when it has ended.
         self._on_loop = on_loop
         self.container: Span | None = None
         self.last: Progress | None = None
@@ -84,11 +83,11 @@ class TrainingJob:
         self._read_world_size()
 
     def ask(self, field: str) -> Any:
-        """What the configuration says; None where a function of the user's fails."""
+        """Return a value of the configuration, None if the user's function for it fails."""
         try:
             return getattr(self.config, field)
         except StepwellError as error:
-            misuse(f"config {field}", str(error))
+            report_misuse(f"config {field}", str(error))
             return None
 
     def _read_world_size(self) -> None:
@@ -100,23 +99,23 @@ class TrainingJob:
     def start_application(self, msec: float | None = None) -> Span:
         """Start the application, unless it runs already."""
         if self.application is not None and self.application.active:
-            misuse(
+            report_misuse(
                 "double application",
-                "the application has been started already, and goes on: call on_app_start() or "
-                "application() once",
+                "The application was started twice; the second start is ignored. Call on_app_start() or "
+                "application() once.",
             )
             return self.application
         if self.application is not None:
             self._begin_anew()
         self._inside_again = 0
         self.application = self.container = start_span(Name.APPLICATION, msec)
-        self._tell_initialization()
+        self._record_initialization()
         if self.config.has_telemetry_config:
-            self._tell_config()
+            self._record_config()
         return self.application
 
     def enter_application(self) -> Span:
-        """Start the application as a block of code; one inside of it does not end it."""
+        """Start the application as a block of code. A nested block does not end it."""
         span = self.application
         is_again = span is not None and span.active
         span = self.start_application()
@@ -124,29 +123,29 @@ class TrainingJob:
         return span
 
     def leave_application(self, error: BaseException | None) -> None:
-        """End what ``enter_application`` began."""
+        """End the block that ``enter_application`` began."""
         if self._inside_again:
             self._inside_again -= 1
         else:
             self.end_application(None, error)
 
     def _begin_anew(self) -> None:
-        """Forget what was counted for the application before."""
+        """Reset the counters of the previous application."""
         self.last = None
         self.training_started = self.training_time = self.training_count = 0
         self.validation = Evaluation(self, Name.VALIDATION_LOOP)
         self.testing = Evaluation(self, Name.TESTING_LOOP)
         self.checkpoints = Checkpoints(self, self.checkpoints)
 
-    def _tell_initialization(self) -> None:
+    def _record_initialization(self) -> None:
         config, run = self.config, self.run
-        self._tell(
-            EventName.ONE_LOGGER_INITIALIZATION,
+        self._record(
+            EventName.INITIALIZATION,
             InitializationAttributes.create(
                 application_name=config.application_name,
                 world_size=self.world_size,
                 rank=0 if run is None else run.rank,
-                local_rank=find_place(os.environ).local_rank,
+                local_rank=find_rank_info(os.environ).local_rank,
                 node_name=socket.gethostname(),
                 app_type=config.app_type,
                 session_tag=self.ask("session_tag"),
@@ -156,42 +155,42 @@ class TrainingJob:
                 summary_data_schema_version=config.summary_data_schema_version,
                 custom_metadata=config.custom_metadata,
             ),
-            # Known from the start, also where that was before this call.
+            # At the start of the application, which may be before this call.
             at=None if self.application is None else self.application.start,
         )
 
-    def _tell_config(self) -> None:
+    def _record_config(self) -> None:
         names = TrainingTelemetryAttributes.FIELDS
         values = {name: self.ask(name) for name in names if hasattr(type(self.config), name)}
         values["checkpoint_strategy"] = self.config.save_checkpoint_strategy
         values |= {n: bool(v) for n, v in values.items() if n.startswith("is_")}
-        self._tell(
+        self._record(
             EventName.UPDATE_TRAINING_TELEMETRY_CONFIG,
             TrainingTelemetryAttributes.create(**values),
         )
 
-    def _tell(self, name: EventName, attributes: Attributes, at: int | None = None) -> None:
+    def _record(self, name: EventName, attributes: Attributes, at: int | None = None) -> None:
         span = self.application or NO_SPAN
         span.add_event(Event(name.value, attributes, at or clock.now()))
 
     def reconfigure(self, config: ResolvedConfig) -> None:
-        """Go on with another configuration."""
+        """Continue with another configuration."""
         self.config = config
         self._read_world_size()
         if self.loop is not None:
             self.loop.read_config()
         if self.application is not None and self.application.active:
-            self._tell_config()
+            self._record_config()
 
     def end_application(
         self, msec: float | None = None, error: BaseException | None = None
     ) -> None:
-        """End the application, and first all that is open inside, innermost first."""
+        """End all open spans in the application, innermost first, and then the application."""
         if self.application is None or not self.application.active:
-            misuse(
+            report_misuse(
                 "end application",
-                "the application is ended that was not started, or has ended already: configure the "
-                "provider and call on_app_start() first",
+                "The application ended without a matching start. Configure the provider and call "
+                "on_app_start() first.",
             )
             return
         note_thread(self.application)
@@ -205,21 +204,21 @@ class TrainingJob:
         self.note_container()
 
     def close_open(self, end: int, error: BaseException | None = None) -> None:
-        """End every span inside of the application, the latest first, with its final report."""
+        """End every open span in the application, the latest first, with its final update."""
         outside = self._outside()
         for span in open_spans():
             if span.active and span not in outside:
                 self._close(span, end, error)
 
     def close_since(self, start: int, error: BaseException | None = None) -> None:
-        """End what this thread has opened since an instant of the journal's clock, the latest first."""
+        """End all spans that this thread has opened since ``start`` (journal clock), the latest first."""
         end = clock.now()
         for span in open_spans():
             if span.active and span.start >= start and span.is_of_this_thread:
                 self._close(span, end, error)
 
     def _outside(self) -> list[Span]:
-        """The application and the spans that it is in, or that were there before it."""
+        """Return the application, its ancestors, and the spans that were open before it."""
         application = self.application
         if application is None or not application.active:
             return []
@@ -233,22 +232,22 @@ class TrainingJob:
         if loop is not None and span is loop.span:
             self._end_loop(end, error)
             return
-        parts: list[Part] = [self.validation, self.testing, self.checkpoints]
+        parts: list[JobPart] = [self.validation, self.testing, self.checkpoints]
         if loop is not None:
             parts.append(loop)
         if not any(part.end_open(span, end, error) for part in parts):
             stop_span(span, end, error)
 
-    # Stretches of time that are nothing but that
+    # Simple spans
 
     def start(self, name: Name, msec: float | None = None) -> Span:
-        """Start one of the spans without further meaning; one that was never ended is ended first."""
+        """Start a simple span: one without counters. An open one of this name is ended first."""
         before = find_open(WORDS[name])
         if before is not None:
-            misuse(
+            report_misuse(
                 f"double {name}",
-                f"{name} is started inside of one: the earlier one is ended first; call its on_…_end() "
-                "at its end",
+                f"{name} started again before its end, so the earlier one is ended now. Call its "
+                "on_…_end() at its end.",
             )
             stop_span(before, clock.now())
         return start_span(name, msec, under=self.container)
@@ -256,33 +255,34 @@ class TrainingJob:
     def end(
         self, name: Name, msec: float | None = None, error: BaseException | None = None
     ) -> None:
-        """End what ``start`` began."""
+        """End a simple span."""
         span = find_span(name)
         if span is None:
             if leave_unrecorded(WORDS[name]):
                 return
-            misuse(
-                f"end {name}", f"{name} is ended that was not started: call its on_…_start() first"
+            report_misuse(
+                f"end {name}",
+                f"{name} ended without a matching start. Call its on_…_start() first.",
             )
             return
         stop_span(span, moment(msec, f"end of {name}") if msec else clock.now(), error)
 
     def count_phase(self, attribute: str, span: Span) -> None:
-        """Add the time of a span to what the updates of the training loop report."""
+        """Add the duration of a span to the phases of the training loop."""
         self.count_time(attribute, span.end - span.start)
 
     def count_time(self, attribute: str, took: int) -> None:
-        """Add nanoseconds to what the updates of the training loop report under this name."""
+        """Add nanoseconds to a phase of the training loop."""
         loop = self.loop
         if loop is not None and loop.span is self.container:
             phases = loop.progress.phases
             phases[attribute] = phases.get(attribute, 0) + took
 
     def note_container(self) -> None:
-        """Note which is the innermost loop under way, or else the application."""
+        """Set ``container`` to the innermost open loop, else the application."""
         loop = None if self.loop is None else self.loop.span
-        found = self.validation.span or self.testing.span or loop or self.application
-        self.container = found if found is not None and found.active else None
+        span = self.validation.span or self.testing.span or loop or self.application
+        self.container = span if span is not None and span.active else None
 
     # Training
 
@@ -294,12 +294,12 @@ class TrainingJob:
         samples_target: Count | None = None,
         msec: float | None = None,
     ) -> Span:
-        """Start a training loop at this iteration; one that was never ended is ended first."""
+        """Start a training loop at this iteration. An open one is ended first."""
         if self.loop is not None:
-            misuse(
+            report_misuse(
                 "double loop",
-                "a training loop is started inside of one: that one is ended first; call on_train_end() "
-                "at its end",
+                "A training loop started before the previous one ended, so that one is ended now. Call "
+                "on_train_end() at its end.",
             )
             self._end_loop(clock.now(), None)
         end_setup(Name.TRAINING_LOOP)
@@ -321,11 +321,11 @@ class TrainingJob:
         return span
 
     def end_training(self, msec: float | None = None, error: BaseException | None = None) -> None:
-        """End the training loop, with a last report."""
+        """End the training loop, with a final update."""
         if self.loop is None:
-            misuse(
+            report_misuse(
                 "end training loop",
-                "a training loop is ended that was not started: call on_train_start() first",
+                "A training loop ended without a matching start. Call on_train_start() first.",
             )
             return
         note_thread(self.loop.span)
@@ -344,13 +344,13 @@ class TrainingJob:
         self.note_container()
 
     def start_iteration(self, msec: float | None = None) -> Span:
-        """Start a training iteration; outside of a loop it is recorded without being counted."""
+        """Start a training iteration. Outside a training loop it is recorded but not counted."""
         if self.loop is not None:
             return self.loop.begin(msec)
-        misuse(
+        report_misuse(
             "iteration outside",
-            "a training iteration is started outside of a training loop: it is recorded, but not "
-            "counted; call on_train_start() or training_loop() first",
+            "A training iteration started outside a training loop: it is recorded but not counted. Call "
+            "on_train_start() or training_loop() first.",
         )
         return start_span(Name.TRAINING_SINGLE_ITERATION, msec, under=self.container)
 
@@ -374,14 +374,14 @@ class TrainingJob:
         self.end(Name.TRAINING_SINGLE_ITERATION, msec, error)
 
     def iteration_time(self) -> int:
-        """Nanoseconds in training iterations, of all loops so far."""
+        """Return the nanoseconds in training iterations, over all loops so far."""
         if self.loop is None:
             return self.training_time
         self.loop.progress.count_waiting()
         return self.training_time + self.loop.progress.total
 
     def iteration_count(self) -> int:
-        """Training iterations of all loops so far."""
+        """Return the number of training iterations, over all loops so far."""
         if self.loop is None:
             return self.training_count
         return self.training_count + self.loop.progress.overall - self.loop.progress.start
@@ -389,7 +389,7 @@ class TrainingJob:
     # The end
 
     def close(self, status: str) -> None:
-        """The run ends: end what is open, unless that will never come to its own end."""
+        """End the open spans of a run that finished. In a failed run they stay open."""
         if status != "finished":
             if self.loop is not None:
                 self.loop.report_rest(clock.now())

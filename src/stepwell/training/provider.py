@@ -1,7 +1,4 @@
-"""The provider and its builder: one place to say what is recorded, and to get at it again.
-
-Both are thin: the configuration is a plain value, the job and the run are plain objects.
-"""
+"""The provider and its builder: one place to configure recording, and to access the job and the run."""
 
 from __future__ import annotations
 
@@ -11,19 +8,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from stepwell.journal import errors
-from stepwell.journal.errors import StepwellError
-from stepwell.telemetry.export_filter import ExportCustomizationMode, ExportFilter
-from stepwell.telemetry.exporter import Exporter
-from stepwell.telemetry.exporter_loading import Configured, load_exporters
+from stepwell._core import errors
+from stepwell._core.errors import StepwellError
+from stepwell._core.values import shown
+from stepwell.telemetry.exporter import ExportCustomizationMode, Exporter, ExportFilter
+from stepwell.telemetry.exporter_config import ConfiguredExporter, load_exporters
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.span_recorder import SpanRecorder
 from stepwell.telemetry.start import init
+from stepwell.training.calls import current, current_job
 from stepwell.training.config import ApplicationConfig, TrainingTelemetryConfig
-from stepwell.training.config_files import read_overrides
-from stepwell.training.current import current, current_job
 from stepwell.training.job import TrainingJob
-from stepwell.training.merging import ResolvedConfig, merged
+from stepwell.training.resolved_config import ResolvedConfig, merged, read_overrides
 
 AnyConfig = ApplicationConfig | TrainingTelemetryConfig
 B = TypeVar("B", bound="TrainingTelemetryBuilder")
@@ -31,42 +27,42 @@ B = TypeVar("B", bound="TrainingTelemetryBuilder")
 
 @dataclass
 class ProviderPlan:
-    """What ``configure_provider`` is going to configure with."""
+    """The arguments that ``configure_provider`` will use."""
 
     base: AnyConfig | None = None
     overrides: list[Mapping[str, Any]] = field(default_factory=list)
-    exporters: list[Configured] = field(default_factory=list)
+    exporters: list[ConfiguredExporter] = field(default_factory=list)
     filter: ExportFilter | None = None
 
 
 class TrainingTelemetryBuilder:
-    """Collects what the provider is configured with; every method but the last returns the builder."""
+    """Collects the configuration of the provider. Every method but the last returns the builder."""
 
     def __init__(self) -> None:
         self._plan = ProviderPlan()
 
     def with_base_config(self: B, config: AnyConfig) -> B:
-        """Take this configuration, of the application or of the training."""
+        """Set the configuration, of the application or of the training."""
         if self._plan.base is not None and self._plan.base is not config:
             raise StepwellError(
-                "with_base_config is called twice: use with_config_override instead, or "
-                "TrainingTelemetryProvider.instance().reset() to begin anew"
+                "with_base_config was called twice. Use with_config_override to change fields, or "
+                "TrainingTelemetryProvider.instance().reset() to start over."
             )
         self._plan.base = config
         return self
 
     def with_base_telemetry_config(self: B, config: AnyConfig) -> B:
-        """Take this configuration, of the application or of the training."""
+        """Alias of ``with_base_config``."""
         return self.with_base_config(config)
 
     def with_config_override(self: B, override: Mapping[str, Any] | str | os.PathLike[str]) -> B:
-        """Change some fields: a dict, or the path of a YAML or JSON file. The last one wins."""
+        """Change some fields, by a dict or the path of a YAML or JSON file. The last override wins."""
         read = override if isinstance(override, Mapping) else read_overrides(override)
         self._plan.overrides.append(read)
         return self
 
-    def with_exporter(self: B, exporter: Exporter | Configured) -> B:
-        """Carry the records of the run out with this one too."""
+    def with_exporter(self: B, exporter: Exporter | ConfiguredExporter) -> B:
+        """Add an exporter for the records of the run."""
         self._plan.exporters.append(_configured(exporter))
         return self
 
@@ -75,7 +71,7 @@ class TrainingTelemetryBuilder:
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[str | Enum] | None = None,
     ) -> B:
-        """Choose the spans that exporters get; the run itself always has all."""
+        """Select the spans that exporters get. The run itself always contains all."""
         self._plan.filter = ExportFilter(export_customization_mode, span_name_filter)
         return self
 
@@ -84,9 +80,9 @@ class TrainingTelemetryBuilder:
         exporters_config: Iterable[Any] | Mapping[str, Any] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> B:
-        """Take exporters from a list of descriptions, and from a YAML or JSON file.
+        """Add exporters from a list of descriptions, and from a YAML or JSON file.
 
-        Those that ``STEPWELL_EXPORTERS`` names come with every run, also without this.
+        The exporters in ``STEPWELL_EXPORTERS`` are added to every run anyway.
         """
         for config in (exporters_config, config_file_path):
             if config is not None:
@@ -94,7 +90,7 @@ class TrainingTelemetryBuilder:
         return self
 
     def configure_provider(self) -> TrainingTelemetryProvider:
-        """Configure the provider of this process with all that."""
+        """Configure the provider of this process."""
         provider = TrainingTelemetryProvider.instance()
         plan = self._plan
         provider.configure(
@@ -107,10 +103,10 @@ class TrainingTelemetryBuilder:
 
 
 class TrainingTelemetryProvider(TrainingTelemetryBuilder):
-    """What this process records, and with what configuration.
+    """The configuration of recording in this process.
 
-    Configuring it starts a run unless one is active. It can be configured again: new exporters are added,
-    the rest stays. It is its own builder: the ``with_…`` methods take effect with ``configure_provider``.
+    Configuring it starts a run unless one is active. If it is configured again, new exporters are added and
+    the rest is kept. It is its own builder: the ``with_…`` methods take effect with ``configure_provider``.
     """
 
     _instance: TrainingTelemetryProvider | None = None
@@ -128,13 +124,13 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
 
     @classmethod
     def instance(cls) -> TrainingTelemetryProvider:
-        """The one of this process."""
+        """Return the provider of this process."""
         if TrainingTelemetryProvider._instance is None:
             TrainingTelemetryProvider._instance = cls()
         return TrainingTelemetryProvider._instance
 
     def configure_provider(self) -> TrainingTelemetryProvider:
-        """Configure it with what the ``with_…`` methods were given since the last time."""
+        """Configure it with the arguments of the ``with_…`` methods since the last time."""
         try:
             return super().configure_provider()
         finally:
@@ -143,14 +139,14 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
     def configure(
         self,
         config: AnyConfig | None = None,
-        exporters: Iterable[Exporter | Configured] = (),
+        exporters: Iterable[Exporter | ConfiguredExporter] = (),
         *,
         overrides: Iterable[Mapping[str, Any]] = (),
         export_filter: ExportFilter | None = None,
     ) -> None:
-        """Record from now on with this configuration and, beside those there are, these exporters.
+        """Record with this configuration from now on, and add these exporters.
 
-        What is left out stays as it was.
+        Arguments that are not given keep their previous value.
         """
         base = self._base if config is None else config
         training = self._training if config is None else None
@@ -162,16 +158,14 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
         self._use(resolved, list(map(_configured, exporters)))
 
     def set_training_telemetry_config(self, config: TrainingTelemetryConfig) -> None:
-        """Say how training is configured, when that is known only after the application has started."""
+        """Set the configuration of training, after the application has started."""
         if not isinstance(config, TrainingTelemetryConfig):
-            raise StepwellError(
-                f"set_training_telemetry_config({config!r}): write TrainingTelemetryConfig(…)"
-            )
+            raise StepwellError(f"config must be a TrainingTelemetryConfig, got {shown(config)}")
         resolved = merged(self._base, config, self._overrides)
         self._training = config
         self._use(resolved, [])
 
-    def _use(self, config: ResolvedConfig, exporters: list[Configured]) -> None:
+    def _use(self, config: ResolvedConfig, exporters: list[ConfiguredExporter]) -> None:
         if config.strict or self._is_strict:
             self._is_strict = config.strict
             errors.set_strict(config.strict)
@@ -187,8 +181,8 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
             run.add_exporter(added.exporter, added.filter or self._filter)
 
     def _start_run(self, config: ResolvedConfig) -> Run:
-        run = active_run()
         job = current.job
+        run = active_run()
         if run is None:
             run = init(config.application_name, config=config.to_dict())
             self._run = run
@@ -196,7 +190,7 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
             job.reconfigure(config)
         return run
 
-    # What there is
+    # State
 
     @property
     def is_configured(self) -> bool:
@@ -207,36 +201,36 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
 
     @property
     def config(self) -> ResolvedConfig:
-        """The configuration in force."""
+        """The current configuration."""
         if not self._is_configured:
             raise StepwellError(
-                "the provider is not configured yet: TrainingTelemetryProvider.instance()"
-                ".configure(config=TrainingTelemetryConfig(…))"
+                "The provider is not configured. Call TrainingTelemetryProvider.instance()"
+                ".configure(config=TrainingTelemetryConfig(…)) first."
             )
         return current.config
 
     @property
     def job(self) -> TrainingJob | None:
-        """The job that is recorded, None when there is none."""
+        """The current job, None if there is none."""
         return current_job()
 
     @property
     def run(self) -> Run | None:
-        """The run that is recorded, None when there is none."""
+        """The active run, None if there is none."""
         return active_run()
 
     def force_disable_logging(self) -> None:
-        """Record no training in this process until it is configured again."""
+        """Stop recording training in this process, until it is configured again."""
         current.switch_off(True)
 
     def finish(self) -> None:
-        """Finish the run that it started; a run that you started goes on."""
+        """Finish the run, if the provider started it."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()
 
     def reset(self) -> None:
-        """Back to the beginning, for tests and notebooks; the run that it started is finished."""
+        """Reset the provider, for tests and notebooks. A run that it started is finished."""
         self.finish()
         current.config = ResolvedConfig()
         current.switch_off(False)
@@ -245,12 +239,12 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
         self.__init__()  # type: ignore[misc]
 
 
-def _configured(exporter: Exporter | Configured) -> Configured:
-    return exporter if isinstance(exporter, Configured) else Configured(exporter)
+def _configured(exporter: Exporter | ConfiguredExporter) -> ConfiguredExporter:
+    return exporter if isinstance(exporter, ConfiguredExporter) else ConfiguredExporter(exporter)
 
 
 def _labels(config: ResolvedConfig) -> dict[str, Any]:
-    """What tells runs apart, for run.json."""
+    """Return the labels of the run, for run.json."""
     names = ("application_name", "session_tag", "perf_tag", "is_baseline_run")
     return {name: value for name in names if (value := _ask(config, name)) not in (None, False)}
 
@@ -259,5 +253,5 @@ def _ask(config: ResolvedConfig, name: str) -> Any:
     try:
         return getattr(config, name)
     except StepwellError as error:
-        errors.misuse(f"config {name}", str(error))
+        errors.report_misuse(f"config {name}", str(error))
         return None

@@ -1,6 +1,6 @@
-"""How configurations are declared: each field with its default, its kind and its meaning.
+"""Declaration of configurations: each field with its default, kind and meaning.
 
-Plain values are checked when a configuration is made; what a function gives, each time it is asked.
+Plain values are checked when a configuration is created, results of functions at each call.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar, overload
 
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import shown, text_of
-from stepwell.training.values import Kind, nearest, refuse
+from stepwell._core.checks import Kind, nearest, refuse
+from stepwell._core.errors import StepwellError
+from stepwell._core.values import shown, text_of
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -22,7 +22,7 @@ OR_FN = "_or_fn"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field of a configuration may hold."""
+    """The kind and meaning of a configuration field."""
 
     kind: Kind[Any]
     meaning: str
@@ -30,17 +30,17 @@ class Setting:
     is_optional: bool = False
 
     def take(self, value: Any) -> Any:
-        """The value as it is kept; ValueError says what is wrong with it."""
+        """Return the value to store. Raise ValueError if it is wrong."""
         if self.takes_function and callable(value):
             return value
         try:
             return self.kind.take(value)
         except ValueError as error:
-            hint = ", or a function that gives one" if self.takes_function else ""
+            hint = " (a function that returns one is also allowed)" if self.takes_function else ""
             raise ValueError(f"{error}{hint}") from None
 
     def accept(self, given: Any) -> Any:
-        """What a function gave, as it is kept; ValueError says what is wrong with it."""
+        """Return the checked result of a function. Raise ValueError if it is wrong."""
         return None if given is None and self.is_optional else self.kind.take(given)
 
 
@@ -53,24 +53,23 @@ def setting(
     factory: Callable[[], T] | None = None,
 ) -> T:
     """Declare a field of a configuration."""
-    about = Setting(kind, meaning, takes_function, is_optional=default is None)
-    metadata = {"setting": about}
+    metadata = {"setting": Setting(kind, meaning, takes_function, is_optional=default is None)}
     declared: Any
     if factory is not None:
         declared = field(default_factory=factory, metadata=metadata)
     else:
         declared = field(default=default, metadata=metadata)
-    given: T = declared
-    return given
+    result: T = declared
+    return result
 
 
 def value_or_fn(default: T, kind: Kind[Any], meaning: str) -> T:
-    """Declare a field that takes a value or a function without arguments that gives one."""
+    """Declare a field that takes a value, or a function without arguments that returns one."""
     return setting(default, kind, meaning, takes_function=True)
 
 
 class Evaluated(Generic[T]):
-    """The value of a field that may hold a function, which is then called at each access."""
+    """A property with the value of a field. If the field holds a function, it is called at each access."""
 
     def __init__(self, of: str = "") -> None:
         self.field = of
@@ -89,12 +88,12 @@ class Evaluated(Generic[T]):
         if not callable(value):
             plain: T = value
             return plain
-        found: T = evaluate(self.field, settings_of(owner)[self.field], value)
-        return found
+        result: T = evaluate(self.field, settings_of(owner)[self.field], value)
+        return result
 
 
-def evaluate(name: str, about: Setting, value: Any) -> Any:
-    """What a field holds, or what the function in it gives now. StepwellError says what went wrong."""
+def evaluate(name: str, setting: Setting, value: Any) -> Any:
+    """Return the value of a field, or the result of its function. Raise StepwellError if that fails."""
     if not callable(value):
         return value
     try:
@@ -102,36 +101,36 @@ def evaluate(name: str, about: Setting, value: Any) -> Any:
     except Exception as error:
         raise StepwellError(f"{name}() raised {type(error).__name__}: {text_of(error)}") from error
     try:
-        return about.accept(given)
+        return setting.accept(given)
     except ValueError as error:
         raise StepwellError(f"{name}() {error}") from None
 
 
 def settings_of(config: Any) -> dict[str, Setting]:
-    """The declared fields of a configuration class."""
-    found = _settings.get(config)
-    if found is None:
+    """Return the declared fields of a configuration class, by name."""
+    settings = _settings.get(config)
+    if settings is None:
         declared = [it for it in fields(config) if "setting" in it.metadata]
-        found = _settings[config] = {it.name: it.metadata["setting"] for it in declared}
-    return found
+        settings = _settings[config] = {it.name: it.metadata["setting"] for it in declared}
+    return settings
 
 
 _settings: dict[Any, dict[str, Setting]] = {}
 
 
-def spoken(config: Any) -> dict[str, Any]:
-    """The fields of a configuration that say something: those that differ from their default."""
-    found: dict[str, Any] = {}
+def changed_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a configuration that differ from their default."""
+    changed: dict[str, Any] = {}
     for it in fields(config):
         default = it.default if it.default_factory is MISSING else it.default_factory()
         value = getattr(config, it.name)
-        if "setting" in it.metadata and differ(value, default):
-            found[it.name] = value
-    return found
+        if "setting" in it.metadata and is_different(value, default):
+            changed[it.name] = value
+    return changed
 
 
-def differ(first: Any, second: Any) -> bool:
-    """Whether two values differ; arrays, which cannot tell, do unless they are one object."""
+def is_different(first: Any, second: Any) -> bool:
+    """Return whether two values differ. Arrays, which cannot be compared, differ unless identical."""
     try:
         return bool(first != second)
     except Exception:
@@ -141,31 +140,31 @@ def differ(first: Any, second: Any) -> bool:
 def check(
     names: Mapping[str, Setting], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values as they are kept, without those that are None, and what is wrong with the others."""
+    """Return the checked values without those that are None, and the problems with the others."""
     kept: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in given.items():
-        about = names.get(name)
-        if about is None:
-            problems.append(f"{name} is no field of it; {nearest(name, names)}")
+        setting = names.get(name)
+        if setting is None:
+            problems.append(f"{name} is not a field; {nearest(name, names)}")
         elif value is not None:
             try:
-                kept[name] = about.take(value)
+                kept[name] = setting.take(value)
             except ValueError as error:
                 problems.append(f"{name} {error}")
     return kept, problems
 
 
 def checked(config: type[C]) -> type[C]:
-    """Decorator of a dataclass: one StepwellError names all fields that are unknown or wrong."""
+    """Decorate a dataclass so that one StepwellError names all unknown or wrong fields."""
     plain_init: Any = config.__init__
 
     @functools.wraps(plain_init)
     def init(self: Any, *positional: Any, **given: Any) -> None:
         kept, problems = check(settings_of(config), given)
         if positional:
-            shown_ones = ", ".join(map(shown, positional))
-            problems.insert(0, f"{shown_ones} has no name: write its fields as name=value")
+            values = ", ".join(map(shown, positional))
+            problems.insert(0, f"fields must be given as name=value, got {values} without a name")
         refuse(problems, config.__name__)
         plain_init(self, **kept)
 
@@ -174,17 +173,17 @@ def checked(config: type[C]) -> type[C]:
 
 
 def as_json(config: Any, names: Iterable[str]) -> dict[str, Any]:
-    """These fields as JSON has them, under their names without ``_or_fn``; absent ones are left out."""
-    from stepwell.journal.careful import plain_mapping
+    """Return these fields as JSON values, by their names without ``_or_fn``, without absent ones."""
+    from stepwell._core.values import plain_mapping
 
-    known = settings_of(type(config))
-    found: dict[str, Any] = {}
+    settings = settings_of(type(config))
+    values: dict[str, Any] = {}
     for name in names:
         value = getattr(config, name)
         try:
-            value = evaluate(name, known[name], value)
+            value = evaluate(name, settings[name], value)
         except StepwellError:
             value = f"<{getattr(value, '__name__', type(value).__name__)}>"
         if value is not None:
-            found[name.removesuffix(OR_FN)] = value
-    return plain_mapping(found)
+            values[name.removesuffix(OR_FN)] = value
+    return plain_mapping(values)

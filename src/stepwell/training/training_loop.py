@@ -1,4 +1,4 @@
-"""The training loop and its iterations: the part of a job that runs a million times."""
+"""The training loop and its iterations: the hot path of a job."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from time import perf_counter_ns as _now
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.journal import clock
-from stepwell.journal.errors import StepwellError, misuse, report, warn_once
+from stepwell._core import clock
+from stepwell._core.errors import StepwellError, report, report_misuse, warn_once
+from stepwell._core.values import text_of
 from stepwell.journal.metrics import latest, set_context
 from stepwell.journal.state import state
-from stepwell.journal.values import text_of
 from stepwell.telemetry.events import Event
-from stepwell.telemetry.live import NO_SPAN, Span, find_open, is_failure
+from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open, is_failure
 from stepwell.training.attributes import TrainingLoopAttributes, TrainingMetricsUpdateAttributes
 from stepwell.training.counters import Progress, plus
 from stepwell.training.standard_spans import WORDS, end_parts, moment, start_span, stop_span
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 ITERATION = WORDS[Name.TRAINING_SINGLE_ITERATION]
 UPDATE = EventName.TRAINING_METRICS_UPDATE.value
 MAX_WAITING = 1000
-"""So many iterations wait at most to be counted, all at once."""
+"""Largest number of iterations that wait to be counted together."""
 
 Count = int | Callable[[], int]
 
 
 class TrainingLoop:
-    """A training loop that is under way."""
+    """An open training loop."""
 
     __slots__ = (
         "_asks",
@@ -50,12 +50,12 @@ class TrainingLoop:
         "_others",
         "_samples",
         "_seq_length",
-        "_step",
         "_tokens",
         "inside",
         "is_enabled",
         "progress",
         "span",
+        "step",
     )
 
     def __init__(self, job: TrainingJob, span: Span, progress: Progress) -> None:
@@ -68,21 +68,21 @@ class TrainingLoop:
         journal = span._journal
         self._objects: dict[int, Any] = {} if journal is None else journal.objects
         self._samples = self._tokens = self._seq_length = self._expected = 0
-        self._step = progress.start
+        self.step = progress.start
         self.read_config()
 
     def read_config(self) -> None:
-        """Go on with the job's configuration, which may be another one than before."""
+        """Read the job's configuration, at the start and after a change."""
         config, progress = self._job.config, self.progress
         self.is_enabled = self._job.ask("is_train_iterations_enabled") is not False
         self._losses = LOSSES if config.loss_metric is None else (config.loss_metric,)
-        # What is a plain value is looked up once, what is a function is asked for each iteration.
+        # Plain values are read once, functions are called in each iteration.
         self._asks = config.counts_are_functions
-        # Whether the next iteration is not just one more of the usual size.
+        # Whether the next iteration may differ from the usual size, so that the fast path is not possible.
         self._is_special = self._asks or bool(self._others or progress.partial_passes)
         self._every = config.log_every_n_train_iterations
         progress.expect_update(self._every)
-        self._look = min(progress.next_update, self._step + MAX_WAITING)
+        self._look = min(progress.next_update, self.step + MAX_WAITING)
         self._ask_config()
 
     def _ask_config(self) -> None:
@@ -93,14 +93,14 @@ class TrainingLoop:
             self._tokens = self._samples * self._seq_length
             work = config.flops_per_sample if config.is_log_throughput_enabled else 0
             if work != progress.flops_per_sample:
-                # Those that wait to be counted are of the size before.
+                # The waiting iterations have the previous size.
                 progress.count_waiting()
                 progress.flops_per_sample = work or 0
         except StepwellError as error:
-            misuse("config function", str(error))
+            report_misuse("config function", str(error))
 
     def expect_samples(self, samples: int) -> None:
-        """Take iterations to have so many samples where neither they nor the configuration tell."""
+        """Set the samples per iteration, used if neither the iteration nor the configuration has them."""
         self._expected = samples
         self._ask_config()
 
@@ -111,9 +111,9 @@ class TrainingLoop:
         return self._begin_slowly(msec) if msec else self.enter()
 
     def enter(self, lane: Lane | None = None) -> Span:
-        """Start an iteration now. What ``with training_iteration()`` calls first.
+        """Start an iteration now. ``with training_iteration()`` calls it directly.
 
-        ``lane`` is that of the thread, from who knows that no task runs in it.
+        ``lane``: the lane of this thread, if the caller knows that no asyncio task is running.
         """
         try:
             if self.inside is not None or not self.is_enabled:
@@ -121,7 +121,7 @@ class TrainingLoop:
             span: Span = Span()
             span._attributes = span._events = None
             span._parent = self.span
-            span._begin_step(ITERATION, self.span.id, self._step, lane)
+            span._begin_step(ITERATION, self.span.id, self.step, lane)
             self.inside = self._objects[span.id] = span
             return span
         except Exception as error:
@@ -134,19 +134,19 @@ class TrainingLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End an iteration of the usual size. What ``with training_iteration()`` calls last."""
+        """End an iteration of the usual size. ``with training_iteration()`` calls it directly."""
         try:
             if error is None and self.inside is not None:
                 self.end_usual()
             else:
                 self._job.end_iteration(error=error)
         except StepwellError as problem:
-            misuse("end_iteration", str(problem))
+            report_misuse("end_iteration", str(problem))
         except Exception as problem:
             report("training_iteration", problem)
 
     def end_usual(self, lane: Lane | None = None) -> None:
-        """End the iteration that is under way, one more of the usual size. The quick way."""
+        """End the open iteration, of the usual size. This is the fast path."""
         span = self.inside
         if span is None or self._is_special:
             self.end()
@@ -157,15 +157,15 @@ class TrainingLoop:
         try:
             del self._objects[span.id]
         except KeyError:
-            # It was stopped by hand.
+            # The user has stopped the span.
             pass
         self.progress.waiting.append((span.start, span.end, self._samples, self._tokens))
-        self._step = step = self._step + 1
+        self.step = step = self.step + 1
         if step >= self._look:
             self._look_whether_due()
 
     def end_sized(self, samples: int | None, lane: Lane | None = None) -> None:
-        """End the iteration that is under way, with an optimizer step and so many samples."""
+        """End the open iteration, with an optimizer step and this many samples."""
         if (samples is None or samples == self._samples) and not self._is_special:
             self.end_usual(lane)
         else:
@@ -179,7 +179,7 @@ class TrainingLoop:
         error: BaseException | None = None,
         msec: float | None = None,
     ) -> None:
-        """End the iteration that is under way."""
+        """End the open iteration."""
         span = self.inside
         if msec or error is not None or self._others or span is None:
             if not self.is_enabled and span is None:
@@ -188,7 +188,7 @@ class TrainingLoop:
                 return
             span, end = self._end_slowly(msec, error)
             if span is None or (error is not None and is_failure(error)):
-                # What has failed is recorded, but it is no step forward.
+                # A failed iteration is recorded but not counted.
                 return
         else:
             self.inside = None
@@ -199,7 +199,7 @@ class TrainingLoop:
         self._count(span.start, end, samples, tokens, optimizer_step)
 
     def skip(self) -> None:
-        """Withdraw the iteration that is under way: nothing was trained in it."""
+        """Withdraw the open iteration: nothing was trained in it."""
         span, self.inside = self.inside, None
         if span is not None:
             self._objects.pop(span.id, None)
@@ -207,24 +207,24 @@ class TrainingLoop:
             end_parts(span, span.end)
 
     def withdraw(self, spans: list[Span]) -> None:
-        """Withdraw iterations in which no optimizer step was made; the step before them is the latest."""
+        """Withdraw iterations without an optimizer step; the current step is the one before them."""
         for span in spans:
             span._withdraw()
-        if self._step > self.progress.start:
-            set_context(self._step - 1, None)
+        if self.step > self.progress.start:
+            set_context(self.step - 1, None)
 
     def _look_whether_due(self) -> None:
-        """Report if it is time, and see to it that not too many iterations wait to be counted."""
+        """Count the waiting iterations, and write an update if one is due."""
         progress = self.progress
         progress.count_waiting()
-        if self._step >= progress.next_update:
+        if self.step >= progress.next_update:
             self.update()
-        self._look = min(progress.next_update, self._step + MAX_WAITING)
+        self._look = min(progress.next_update, self.step + MAX_WAITING)
 
     def _count(
         self, start: int, end: int, samples: int | None, tokens: int | None, optimizer_step: bool
     ) -> None:
-        """Count a pass that is not just one more of the usual size."""
+        """Count a pass that is not of the usual size."""
         progress = self.progress
         if self._asks:
             self._ask_config()
@@ -236,25 +236,25 @@ class TrainingLoop:
         progress.waiting.append((start, end, *self._sizes(samples, tokens)))
         if progress.partial_passes:
             progress.count_waiting()
-        self._step += 1
-        if self._step >= self._look:
+        self.step += 1
+        if self.step >= self._look:
             self._look_whether_due()
 
     def _count_unrecorded(
         self, samples: int | None, tokens: int | None, optimizer_step: bool
     ) -> None:
-        """Count an iteration that is not to be recorded: checkpoints and validation tell of it."""
+        """Count an iteration that is not recorded; checkpoints and validations report the count."""
         if self._asks:
             self._ask_config()
         samples, tokens = self._take(samples, tokens)
         if optimizer_step:
             self.progress.count_unrecorded(*self._sizes(samples, tokens))
-            self._step += 1
+            self.step += 1
         else:
             self.progress.hold(samples, tokens)
 
     def _sizes(self, samples: int | None, tokens: int | None) -> tuple[int, int]:
-        """Samples and tokens of an iteration, with its passes before; as configured if none has told."""
+        """Return samples and tokens of an iteration with its accumulated passes; by default as configured."""
         progress = self.progress
         if progress.partial_passes:
             samples = plus(progress.partial_samples, samples)
@@ -264,7 +264,7 @@ class TrainingLoop:
         return samples, samples * self._seq_length if tokens is None else tokens
 
     def _take(self, samples: Any, tokens: Any) -> tuple[int | None, int | None]:
-        """Numbers of samples and tokens as given, None where none or a wrong one was."""
+        """Return the given samples and tokens, None for a missing or wrong one."""
         if samples is None and tokens is None:
             return None, None
         counts: list[int | None] = []
@@ -277,7 +277,9 @@ class TrainingLoop:
                 except Exception:
                     value = -1
             if value is not None and value < 0:
-                misuse(name, f"training_iteration({name}=…) takes a number of {name}, 0 or more")
+                report_misuse(
+                    name, f"{name} of training_iteration() must be a number of at least 0."
+                )
                 value = None
             counts.append(value)
         if counts[1] is None and counts[0] is not None:
@@ -290,21 +292,21 @@ class TrainingLoop:
         before = self.inside
         if before is not None:
             if find_open(ITERATION) is before:
-                misuse(
+                report_misuse(
                     "double iteration",
-                    "a training iteration is started inside of one: the earlier one is ended first",
+                    "A training iteration started before the previous one ended, so that one is ended now.",
                 )
                 self.end()
             else:
-                misuse(
+                report_misuse(
                     "iterations in threads",
-                    "two threads or tasks are in a training iteration at once: each of them counts; "
-                    "call training_iteration() where the optimizer's step is made, and only there",
+                    "Two threads or tasks are in a training iteration at the same time, and each one counts. "
+                    "Call training_iteration() only where the optimizer step is made.",
                 )
                 self._others.append(before)
                 self._is_special = True
-        # Before it begins, so that it belongs to its own step.
-        set_context(self._step, None)
+        # Before the span begins, so that it belongs to its own step.
+        set_context(self.step, None)
         self.inside = span = start_span(Name.TRAINING_SINGLE_ITERATION, msec, under=self.span)
         return span
 
@@ -323,7 +325,9 @@ class TrainingLoop:
             if not mine:
                 other_thread()
         elif span is None:
-            misuse("end training iteration", "a training iteration is ended that was not started")
+            report_misuse(
+                "end training iteration", "A training iteration ended without a matching start."
+            )
             return None, 0
         else:
             self.inside = None
@@ -335,7 +339,7 @@ class TrainingLoop:
     # Updates
 
     def update(self, end: int = 0) -> None:
-        """Report where the loop is, or was when it ended."""
+        """Write an update event with the progress of the loop; the final one with its ``end``."""
         try:
             progress = self.progress
             if not progress.flops_per_sample:
@@ -355,16 +359,16 @@ class TrainingLoop:
             report("training update", error)
 
     def _note_missing_work(self) -> None:
-        """Say what is missing where throughput is asked for."""
+        """Warn if throughput is enabled but cannot be computed."""
         if not self._job.ask("is_log_throughput_enabled"):
             return
-        samples = "samples per second are reported"
+        samples = "Samples per second are reported"
         if not self.progress.samples:
-            samples = "samples per second need global_batch_size_or_fn"
+            samples = "Samples per second need global_batch_size_or_fn"
         warn_once(
             "throughput without flops",
-            "is_log_throughput_enabled is set, but flops_per_sample_or_fn is not: TFLOP/s are not "
-            f"reported; {samples}.",
+            "TFLOP/s are not reported: is_log_throughput_enabled is set, but flops_per_sample_or_fn is not. "
+            f"{samples}.",
         )
 
     def _latest_loss(self) -> float | None:
@@ -377,24 +381,24 @@ class TrainingLoop:
         return self._loss
 
     def finish(self, end: int, error: BaseException | None = None) -> None:
-        """End what is under way, and report the iterations that no update has told of yet."""
+        """End the open iterations, and write the final update if iterations are not reported yet."""
         for span in self.open_iterations():
             self.end_open(span, end, error)
         self.report_rest(end)
 
     def report_rest(self, end: int) -> None:
-        """Report the iterations that are over and that no update has told of yet."""
+        """Write the final update, if iterations are not reported yet."""
         progress = self.progress
         progress.count_waiting()
         if progress.since_update and self.is_enabled:
             self.update(end)
 
     def open_iterations(self) -> list[Span]:
-        """The iterations that are under way, in several threads perhaps."""
+        """Return the open iterations; there are several if several threads train."""
         return [*self._others, *([] if self.inside is None else [self.inside])]
 
     def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
-        """End this span if it is one of these; whether it was."""
+        """End this span and return True, or return False if it belongs to another part of the job."""
         left = self.open_iterations()
         if span not in left:
             return False
@@ -407,19 +411,19 @@ class TrainingLoop:
 
 
 def _ended_out_of_order(span: Span) -> None:
-    """See to what an iteration left behind that was not the innermost open span of this thread."""
+    """Clean up after an iteration that was not the innermost open span of this thread."""
     if not span.is_of_this_thread:
         other_thread()
     elif span._frame is None:
-        # In an event loop none is ever seen as the innermost.
+        # In an asyncio event loop, no span counts as the innermost.
         end_parts(span, span.end)
 
 
 def other_thread() -> None:
-    """Note that an iteration ended in another thread than it began in."""
-    misuse(
+    """Report a misuse: an iteration ended in another thread than it started in."""
+    report_misuse(
         "iteration in thread",
-        "a training iteration is ended in another thread than it was started in",
+        "A training iteration ended in another thread than it started in.",
     )
 
 
@@ -430,12 +434,12 @@ def loop_attributes(
     iterations_target: Count | None,
     samples_target: Count | None,
 ) -> TrainingLoopAttributes:
-    """Where a loop starts and is meant to end, from the call and the configuration."""
+    """Return the start and the targets of a loop, from the call and the configuration."""
     batch = job.ask("global_batch_size")
     seq_length = job.ask("seq_length")
     start = _checked("train_iterations_start", start) or 0
     samples = _checked("train_samples_start", samples)
-    # Where the last loop went on to; its samples are counted, not guessed from today's batch size.
+    # If the last loop ended here, its samples are counted, not estimated by the current batch size.
     last = job.last if job.last is not None and job.last.overall == start else None
     done = None
     if samples is None and last is not None:
@@ -462,19 +466,19 @@ def loop_attributes(
 
 
 def _checked(name: str, given: Count | None) -> int | None:
-    """A number that a loop is started with, or what a function gives; None for a wrong one."""
-    found: int | None = None
+    """Return an argument of a loop, or the result of its function; None for a wrong one."""
+    number: int | None = None
     try:
         value = given() if callable(given) else given
     except Exception as error:
         why = f"function raised {type(error).__name__}: {text_of(error)}"
     else:
         try:
-            found = TrainingLoopAttributes.FIELDS[name].take(value)
-            return found
+            number = TrainingLoopAttributes.FIELDS[name].take(value)
+            return number
         except ValueError as error:
             why = str(error)
-    misuse(f"loop {name}", f"a training loop is started whose {name} {why}; it is left out")
+    report_misuse(f"loop {name}", f"{name} of a training loop {why}. It is ignored.")
     return None
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import stepwell
 from stepwell import training
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.compare import compare, curve_table, metric_table
 from stepwell.analysis.compare.axis import amounts_of
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from tests.analysis.compare.recording import record
@@ -111,7 +111,7 @@ def test_by_time_it_counts_from_the_start_of_each_run(tmp_path: Path) -> None:
     (acc,) = found.metrics
     assert acc.common_at == pytest.approx(40, abs=0.01)
     assert [run.common for run in acc.runs if run] == pytest.approx([39, 19], abs=0.01)
-    assert found.summary[0].startswith("fast was better at acc: 39 against 19 after 40 s, ahead ")
+    assert found.summary[0].startswith("fast is better at acc: 39 against 19 after 40 s, ahead ")
 
 
 def test_what_was_not_recorded_is_said_with_what_to_write(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_what_was_not_recorded_is_said_with_what_to_write(tmp_path: Path) -> Non
         record(tmp_path / "runs", name, {"loss": float}, 3, config={"batch_size": 4})
     done = run_stepwell("compare", "a", "b", "--by", "tokens", cwd=tmp_path)
     assert done.returncode == 2
-    assert "'a' did not record how many tokens its steps had" in done.stderr
+    assert "'a' did not record the tokens of its steps" in done.stderr
     assert '"global_batch_size": 256, "seq_length": 2048' in done.stderr
-    assert "its config has batch_size, which may be of one rank" in done.stderr
+    assert "its config has batch_size, which may be for one rank only" in done.stderr
     done = run_stepwell("compare", "a", "b", "--by", "epoch", cwd=tmp_path)
-    assert "by is 'epoch': write one of step, samples, tokens, time" in done.stderr
+    assert "by must be 'step', 'samples', 'tokens' or 'time', got 'epoch'" in done.stderr
 
 
 def test_places_before_anybody_counted(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis import compare
-from stepwell.analysis.compare.metrics import goal_of, lasting_since
-from stepwell.journal.errors import StepwellError
+from stepwell.analysis.compare.metrics import lasting_since
+from stepwell.analysis.findings.curves import goal_of
 from tests.analysis.compare.recording import record
 from tests.harness import run_stepwell
 
@@ -109,7 +110,7 @@ def test_metrics_side_by_side_by_hand(tmp_path: Path) -> None:
     assert only.runs[0] is None
     assert only.better is None
     assert found.summary[0] == (
-        "b was better at loss: 0 against 2 at step 8, ahead from the start on."
+        "b is better at loss: 0 against 2 at step 8, ahead from the start on."
     )
 
 
@@ -146,7 +147,7 @@ def test_runs_without_a_common_step(tmp_path: Path) -> None:
     with stepwell.init("b", dir=tmp_path) as run:
         run.log({"loss": 1.0}, step=100)
     found = compare.compare([a, stepwell.open_run(run.path)])
-    assert "loss: not one step in common." in found.summary
+    assert "loss: no step in common." in found.summary
 
 
 def test_one_step_in_common_says_nothing(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_one_step_in_common_says_nothing(tmp_path: Path) -> None:
     ends = [
         record(tmp_path, n, {"test/acc": lambda s, v=v: v}, 1) for n, v in (("c", 0.8), ("d", 0.9))
     ]
-    assert compare.compare(ends).summary[0].startswith("d was better at test/acc: 0.9 against 0.8")
+    assert compare.compare(ends).summary[0].startswith("d is better at test/acc: 0.9 against 0.8")
 
 
 def test_three_runs_name_the_best_and_the_next(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_three_runs_name_the_best_and_the_next(tmp_path: Path) -> None:
     assert (
         compare.compare(runs)
         .summary[0]
-        .startswith("b was best at val/acc: 0.9 against 0.7 of c at step 19, ahead from step ")
+        .startswith("b is best at val/acc: 0.9 against 0.7 of c at step 19, ahead from step ")
     )
 
 
@@ -299,7 +300,7 @@ def test_a_snapshot_that_is_none_is_refused(tmp_path: Path) -> None:
         (run.path / "telemetry" / "snapshots").mkdir(parents=True)
         evil = pickle.dumps({"w": Path("x")})
         (run.path / "telemetry" / "snapshots" / "s.pt").write_bytes(evil)
-    with pytest.raises(StepwellError, match="no snapshot of weights"):
+    with pytest.raises(StepwellError, match="not a snapshot of weights"):
         compare.compare([a, b])
     (b.path / "telemetry" / "snapshots" / "s.pt").unlink()
     (b.path / "telemetry" / "snapshots" / "s.pt").symlink_to("/dev/zero")
@@ -317,8 +318,8 @@ def test_the_command_answers_first(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     told = " ".join(done.stdout.split())
-    assert "fast was better at val/loss: 0.02024 against 0.4584 at step 39, ahead from step" in told
-    assert "Configured differently: lr." in told
+    assert "fast is better at val/loss: 0.02024 against 0.4584 at step 39, ahead from step" in told
+    assert "Different settings: lr." in told
     assert (tmp_path / "both.html").exists()
     parsed = json.loads(run_stepwell("compare", "slow", "fast", "--json", cwd=tmp_path).stdout)
     assert parsed["metrics"][0]["better"] == 1
@@ -329,7 +330,7 @@ def test_the_command_answers_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["compare", "a"], "two or more"),
+        (["compare", "a"], "at least two runs"),
         (["compare", "a", "a"], "twice"),
         (["compare", "a", "nowhere"], "No run named"),
         (["compare", "a", "b", "--metric", "x"], "there are: loss"),
@@ -361,4 +362,4 @@ def test_runs_without_a_common_metric(tmp_path: Path) -> None:
     """Whatever their names tell."""
     one = record(tmp_path, "one", {"loss": lambda s: 1 / (s + 1)})
     other = record(tmp_path, "other", {"speed": lambda s: 1.0})
-    assert compare.compare([one, other]).summary[0] == "They have no metric in common."
+    assert compare.compare([one, other]).summary[0] == "The runs have no metric in common."

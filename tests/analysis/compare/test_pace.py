@@ -36,7 +36,7 @@ def test_the_phase_that_explains_it(tmp_path: Path) -> None:
     assert found.pace.ratio == pytest.approx(53.1 / 33.1, rel=0.02)
     (told,) = [s for s in found.summary if "times as long" in s]
     assert told.startswith(f"{slow.id} is slower: a step takes 52.8 ms against 32.9 ms")
-    assert "waiting for data" in told
+    assert "Waiting for data" in told
 
 
 def test_two_phases_in_opposite_directions(tmp_path: Path) -> None:
@@ -92,7 +92,9 @@ def test_throughput_and_goodput(tmp_path: Path) -> None:
     assert quick.tokens_per_second == pytest.approx(80 / 0.0331, rel=0.02)
     assert late.samples_per_second == pytest.approx(8 / 0.1331, rel=0.02)
     assert quick.goodput == goodput(fast).share
-    assert [s for s in found.summary if s.startswith("Throughput: 24") and "samples/s" in s]
+    (rates,) = [s for s in found.summary if s.startswith("Throughput: ")]
+    assert f"{fast.id} 24" in rates
+    assert "samples/s" in rates
     assert [s for s in found.summary if s.startswith("Goodput: ")]
 
 
@@ -112,15 +114,15 @@ def test_the_command(tmp_path: Path) -> None:
     shown = run_stepwell("compare", str(fast.path), str(slow.path), cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
     (data,) = [line.split() for line in lines if line.startswith("  data")]
     assert float(data[-2]) == pytest.approx(20, rel=0.02)
     told = json.loads(
         run_stepwell("compare", str(fast.path), str(slow.path), "--json", cwd=tmp_path).stdout
     )
     assert told["pace"]["causes"][0]["phase"] == "data"
+    assert "step time" in shown.stdout
     without = run_stepwell("compare", str(fast.path), str(slow.path), "--no-time", cwd=tmp_path)
-    assert "time of a step" not in without.stdout
+    assert "step time" not in without.stdout
 
 
 def test_runs_without_steps_say_nothing_of_time(tmp_path: Path) -> None:
@@ -149,7 +151,5 @@ def test_steps_that_do_not_vary_at_all(tmp_path: Path) -> None:
 
     found = compare([record("quick", 0.01), record("slow", 0.04)])
     assert found.pace is not None
-    assert (
-        "slow is slower: a step takes 40 ms against 10 ms (4.00 times as long)" in found.summary[1]
-    )
+    assert "slow is slower: a step takes 40 ms against 10 ms (4 times as long)" in found.summary[1]
     assert compare([record("one", 0.01), record("two", 0.01)]).pace is None

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.compare import compare
-from stepwell.analysis.compare.significance import holm, student_tails, welch
-from stepwell.journal.errors import StepwellError
+from stepwell.analysis.compare.variants import holm, student_tails, welch
 from stepwell.reading import RecordedRun
 from tests.analysis.compare.recording import record
-from tests.harness import run_stepwell
+from tests.cli.terminal import in_terminal
 
 # The test
 
@@ -97,7 +97,7 @@ def test_repeats_that_are_apart(tmp_path: Path) -> None:
     assert loss.p == [None, pytest.approx(student_tails(12.247, 4), rel=1e-2)]
     assert loss.is_more_than_noise is True
     assert found.summary[0] == (
-        "lr=0.1 was better at val/loss: 0.31 ± 0.01 (3 runs) against 0.41 ± 0.01 (3 runs) of lr=0.01 "
+        "lr=0.1 is better at val/loss: 0.31 ± 0.01 (3 runs) against 0.41 ± 0.01 (3 runs) of lr=0.01 "
         "at step 19, more than noise (p = 0.00026)."
     )
 
@@ -105,25 +105,25 @@ def test_repeats_that_are_apart(tmp_path: Path) -> None:
 def test_repeats_that_are_not(tmp_path: Path) -> None:
     found = compare(runs_of(tmp_path, {0.1: [0.30, 0.40, 0.35], 0.01: [0.33, 0.42, 0.38]}))
     assert found.repeats[0].is_more_than_noise is False
-    assert "lr=0.1 had the better val/loss" in found.summary[0]
-    assert "no more than noise (p = 0.53)" in found.summary[0]
+    assert "lr=0.1 is better at val/loss" in found.summary[0]
+    assert "within noise (p = 0.53)" in found.summary[0]
 
 
 def test_a_single_run_says_nothing_about_noise(tmp_path: Path) -> None:
     found = compare(runs_of(tmp_path, {0.1: [0.30, 0.31], 0.01: [0.41]}))
     assert found.repeats[0].p == [None, None]
     assert found.repeats[0].is_more_than_noise is None
-    assert "with a single run nothing can be said about noise" in found.summary[0]
+    assert "the noise of a single run is unknown" in found.summary[0]
     alone = compare(runs_of(tmp_path / "alone", {0.1: [0.30], 0.01: [0.41]}))
     assert alone.repeats == []
     assert alone.summary[0].endswith("with opt.lr 0.1 instead of 0.01.")
-    assert alone.summary[-1].startswith("One run of each")
+    assert alone.summary[-1].startswith("There is one run of each")
 
 
 def test_repeats_with_the_same_seed(tmp_path: Path) -> None:
     found = compare(runs_of(tmp_path, {0.1: [0.30, 0.30], 0.01: [0.41, 0.41]}))
     assert found.repeats[0].is_more_than_noise is None
-    assert "their repeats are identical" in found.summary[0]
+    assert "the repeats are identical" in found.summary[0]
 
 
 def test_repeats_of_one_thing(tmp_path: Path) -> None:
@@ -215,10 +215,10 @@ def test_scripts_and_arguments_that_differ(
     summary = compare(runs).summary
     is_repeat = summary[0].startswith("Repeats of one configuration")
     assert is_repeat == alike
-    rates = "The learning rates differ: 0.1 of run-1, 0.2 of run-2 at step 29."
+    rates = "The learning rates differ at step 29: run-1 0.1, run-2 0.2."
     assert rates in summary
     if not alike:
-        assert summary[0].startswith("run-2 was better at loss: ")
+        assert summary[0].startswith("run-2 is better at loss: ")
 
 
 @pytest.mark.parametrize("count", [2, 5, 10])
@@ -228,7 +228,7 @@ def test_two_to_ten_runs_fit_80_columns(tmp_path: Path, count: int) -> None:
     long = "a-name-that-goes-on-and-on-for-much-longer-than-any-column"
     runs += [record(tmp_path / "runs", f"{long}-{i}", {"val/loss": float}, 5) for i in "xy"]
     paths = [str(run.path) for run in runs[-count:]]
-    done = run_stepwell("compare", *paths, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "an-any-column-x" in done.stdout
+    shown = in_terminal("compare", *paths, cwd=tmp_path, columns=80)
+    assert shown.code == 0, shown.text
+    assert max(map(len, shown.lines)) <= 80
+    assert "an-any-column-x" in shown.text

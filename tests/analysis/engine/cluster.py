@@ -20,7 +20,7 @@ class Cluster:
 
     def add_worker(self) -> Program:
         command = ["worker", self.address, *HERE, "--no-nanny", "--nthreads", "1"]
-        # They go when the scheduler does, should the test be killed.
+        # They end with the scheduler if the test is killed.
         more = ("--memory-limit", "0", "--death-timeout", "60")
         self.workers.append(_start(*command, *more))
         return self.workers[-1]

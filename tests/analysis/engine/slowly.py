@@ -1,4 +1,4 @@
-"""A task that takes its time, and says who is at it: for killing that worker meanwhile."""
+"""A slow task that records its process id, so that a test can kill the worker in the meantime."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.analysis.engine.part import Part, do
-from stepwell.analysis.engine.task import Task
+from stepwell.analysis.engine.tasks import Task, TaskResult, read_task
 
 
 @dataclass(frozen=True)
 class Slowly:
     mark: Path
 
-    def __call__(self, task: Task) -> Part:
+    def __call__(self, task: Task) -> TaskResult:
         with self.mark.open("a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.3)
-        return do(task)
+        return read_task(task)

@@ -1,4 +1,4 @@
-"""The same report, whoever reads the run: this process, or the workers of a cluster."""
+"""The report is the same with every engine: this process, or the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.engine import LocalEngine, choose_engine, summarise
-from stepwell.analysis.engine.part import Part, do
-from stepwell.analysis.engine.task import Task, make_tasks
+from stepwell.analysis.engine.tasks import Task, TaskResult, make_tasks, read_task
 from stepwell.analysis.goodput import goodput
 from stepwell.analysis.ranks import stragglers
-from stepwell.analysis.ranks.compact import Compact
+from stepwell.analysis.ranks.grid import Compact
 from stepwell.analysis.report import report
 from stepwell.analysis.simulate import make_plan, simulate
 from stepwell.analysis.time import ledger, steps
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 from tests.analysis.engine.cluster import Cluster, cluster
 from tests.harness import run_stepwell
@@ -47,13 +46,13 @@ def two_workers() -> Iterator[Cluster]:
         yield made
 
 
-def told(run: RecordedRun, **how: Any) -> dict[str, Any]:
-    """The report, but for what recording cost: that is timed anew each time."""
+def report_of(run: RecordedRun, **how: Any) -> dict[str, Any]:
+    """Return the report without the cost of recording, which is measured anew each time."""
     return {**dataclasses.asdict(report(run, **how)), "cost": None}
 
 
 def test_summary_says_what_the_run_says(run: RecordedRun) -> None:
-    """One pass finds what the tables and analyses find, each by itself."""
+    """One pass gives the same results as the separate tables and analyses."""
     summary = summarise(run)
     assert summary.processes.equals(run.processes().collect())
     logged = run.metrics().select(summary.metrics.columns).collect()
@@ -61,7 +60,7 @@ def test_summary_says_what_the_run_says(run: RecordedRun) -> None:
     assert steps(summary.accounts).equals(steps(run))
     assert ledger(summary.accounts).equals(ledger(run))
     assert stragglers(run, summary.evidence.grids) == stragglers(run)
-    assert goodput(run, known=summary.evidence) == goodput(run)
+    assert goodput(run, evidence=summary.evidence) == goodput(run)
     assert summary.spans[0] == run.spans().collect().height
 
 
@@ -76,17 +75,17 @@ def test_every_process_is_in_one_task(run: RecordedRun) -> None:
 def test_order_of_the_parts_does_not_matter(run: RecordedRun) -> None:
     class Backwards:
         def map(
-            self, do: Callable[[Task], Part], tasks: Sequence[Task]
-        ) -> Iterator[tuple[int, Part]]:
-            yield from reversed(list(LocalEngine().map(do, tasks)))
+            self, read_task: Callable[[Task], TaskResult], tasks: Sequence[Task]
+        ) -> Iterator[tuple[int, TaskResult]]:
+            yield from reversed(list(LocalEngine().map(read_task, tasks)))
 
-    assert told(run, engine=Backwards()) == told(run)
+    assert report_of(run, engine=Backwards()) == report_of(run)
 
 
 def test_part_is_smaller_than_spans(run: RecordedRun) -> None:
-    """What a worker sends has no arrays of spans: the longest is as long as there are steps."""
+    """A worker sends no arrays of spans: the longest array has one entry for each step."""
     tasks, _ = make_tasks(run)
-    part = do(tasks[0])
+    part = read_task(tasks[0])
     (time_of_rank,), (row,) = part.times, part.rows
     spans = part.folders[0][0].spans
     assert spans > 5 * len(row.steps)
@@ -95,9 +94,9 @@ def test_part_is_smaller_than_spans(run: RecordedRun) -> None:
 
 
 def test_part_that_was_sent_says_the_same(run: RecordedRun) -> None:
-    """Nothing is sent twice or that says nothing: what comes out is what went in."""
+    """Redundant data is not sent, but the result is complete."""
     tasks, _ = make_tasks(run)
-    part = do(tasks[0])
+    part = read_task(tasks[0])
     packed = pickle.dumps(part)
     (before,), (after,) = part.times, pickle.loads(packed).times
     for name in ("steps", "epochs", "cells"):
@@ -115,12 +114,12 @@ def test_part_that_was_sent_says_the_same(run: RecordedRun) -> None:
 
 @pytest.mark.parametrize("values", [[1, -2, 3], [1, 1 << 40, -(1 << 50)], []])
 def test_compact_numbers_that_were_sent(values: list[int]) -> None:
-    found = pickle.loads(pickle.dumps(Compact(np.array(values, np.int64))))
-    assert found.full.tolist() == values
+    result = pickle.loads(pickle.dumps(Compact(np.array(values, np.int64))))
+    assert result.full.tolist() == values
 
 
 def test_dask_by_address(run: RecordedRun, two_workers: Cluster) -> None:
-    assert told(run, engine="dask", scheduler=two_workers.address) == told(run)
+    assert report_of(run, engine="dask", scheduler=two_workers.address) == report_of(run)
 
 
 @pytest.mark.full
@@ -129,8 +128,8 @@ def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster, tmp_
     local = run_stepwell(*command, cwd=tmp_path, check=True)
     more = ["--engine", "dask", "--scheduler", two_workers.address]
     there = run_stepwell(*command, *more, cwd=tmp_path, check=True)
-    # At the end is what recording cost, which is timed anew.
-    assert there.stdout.partition("recording:")[0] == local.stdout.partition("recording:")[0]
+    # The last line is the cost of recording, which is measured anew.
+    assert there.stdout.partition("Recorded ")[0] == local.stdout.partition("Recorded ")[0]
     assert "Rank 3" in local.stdout
 
 
@@ -138,24 +137,26 @@ def test_dask_from_the_command_line(run: RecordedRun, two_workers: Cluster, tmp_
 def test_killed_worker_changes_nothing(
     run: RecordedRun, two_workers: Cluster, tmp_path: Path
 ) -> None:
-    """One of three workers dies with SIGKILL in the middle of a task; two are left."""
+    """One of three workers is killed in the middle of a task; two remain."""
     two_workers.add_worker()
     engine = _Killing(two_workers, tmp_path / "busy")
-    assert told(run, engine=engine) == told(run)
+    assert report_of(run, engine=engine) == report_of(run)
     assert engine.killed
 
 
 class _Killing:
-    """Dask, and a worker that is killed while it does its first task."""
+    """Dask, with a worker that is killed during its first task."""
 
     def __init__(self, made: Cluster, mark: Path) -> None:
         self._cluster, self._mark = made, mark
         self.killed = False
 
-    def map(self, do: Callable[[Task], Part], tasks: Sequence[Task]) -> Iterator[tuple[int, Part]]:
+    def map(
+        self, read_task: Callable[[Task], TaskResult], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, TaskResult]]:
         from threading import Thread
 
-        from stepwell.analysis.engine.cluster import DaskEngine
+        from stepwell.analysis.engine.engines import DaskEngine
         from tests.analysis.engine.slowly import Slowly
 
         killer = Thread(target=self._kill)
@@ -164,7 +165,7 @@ class _Killing:
         killer.join()
 
     def _kill(self) -> None:
-        """As soon as a worker says that it is at work."""
+        """Kill a worker as soon as it has started a task."""
         deadline = time.monotonic() + 60
         pids = {worker.pid for worker in self._cluster.workers}
         while time.monotonic() < deadline:
@@ -180,23 +181,23 @@ class _Killing:
 @pytest.mark.full
 def test_cluster_of_its_own(run: RecordedRun) -> None:
     """Without an address."""
-    assert told(run, engine="dask") == told(run)
+    assert report_of(run, engine="dask") == report_of(run)
 
 
 def test_no_scheduler_there(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.analysis.engine.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("stepwell.analysis.engine.engines.PATIENCE", 0.5)
     with pytest.raises(StepwellError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9'"):
         report(run, engine="dask", scheduler="tcp://127.0.0.1:9")
 
 
 def test_worker_that_does_not_see_the_run(run: RecordedRun) -> None:
     tasks, _ = make_tasks(run)
-    with pytest.raises(StepwellError, match="put the run where all workers can read it"):
-        do(dataclasses.replace(tasks[0], run=Path("/nowhere/run")))
+    with pytest.raises(StepwellError, match="Put the run where all workers can read it"):
+        read_task(dataclasses.replace(tasks[0], run=Path("/nowhere/run")))
 
 
 def test_unknown_engine() -> None:
-    with pytest.raises(StepwellError, match="there is no engine 'spark': write one of local, dask"):
+    with pytest.raises(StepwellError, match="engine must be 'local' or 'dask', got 'spark'"):
         choose_engine("spark")
 
 

@@ -1,4 +1,4 @@
-"""Runs that go on, hang or failed: what is asked of them comes from the parts as well, not from spans."""
+"""Runs that are running, hang or failed: their reports need only the results of tasks, not spans."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ import pytest
 
 import stepwell
 from stepwell.analysis.engine import LocalEngine
-from stepwell.analysis.engine.part import Part
-from stepwell.analysis.engine.task import Task
-from stepwell.analysis.ranks.habits import habits_of
+from stepwell.analysis.engine.tasks import Task, TaskResult
+from stepwell.analysis.ranks.history import read_history
 from stepwell.analysis.report import Report, report
-from stepwell.analysis.simulate import Hang, Plan, simulate
+from stepwell.analysis.simulate import HangFault, RunPlan, simulate
 from stepwell.reading import RecordedRun
-from stepwell.reading.segments import Segment
+from stepwell.reading.segments import RecordedSegment
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 
 
 class _FarAway:
-    """Elsewhere: what comes back was packed and sent, and no segment of spans can be unpacked here."""
+    """Another machine: results are pickled and sent, and no segment of spans can be read here."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
 
-    def map(self, do: Callable[[Task], Part], tasks: Sequence[Task]) -> Iterator[tuple[int, Part]]:
-        for number, part in LocalEngine().map(do, tasks):
+    def map(
+        self, read_task: Callable[[Task], TaskResult], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, TaskResult]]:
+        for number, part in LocalEngine().map(read_task, tasks):
             yield number, pickle.loads(pickle.dumps(part))
-        self._patch.setattr(Segment, "columns", property(_refuse))
+        self._patch.setattr(RecordedSegment, "columns", property(_refuse))
 
 
-def _refuse(segment: Segment) -> Any:
+def _refuse(segment: RecordedSegment) -> Any:
     raise AssertionError(
         f"{segment.kind} of {segment.process} were read by who asked for the report"
     )
@@ -48,26 +49,26 @@ def _away(run: RecordedRun) -> Report:
         return report(run, engine=_FarAway(patch))
 
 
-def _told(made: Report) -> dict[str, Any]:
-    """What recording cost is timed anew each time."""
+def _without_cost(made: Report) -> dict[str, Any]:
+    """Return the report without the cost of recording, which is measured anew each time."""
     return {**dataclasses.asdict(made), "cost": None}
 
 
 def test_a_hang(tmp_path: Path) -> None:
-    simulate(tmp_path / "run", Plan(3, 50, (Hang(1, 40),)))
+    simulate(tmp_path / "run", RunPlan(3, 50, (HangFault(1, 40),)))
     run = stepwell.open_run(tmp_path / "run")
     away = _away(run)
     assert {"hang", "died"} <= {finding.rule for finding in away.findings}
     assert any("rank 1 never came" in finding.sentence for finding in away.findings)
-    assert _told(away) == _told(report(run))
+    assert _without_cost(away) == _without_cost(report(run))
 
 
 def test_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bad batch"):
         _fail(tmp_path)
     (run,) = stepwell.list_runs(tmp_path)
-    (found,) = [finding for finding in _away(run).findings if finding.rule == "died"]
-    assert "at step 25 inside train step › forward: ValueError: bad batch" in found.sentence
+    (result,) = [finding for finding in _away(run).findings if finding.rule == "died"]
+    assert "at step 25 inside train step › forward: ValueError: bad batch" in result.sentence
 
 
 def _fail(folder: Path) -> None:
@@ -80,11 +81,11 @@ def _fail(folder: Path) -> None:
 
 
 def test_the_time_left(tmp_path: Path) -> None:
-    """Told by the training loop that it is in, and by the latest one where there were several."""
+    """From the current training loop; the latest one if there were several."""
     with stepwell.init("goes on", dir=tmp_path) as started:
         with started.span(LOOP, train_iterations_target=7):
             pass
-        # More than a segment holds.
+        # More spans than fit into a segment.
         for _ in range(17_000):
             with started.span("tick"):
                 pass
@@ -98,9 +99,9 @@ def test_the_time_left(tmp_path: Path) -> None:
     assert (left.target, left.done) == (100, 30)
 
 
-def test_habits_are_what_the_table_says(tmp_path: Path) -> None:
-    """Counts and longest times by name, also of spans that went on over several segments."""
-    simulate(tmp_path / "run", Plan(2, 4000, (Hang(1, 3900),)))
+def test_history_is_what_the_table_says(tmp_path: Path) -> None:
+    """Counts and longest durations by name, also of spans that continue over several segments."""
+    simulate(tmp_path / "run", RunPlan(2, 4000, (HangFault(1, 3900),)))
     run = stepwell.open_run(tmp_path / "run")
     ended = pl.col("status").is_in(["ok", "error"])
     table = (
@@ -114,25 +115,24 @@ def test_habits_are_what_the_table_says(tmp_path: Path) -> None:
         .collect()
     )
     expected = {(rank, name, category): tuple(rest) for rank, name, category, *rest in table.rows()}
-    found = {
-        (habits.rank, *key): value
+    result = {
+        (history.rank, *key): value
         for tables in run.by_process()
-        for habits in [habits_of(tables)]
-        for key, value in habits.done.items()
+        for history in [read_history(tables)]
+        for key, value in history.done.items()
     }
     assert max(len(t.process.of_kind("spans")) for t in run.by_process()) > 1
-    assert found == expected
+    assert result == expected
 
 
 def test_of_a_run_that_has_finished_nothing_of_it_is_read(tmp_path: Path) -> None:
-    simulate(tmp_path / "run", Plan(2, 30, ()))
+    simulate(tmp_path / "run", RunPlan(2, 30, ()))
     away = stepwell.open_run(tmp_path / "run")
     made = [part for _, part in LocalEngine().map(*_work(away))]
-    assert not any(part.habits or part.stacks for part in made)
+    assert not any(part.history or part.stacks for part in made)
 
 
-def _work(run: RecordedRun) -> tuple[Callable[[Task], Part], list[Task]]:
-    from stepwell.analysis.engine.part import do
-    from stepwell.analysis.engine.task import make_tasks
+def _work(run: RecordedRun) -> tuple[Callable[[Task], TaskResult], list[Task]]:
+    from stepwell.analysis.engine.tasks import make_tasks, read_task
 
-    return do, make_tasks(run)[0]
+    return read_task, make_tasks(run)[0]

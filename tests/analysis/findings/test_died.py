@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 import stepwell
-from stepwell.analysis.findings.died import End, _first_sentence, _split, rule
+from stepwell.analysis.findings.died import End, _first_sentence, _split, find_first_death
 from stepwell.analysis.findings.facts import Facts
-from stepwell.analysis.ranks.peers import is_lost_peer
+from stepwell.analysis.tracebacks import is_lost_peer
 from tests.harness import environment, run_ranks
 
 SECOND = 1_000_000_000
@@ -122,7 +122,7 @@ for step in range(10):
 def _sentence(folder: Path, statement: str) -> tuple[str, str]:
     run_ranks(TRAIN.format(statement), env=environment(), cwd=folder)
     (run,) = stepwell.list_runs(folder / "runs")
-    (found,) = rule(Facts(run))
+    (found,) = find_first_death(Facts(run))
     return run.status, found.sentence
 
 

@@ -550,7 +550,7 @@ def check_fault(kind: str, seed: int) -> None:
 def test_sentences() -> None:
     """They have the numbers that show what is wrong."""
     (found,) = judge({"loss": np.where(steps(200) < 100, 1.0, 4.0) + 0.01 * np.sin(steps(200))})
-    assert found.sentence == "loss jumped from 1 to 4 at step 100 and stayed there until step 199."
+    assert found.sentence == "loss jumps from 1 to 4 at step 100 and stays there until step 199."
     (found,) = judge({"loss": np.full(60, math.log(4))})
     assert found.sentence == (
         "The loss stays at 1.386 = ln 4, chance level for 4 classes (loss, steps 30 to 59)."
@@ -558,7 +558,7 @@ def test_sentences() -> None:
     (found,) = judge({"loss": 1.5 * 2.0 ** steps(41)})
     # 3 times the 1.5 to 6 (median 3) of the first three is passed by 1.5 * 8.
     assert found.sentence == (
-        "The loss diverges from step 3 on: loss goes from 3 to 1.65e+12 at step 40."
+        "The loss diverges from step 3 on: loss rises from 3 to 1.65e+12 at step 40."
     )
     (found,) = judge({"train_loss": 2 + steps(101) / 50})
     assert found.sentence == (
@@ -589,9 +589,9 @@ def test_sentences() -> None:
     }
     (found,) = judge({"loss": np.full(200, 2.48), **norms}, SGD)
     assert found.sentence == (
-        "Clipping cuts the gradient norm from 1.72 to 1e-06 in 200 of 200 sampled steps: each gradient step "
-        "is 1,720,000 times smaller than without clipping, and loss does not fall (2.48 at first, 2.48 "
-        "at last)."
+        "Clipping cuts the gradient norm from 1.72 to 1e-06 in 200 of 200 sampled steps: each update is "
+        "1,720,000 times smaller than without clipping, and loss does not fall (2.48 at the start, 2.48 at "
+        "the end)."
     )
 
 

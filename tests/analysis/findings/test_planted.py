@@ -58,7 +58,7 @@ def test_one_slow_batch_in_20(tmp_path: Path) -> None:
 def test_pauses_outside_of_the_step(tmp_path: Path) -> None:
     """200 ms after every tenth step."""
     found = only(planted(tmp_path, "pauses"), "pauses")
-    assert "After every 10th step" in found.sentence
+    assert "follows every 10th step" in found.sentence
     assert set(range(9, 119, 10)) <= set(found.steps)
     assert found.evidence["slow_ns"] == pytest.approx(0.2e9, rel=0.003)
 

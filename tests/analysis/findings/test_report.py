@@ -15,8 +15,8 @@ import pytest
 import stepwell
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.report import report
-from stepwell.analysis.simulate import Plan, simulate
-from stepwell.cli.reporting import _cost
+from stepwell.analysis.simulate import RunPlan, simulate
+from stepwell.cli.report import _cost
 from stepwell.testing import FakeClock
 from tests.analysis.findings.training import healthy_values, train
 from tests.harness import run_stepwell
@@ -34,13 +34,13 @@ def test_the_answer_comes_first(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "training  finished after 10.5 s at step 119"
     assert lines[1].startswith("1 rank · 120 steps of 81.6 ms (p95 ")
-    assert lines[3].startswith(
-        "!! Waiting for data takes 57% of the wall time: 49.7 ms of the 81.6"
+    assert lines[4].startswith(
+        "!! Waiting for data takes 57 % of the wall time (49.7 ms of each 81.6"
     )
     assert all(len(line) <= 80 for line in lines)
     (best,) = [line.split() for line in lines if line.startswith("val/loss")]
     assert (best[0], best[2]) == ("val/loss", "119")
-    assert any(line.startswith("recording: 600 spans and 240 numbers") for line in lines)
+    assert any(line.startswith("Recorded 600 spans and 240 numbers") for line in lines)
     # Nothing is there that was not: no transfers, no communication, no garbage collections.
     assert not any(line.startswith(("transfer", "communication", "garbage")) for line in lines)
 
@@ -127,7 +127,7 @@ def test_it_says_what_could_not_be_checked(tmp_path: Path) -> None:
 
 def test_steps_are_counted_once_for_all_ranks(tmp_path: Path) -> None:
     """Four ranks that make 4 steps have made 4."""
-    simulate(tmp_path / "run", Plan(4, 4))
+    simulate(tmp_path / "run", RunPlan(4, 4))
     made = report(stepwell.open_run(tmp_path / "run"))
     assert ("step times", "only 4 steps") in {(one.subject, one.reason) for one in made.unchecked}
 
@@ -141,10 +141,10 @@ def test_a_single_step(tmp_path: Path) -> None:
 
 def test_the_cost_of_recording_is_that_of_a_rank(tmp_path: Path) -> None:
     """Beside its share of the wall time there is no sum over all ranks."""
-    simulate(tmp_path / "runs" / "run", Plan(4, 20))
+    simulate(tmp_path / "runs" / "run", RunPlan(4, 20))
     made = report(stepwell.open_run(tmp_path / "runs" / "run"))
     made = replace(made, cost=replace(made.cost, ns=4_000_000, beside_ns=None))
-    assert "at least 1 ms a rank (" in _cost(made)
+    assert "at least 1 ms per rank (" in _cost(made)
 
 
 def test_pauses_need_no_hint(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_run_that_was_not_told_apart(tmp_path: Path) -> None:
             run.set_step(step)
             clock.advance(0.1)
     made = report(stepwell.open_run(run.path))
-    assert made.hints[0].text.startswith("What steps consist of was not recorded")
+    assert made.hints[0].text.startswith("The parts of a step were not recorded")
 
 
 def exit_in_a_step(folder: Path) -> None:

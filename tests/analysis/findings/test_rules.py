@@ -15,12 +15,12 @@ import stepwell
 from stepwell.analysis.findings import RULES, Facts, Finding, findings
 from stepwell.analysis.report import report
 from stepwell.analysis.simulate import (
-    Hang,
-    Pace,
-    Plan,
+    HangFault,
+    PlannedDurations,
     Restart,
+    RunPlan,
     Stall,
-    Straggler,
+    StragglerFault,
     make_plan,
     simulate,
 )
@@ -96,7 +96,7 @@ def _die(folder: Path) -> None:
 
 def test_died_when_it_was_killed(tmp_path: Path) -> None:
     """What it was inside of, for want of an exception."""
-    simulate(tmp_path / "run", Plan(2, 50, (Hang(1, 40, ns=2 * SECOND),)))
+    simulate(tmp_path / "run", RunPlan(2, 50, (HangFault(1, 40, ns=2 * SECOND),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found["died"].sentence.startswith(
         "Ranks 0 and 1 were killed at step 40, at about the same time and without an exception: "
@@ -107,7 +107,7 @@ def test_died_when_it_was_killed(tmp_path: Path) -> None:
 
 def test_hanging(tmp_path: Path) -> None:
     """The rank that never came is named, with what the others wait in."""
-    simulate(tmp_path / "run", Plan(3, 50, (Hang(1, 40),)))
+    simulate(tmp_path / "run", RunPlan(3, 50, (HangFault(1, 40),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found["hang"].ranks == (1,)
     assert found["hang"].steps == (40,)
@@ -136,7 +136,7 @@ def test_nonfinite(tmp_path: Path, value: float) -> None:
     found = only(train(tmp_path, values=values), "not-finite")
     kind = "NaN" if math.isnan(value) else "infinite"
     assert found.sentence == (
-        f"train/loss is {kind} from step 72 on; gradients were so already at step 70, "
+        f"train/loss is {kind} from step 72 on; gradients were already {kind} at step 70, "
         "first in layer neck."
     )
     assert (found.severity, found.steps) == ("critical", (70,))
@@ -178,7 +178,9 @@ def test_overfitting(tmp_path: Path) -> None:
     found = only(train(tmp_path, values=values), "overfitting")
     assert found.steps[0] == pytest.approx(60, abs=6)
     assert found.evidence["best"] == pytest.approx(1.09, abs=0.02)
-    assert found.sentence.startswith(f"It overfits since step {found.steps[0]}: val/loss was best")
+    assert found.sentence.startswith(
+        f"The model overfits after step {found.steps[0]}: val/loss is best"
+    )
 
 
 def test_overfitting_of_accuracy(tmp_path: Path) -> None:
@@ -215,7 +217,9 @@ def test_stuck_at_chance(tmp_path: Path) -> None:
         }
 
     found = only(train(tmp_path, values=values, config={"num_classes": 2}), "at-chance")
-    assert "no better than guessing: holdout/accuracy stays at 49% with 2 classes" in found.sentence
+    assert (
+        "no better than guessing: holdout/accuracy stays at 49 % with 2 classes" in found.sentence
+    )
     better = train(
         tmp_path,
         values=lambda step: {**values(step), "holdout/accuracy": 0.5 + 0.4 * min(1, step / 60)},
@@ -276,7 +280,7 @@ def test_gradients_vanish_towards_a_layer(tmp_path: Path) -> None:
         return {**healthy_values(step), **norms}
 
     found = only(train(tmp_path, values=values), "vanishing-gradients")
-    assert "on their way to layer stem and 1 more layer:" in found.sentence
+    assert "on the way to layer stem and 1 more layer:" in found.sentence
 
 
 def test_frozen(tmp_path: Path) -> None:
@@ -314,7 +318,7 @@ def test_learning_rate_ratio(tmp_path: Path) -> None:
         return {**healthy_values(step), **rates(1e-4, 1e-3 if step < 40 else 1e-4)}
 
     found = only(train(tmp_path, values=wrong, config=config), "learning-rate")
-    assert "are 1 : 1 from step 40 on, not 1 : 10 as configured" in found.sentence
+    assert "is 1 : 1 from step 40 on, not 1 : 10 as configured" in found.sentence
 
     def right(step: int) -> dict[str, float]:
         rate = 1e-4 * (1 - step / 200)
@@ -395,7 +399,7 @@ def test_optimizer(tmp_path: Path) -> None:
     which = {"not_optimized": ["head.weight", "head.bias"], "not_optimized_numbers": 5140}
     run = in_loops(tmp_path, {"trainable_parameters": 4, "optimized_parameters": 2, **which})
     assert (
-        "2 are never updated: head.weight, head.bias (5,140 numbers)." in findings(run)[-1].sentence
+        "2 are never updated: head.weight, head.bias (5,140 values)." in findings(run)[-1].sentence
     )
     run = in_loops(tmp_path, {"trainable_parameters": 12, "optimized_parameters": 2, **which})
     assert "never updated: head.weight, head.bias and others (" in findings(run)[-1].sentence
@@ -413,7 +417,7 @@ def test_passes(tmp_path: Path) -> None:
     found = only(in_loops(tmp_path, {**facts, "shuffle": False}), "stopped-passes")
     assert found.severity == "critical"
     assert found.sentence == (
-        "Passes over the loader stop after 1 of 25 batches (400 times): the loader does not shuffle, so that "
+        "Passes over the loader stop after 1 of 25 batches (400 times): the loader does not shuffle, so "
         "training always gets its first batch."
     )
     found = findings(in_loops(tmp_path, {**facts, "shuffle": True}))[-1]
@@ -437,8 +441,8 @@ def test_generalising(tmp_path: Path) -> None:
 
     found = only(train(tmp_path, values=values), "not-generalising")
     assert found.sentence == (
-        "val/loss is 4.41 at step 119, more than loss was at first (2.1), while loss is 0.4 on average since "
-        "step 79: the model does not generalise."
+        "The model does not generalise: val/loss is 4.41 at step 119, higher than loss at the start (2.1), "
+        "while loss is 0.4 on average since step 79."
     )
     better = train(tmp_path, values=lambda s: {k: min(v, 2.0) for k, v in values(s).items()})
     nothing(better)
@@ -457,8 +461,8 @@ def test_clipping(tmp_path: Path) -> None:
     run = train(tmp_path, values=values, config={"optimizer": {"class": "SGD"}})
     found = only(run, "clipping")
     assert found.sentence == (
-        "Clipping cuts the gradient norm from 2 to 0.0001 in 120 of 120 sampled steps: each gradient step is "
-        "20,000 times smaller than without clipping, and loss does not fall (1.39 at first, 1.39 at last)."
+        "Clipping cuts the gradient norm from 2 to 0.0001 in 120 of 120 sampled steps: each update is 20,000 "
+        "times smaller than without clipping, and loss does not fall (1.39 at the start, 1.39 at the end)."
     )
     only(train(tmp_path, values=values, config={"optimizer": {"class": "Adam"}}), "at-chance")
 
@@ -502,7 +506,7 @@ def test_batches_out_of_balance(tmp_path: Path) -> None:
         return {**healthy_values(step), **shares, "batch/batch_size": 64.0}
 
     found = only(train(tmp_path, values=lambda s: values(s, 92), every=5), "imbalanced-batches")
-    assert "92% are class 0" in found.sentence
+    assert "92 % of the samples in batches are class 0" in found.sentence
     nothing(train(tmp_path, values=lambda s: values(s, 55), every=5))
 
 
@@ -515,7 +519,7 @@ def test_batches_that_are_not_shuffled(tmp_path: Path) -> None:
         return {**healthy_values(step), **shares, "batch/batch_size": 64.0}
 
     found = only(train(tmp_path, values=values, every=5), "unshuffled-batches")
-    assert "swings between 0% and 100%" in found.sentence
+    assert "varies between 0 % and 100 %" in found.sentence
 
 
 def at_places(folder: Path, *shares: float, **loop: Any) -> RecordedRun:
@@ -548,7 +552,7 @@ def test_batches_that_are_the_same_in_every_epoch(
     run = at_places(tmp_path, *shares)
     found = only(run, "repeated-batches")
     assert found.severity == "note"
-    assert f"the 40 batches that were looked at have the labels of {labels}" in found.sentence
+    assert f"the 40 sampled batches have the labels of {labels}" in found.sentence
     only(at_places(tmp_path, *shares, shuffle=False), "repeated-batches")
     only(at_places(tmp_path, *shares, shuffle=True), "imbalanced-batches")
 
@@ -556,7 +560,10 @@ def test_batches_that_are_the_same_in_every_epoch(
 def test_many_batches_of_every_epoch_show_the_balance(tmp_path: Path) -> None:
     """Eight different ones do, though they come again in every epoch."""
     shares = [96.875, 95.3125, 100.0, 92.1875, 93.75, 100.0, 96.875, 90.625]
-    assert "96% are class 0" in only(at_places(tmp_path, *shares), "imbalanced-batches").sentence
+    assert (
+        "96 % of the samples in batches are class 0"
+        in only(at_places(tmp_path, *shares), "imbalanced-batches").sentence
+    )
 
 
 def test_spikes(tmp_path: Path) -> None:
@@ -598,7 +605,7 @@ def test_rank_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.steps == (40, 59)
     # Which of the two is right nobody can say.
     assert found.sentence == (
-        "Ranks 0 and 1 differ since step 40: gradient_norm/overall is 1 and 1.1 there."
+        "Ranks 0 and 1 differ from step 40 on: gradient_norm/overall is 1 and 1.1 there."
     )
     assert found.ranks == (0, 1)
     nothing(two_ranks("together", 100))
@@ -606,21 +613,21 @@ def test_rank_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_straggling(tmp_path: Path) -> None:
     """The rank, the phase and how much slower it is; nobody else is blamed."""
-    fault = Straggler(2, "forward", range(300), 15 * MS)
-    simulate(tmp_path / "slow", Plan(4, 300, (fault,)))
+    fault = StragglerFault(2, "forward", range(300), 15 * MS)
+    simulate(tmp_path / "slow", RunPlan(4, 300, (fault,)))
     found = only(stepwell.open_run(tmp_path / "slow"), "straggler")
     assert (found.ranks, found.evidence["phase"]) == ((2,), "forward")
     assert (
-        "Rank 2 is slower than the others in the forward pass, in nearly all steps"
+        "Rank 2 is slower than the others in nearly all steps: the forward pass takes "
         in found.sentence
     )
-    simulate(tmp_path / "even", Plan(4, 300, pace=Pace(checkpoint=200 * MS)))
+    simulate(tmp_path / "even", RunPlan(4, 300, pace=PlannedDurations(checkpoint=200 * MS)))
     nothing(stepwell.open_run(tmp_path / "even"))
 
 
 def test_straggling_once(tmp_path: Path) -> None:
     """One rank holds the others up a single time."""
-    simulate(tmp_path / "run", Plan(4, 300, (Stall(150, "data", 8 * SECOND, rank=1),)))
+    simulate(tmp_path / "run", RunPlan(4, 300, (Stall(150, "data", 8 * SECOND, rank=1),)))
     found = only(stepwell.open_run(tmp_path / "run"), "straggler")
     assert (found.ranks, found.steps) == ((1,), (150,))
 
@@ -630,7 +637,7 @@ def test_data_bound(tmp_path: Path) -> None:
     found = only(train(tmp_path, times=lambda step: {"wait for data": 0.05}), "data-bound")
     assert found.evidence["share"] == pytest.approx(50 / 82, abs=0.01)
     assert found.sentence.startswith(
-        "Waiting for data takes 57% of the wall time: 49.7 ms of the 81.6"
+        "Waiting for data takes 57 % of the wall time (49.7 ms of each 81.6"
     )
 
 
@@ -680,7 +687,7 @@ def test_pauses(tmp_path: Path) -> None:
     found = only(run, "pauses")
     assert found.steps[:3] == (9, 19, 29)
     assert found.sentence.startswith(
-        "After every 10th step there is a pause of 200 ms in no span (steps 9, 19, 29, …)."
+        "A pause of 200 ms outside any span follows every 10th step (steps 9, 19, 29, …)."
     )
     assert found.evidence["share"] == pytest.approx(20 / 53, abs=0.02)
     nothing(train(tmp_path, times=lambda step: {"pause": 0.002}))
@@ -695,7 +702,7 @@ def test_code_that_no_span_covers(tmp_path: Path) -> None:
     run = train(tmp_path, times=times)
     found = only(run, "uncovered-time")
     # 12 of 16.7 s: 120 steps of 133 ms, 0.7 s around them.
-    assert found.sentence.startswith("72% of the wall time is in code that no span covers: 100 ms")
+    assert found.sentence.startswith("Code outside any span takes 72 % of the wall time: 100 ms")
     assert found.sentence.endswith(" step, mostly after the optimizer step.")
     assert found.severity == "warning"
     assert report(run).hints == []
@@ -762,7 +769,7 @@ def test_throughput_of_a_machine_that_is_shared(tmp_path: Path) -> None:
 
     shared = run(100.0, 40.0)
     assert shared.severity == "note"
-    assert "used 80% of one at the start, 40% at the end: other processes" in shared.sentence
+    assert "used 80 % of one CPU at the start, 40 % at the end: other processes" in shared.sentence
     for node, end in ((100.0, 80.0), (50.0, 40.0)):
         own = run(node, end)
         assert own.severity != "note"
@@ -794,9 +801,9 @@ def test_throughput_of_batches_that_grow(tmp_path: Path) -> None:
     found = only(recorded(0.16, 128), "larger-batches")
     assert (found.severity, found.evidence["last_samples"]) == ("note", 128)
     assert found.evidence["to_ns"] == pytest.approx(160 * MS, rel=0.03)
-    assert "batches grew from 32 to 128 samples: 32 ms at the start, " in found.sentence
+    assert "from 32 ms to 159 ms because batches grow from 32 to 128 samples" in found.sentence
     # 160 ms / 128
-    assert "(1 ms a sample, then 1.2" in found.sentence
+    assert "(1 ms per sample at the start, 1.2" in found.sentence
     only(recorded(0.16, 32), "throughput-drop")
     only(recorded(0.16, 48), "throughput-drop")
 
@@ -814,8 +821,8 @@ def test_machine_load(tmp_path: Path) -> None:
     assert only(train(tmp_path, times=held_up), "pauses").evidence["period"] is None
     found = only(train(tmp_path, times=held_up, values=values), "busy-machine")
     assert found.sentence == (
-        "Other programs use the machine: its processors are 100% busy, and this process gets 8.0% of one on "
-        "average. Pauses and slow steps without a rhythm probably come from that."
+        "Other programs use the machine: its CPUs are 100 % busy, and this process gets 8.0 % of one CPU on "
+        "average. Irregular pauses and slow steps are probably caused by this."
     )
     assert found.severity == "note"
 
@@ -838,7 +845,7 @@ def test_stalls(tmp_path: Path) -> None:
     found = only(run, "stall")
     assert found.steps == (77,)
     nothing(train(tmp_path, times=lambda step: {"optimizer": 0.2} if step == 77 else {}))
-    assert "in the optimizer" in found.sentence
+    assert "the optimizer took" in found.sentence
 
 
 def test_checkpoints(tmp_path: Path) -> None:
@@ -900,7 +907,7 @@ def test_memory_of_a_short_run(tmp_path: Path) -> None:
 def test_goodput_of_restarts(tmp_path: Path) -> None:
     """What was done again and waited for."""
     fault = Restart(650, gap_ns=5 * SECOND)
-    plan = Plan(2, 1000, (fault,), pace=Pace(checkpoint=200 * MS))
+    plan = RunPlan(2, 1000, (fault,), pace=PlannedDurations(checkpoint=200 * MS))
     simulate(tmp_path / "run", plan)
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found.keys() == {"restarts"}
@@ -909,7 +916,9 @@ def test_goodput_of_restarts(tmp_path: Path) -> None:
 
 def test_goodput_that_is_low_because_of_a_restart(tmp_path: Path) -> None:
     """The restart is the finding: without its cost more than half of the time makes progress."""
-    plan = Plan(2, 600, (Restart(450, gap_ns=60 * SECOND),), pace=Pace(checkpoint=100 * MS))
+    plan = RunPlan(
+        2, 600, (Restart(450, gap_ns=60 * SECOND),), pace=PlannedDurations(checkpoint=100 * MS)
+    )
     simulate(tmp_path / "run", plan)
     run = stepwell.open_run(tmp_path / "run")
     assert Facts(run).goodput.share < 0.5
@@ -918,18 +927,22 @@ def test_goodput_that_is_low_because_of_a_restart(tmp_path: Path) -> None:
 
 def test_goodput_that_is_low_for_more_than_a_restart(tmp_path: Path) -> None:
     """The restart is named once, the other losses beside it."""
-    plan = Plan(2, 300, (Restart(200),), pace=Pace(checkpoint=100 * MS, validation=10 * SECOND))
+    plan = RunPlan(
+        2, 300, (Restart(200),), pace=PlannedDurations(checkpoint=100 * MS, validation=10 * SECOND)
+    )
     simulate(tmp_path / "run", plan)
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert "between attempts" in found["restarts"].sentence
     assert "The largest losses apart from restarts: " in found["low-goodput"].sentence
     assert "between attempts" not in found["low-goodput"].sentence
-    assert found["low-goodput"].advice == "Begin with the largest: validation."
+    assert found["low-goodput"].advice == "Start with the largest: validation."
 
 
 def test_checkpoints_of_a_run_with_a_gap(tmp_path: Path) -> None:
     """The limit is a share of the time that it ran, the sentence has the share of the wall time."""
-    plan = Plan(2, 600, (Restart(450, gap_ns=100 * SECOND),), pace=Pace(checkpoint=1500 * MS))
+    plan = RunPlan(
+        2, 600, (Restart(450, gap_ns=100 * SECOND),), pace=PlannedDurations(checkpoint=1500 * MS)
+    )
     simulate(tmp_path / "run", plan)
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}["checkpoint-stall"]
     assert found.evidence["share"] < 0.1
@@ -954,7 +967,7 @@ def test_validation_time(tmp_path: Path) -> None:
     found = only(run, "validation-time")
     # 12 validations of 2 s, 120 steps of 33 ms, 0.7 s around them.
     assert found.evidence["share"] == pytest.approx(24 / 28.7, abs=0.01)
-    assert found.sentence.startswith("Validation takes 84% of the wall time: 12 times ")
+    assert found.sentence.startswith("Validation takes 84 % of the wall time: 12 times ")
     assert found.sentence.endswith(" s, every 10 steps.")
     assert (found.severity, found.steps) == ("warning", tuple(range(9, 120, 10)))
     nothing(train(tmp_path, times=lambda s: {"validate": 0.45} if s % 10 == 9 else {}))
@@ -981,7 +994,7 @@ def test_dropped(tmp_path: Path) -> None:
     about = json.loads(document.read_text())
     document.write_text(json.dumps({**about, "drops": {"spans": 12}}))
     found = only(stepwell.open_run(run.path), "dropped-records")
-    assert found.sentence.startswith("12 records were not kept")
+    assert found.sentence.startswith("12 records were dropped")
 
 
 def test_a_rule_that_fails_does_not_take_the_others_away(
@@ -1000,7 +1013,7 @@ def test_a_rule_that_fails_does_not_take_the_others_away(
 
 def test_a_hang_is_told_once(tmp_path: Path) -> None:
     """The step that it hung in is neither a stall, nor does it make others slow again and again."""
-    simulate(tmp_path / "run", Plan(2, 60, (Hang(1, 40),)))
+    simulate(tmp_path / "run", RunPlan(2, 60, (HangFault(1, 40),)))
     found = [f.rule for f in findings(stepwell.open_run(tmp_path / "run"))]
     assert sorted(set(found) - {"low-goodput"}) == ["died", "hang"]
 

@@ -9,7 +9,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis.findings import findings
-from stepwell.analysis.simulate import Plan, Restart, simulate
+from stepwell.analysis.simulate import Restart, RunPlan, simulate
 from stepwell.analysis.simulate.plan import SECOND
 from stepwell.testing import FakeClock
 from tests.analysis.findings.test_rules import only
@@ -33,7 +33,7 @@ def test_gradients_that_were_infinite_before_the_loss_was_nan(tmp_path: Path) ->
 
     found = only(train(tmp_path, values=values), "not-finite")
     assert found.sentence == (
-        "loss is NaN from step 70 on; gradients were infinite already at step 68."
+        "loss is NaN from step 70 on; gradients were already infinite at step 68."
     )
     assert found.steps == (68,)
 
@@ -65,8 +65,8 @@ def test_every_second_batch_is_waited_for(tmp_path: Path) -> None:
         return {"wait for data": 0.06 if step % 2 else 0.0001}
 
     found = only(train(tmp_path, times=times), "data-bound")
-    assert found.sentence.startswith("Waiting for data takes 44% of the wall time: 30.")
-    assert found.sentence.endswith("ms that a step takes on average.")
+    assert found.sentence.startswith("Waiting for data takes 44 % of the wall time (on average 30.")
+    assert found.sentence.endswith("ms step).")
 
 
 def test_every_tenth_step_on_a_busy_machine(tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_vanishing_gradients_tell_the_loss(tmp_path: Path) -> None:
         return {"train/loss": 2.3 - 0.005 * step, "gradient_norm/overall": math.exp(-step / 5)}
 
     found = only(train(tmp_path, values=values), "vanishing-gradients")
-    assert found.sentence.endswith(", while train/loss is still 1.73 (2.27 at first).")
+    assert found.sentence.endswith(", while train/loss is still 1.73 (2.27 at the start).")
 
 
 def test_a_single_step_was_done_again(tmp_path: Path) -> None:
     """In the singular."""
-    plan = Plan(1, 200, (Restart(101, gap_ns=30 * SECOND),), checkpoint_every=100)
+    plan = RunPlan(1, 200, (Restart(101, gap_ns=30 * SECOND),), checkpoint_every=100)
     simulate(tmp_path / "run", plan)
     found = [f for f in findings(stepwell.open_run(tmp_path / "run")) if f.rule == "restarts"]
-    assert "): 1 step was done again, " in found[0].sentence
+    assert "): 1 step was repeated, " in found[0].sentence
 
 
 def test_an_error_that_ends_with_a_full_stop(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_validation_that_gets_worse_from_the_start_does_not_stay(tmp_path: Path)
         return training | ({} if step % 10 else {"val/loss": 0.58 + 0.006 * step})
 
     found = only(train(tmp_path, values=values), "overfitting")
-    assert "val/loss was best there" in found.sentence
+    assert "val/loss is best there" in found.sentence
 
 
 def test_a_step_that_hangs_is_no_pause(tmp_path: Path) -> None:

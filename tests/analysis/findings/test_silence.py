@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from stepwell._core.files import write_json
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.hanging import rule
-from stepwell.journal.document import write_json
+from stepwell.analysis.findings.hang import find_hang
 from stepwell.reading import RecordedRun
 from tests.analysis.time.writing import WALL, Process, Thread, Written, write_run
 
@@ -37,7 +37,7 @@ def quiet_run(folder: Path, quiet_s: float, *, in_loop: bool, step_s: float = 1.
 
 
 def found(run: RecordedRun) -> list[Finding]:
-    return [finding for finding in rule(Facts(run)) if finding.rule == "hang"]
+    return [finding for finding in find_hang(Facts(run)) if finding.rule == "hang"]
 
 
 @pytest.mark.parametrize(("in_loop", "severity"), [(True, "warning"), (False, "note")])

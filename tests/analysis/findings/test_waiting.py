@@ -29,7 +29,7 @@ def test_rank_0_saves(tmp_path: Path, case: str, ranks: int) -> None:
     assert found.cost_ns == pytest.approx(1.5e9, rel=1e-3)
     wait = "rank waits" if ranks == 2 else "ranks wait"
     assert found.sentence.startswith(
-        f"Rank 0 saves checkpoints for 500 ms every 40 steps (3 times) while the other {wait}: "
+        f"Rank 0 saves checkpoints for 500 ms every 40 steps (3 times) while the other {wait}. "
     )
     # 120 steps of about 9.5 ms, and the checkpoints.
     assert found.evidence["share"] == pytest.approx(1.5 / (120 * 0.0095 + 1.5), rel=0.05)
@@ -40,7 +40,9 @@ def test_all_ranks_save(tmp_path: Path) -> None:
     """Nobody waits for anybody."""
     found = only(planted(tmp_path, "everybody-saves", 2), "checkpoint-stall")
     assert found.ranks == ()
-    assert found.sentence.startswith("Training stands still for 500 ms every 40 steps (3 times)")
+    assert found.sentence.startswith(
+        "Training stops for 500 ms every 40 steps (3 times) to save checkpoints."
+    )
 
 
 @pytest.mark.full
@@ -63,7 +65,7 @@ def test_a_rank_that_sleeps_once(tmp_path: Path, ranks: int) -> None:
     assert (found.ranks, found.steps) == ((1,), (80,))
     assert found.evidence["phase"] == "training"
     assert found.cost_ns == pytest.approx(20e9, rel=1e-3)
-    assert "Rank 1 spends 20 s in code that no span covers in step 80." in found.sentence
+    assert "Rank 1 spends 20 s in code outside any span in step 80." in found.sentence
     assert found.evidence["share"] == pytest.approx(20 / 21.15, rel=0.01)
 
 
@@ -71,9 +73,9 @@ def test_a_rank_that_sleeps_once(tmp_path: Path, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("case", "phase", "words"),
     [
-        ("sleeps", "training", "in code that no span covers"),
+        ("sleeps", "training", "in code outside any span"),
         ("upload", "training", "in the span 'upload metrics'"),
-        ("gc", "garbage collection", "collects garbage for"),
+        ("gc", "garbage collection", "in garbage collection"),
     ],
 )
 def test_a_rank_that_is_late_every_20_steps(

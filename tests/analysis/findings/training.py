@@ -27,9 +27,9 @@ def noise(step: int) -> float:
 
 def collect_garbage(clock: FakeClock, seconds: float) -> None:
     """Record a collection as the callback of the garbage collector does, for so long."""
-    from stepwell.journal.clock import now
+    from stepwell._core.clock import now
+    from stepwell.journal.journal import Track
     from stepwell.journal.state import state
-    from stepwell.journal.track import Track
 
     began = now()
     clock.advance(seconds)

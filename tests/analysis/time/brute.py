@@ -1,4 +1,4 @@
-"""The same answers by looking at every instant by itself, with nothing in common with the code under test."""
+"""A slow reference implementation, instant by instant, without code of the one under test."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NAMES = [*PHASE, *HOLDERS, *OWN]
 
 
 class Slow:
-    """One process, its spans as rows of the table; ``set_at`` is when another step was set."""
+    """One process and its spans as rows of the table; ``set_at`` are the times of new steps."""
 
     def __init__(self, run: RecordedRun, set_at: Sequence[int] = ()) -> None:
         self.set_at = set_at
         spans = run.spans().collect().to_dicts()
-        self.about = run.processes().collect().row(0, named=True)
+        self.process = run.processes().collect().row(0, named=True)
         for span in spans:
             span["end"] = (
                 self.end if span["duration_ns"] is None else span["start_ns"] + span["duration_ns"]
@@ -47,14 +47,14 @@ class Slow:
 
     @property
     def start(self) -> int:
-        return int(self.about["started_ns"])
+        return int(self.process["started_ns"])
 
     @property
     def end(self) -> int:
-        return int(self.about["heartbeat_ns"])
+        return int(self.process["heartbeat_ns"])
 
     def phase(self, span: dict[str, Any]) -> str | None:
-        """Nearest that claims, else nearest that has a phase, else whether somebody named it."""
+        """The nearest exclusive phase, else the nearest phase, else whether the user named a span."""
         chain = []
         while span is not None:
             chain.append(span)
@@ -77,23 +77,23 @@ class Slow:
         return any(span["name"] == "training_single_iteration" for span in self.spans)
 
     def iterations(self) -> list[dict[str, Any]]:
-        """Those that no other one is around or beside; else what was computed in each step."""
-        found: list[dict[str, Any]] = []
+        """Iterations that are not within or beside another one; else what was computed in each step."""
+        result: list[dict[str, Any]] = []
         if not self.has_standard_iterations:
             return self.computed()
         reach = -1
         for span in self.spans:
             if span["name"] == "training_single_iteration":
                 if span["start_ns"] >= reach:
-                    found.append({"span": span, "start": span["start_ns"], "end": span["end"]})
+                    result.append({"span": span, "start": span["start_ns"], "end": span["end"]})
                 else:
-                    found[-1]["end"] = max(found[-1]["end"], span["end"])
+                    result[-1]["end"] = max(result[-1]["end"], span["end"])
                 reach = max(reach, span["end"])
-        return found
+        return result
 
     def computed(self) -> list[dict[str, Any]]:
-        """What was computed in each step, from the first beginning to the last end."""
-        found: list[dict[str, Any]] = []
+        """Computation in each step, from the first start to the last end."""
+        result: list[dict[str, Any]] = []
         computing = [s for s in self.spans if self.phase(s) in ("forward", "backward", "optimizer")]
         assert computing or not self.set_at
         reach = self.start
@@ -102,11 +102,11 @@ class Slow:
             if these:
                 start = max(these[0]["start_ns"], reach)
                 reach = max(reach, *(s["end"] for s in these))
-                found.append({"span": these[0], "start": start, "end": reach})
-        return found
+                result.append({"span": these[0], "start": start, "end": reach})
+        return result
 
     def ledger(self) -> dict[tuple[int | None, str], int]:
-        """Nanoseconds by number of the iteration and phase."""
+        """Nanoseconds by index of the iteration and phase."""
         iterations = self.iterations()
         begins = [self.begin(i, iterations) for i in range(len(iterations))]
         times = {self.start, self.end, *begins}
@@ -115,15 +115,15 @@ class Slow:
         for iteration in iterations:
             times |= {iteration["start"], iteration["end"]}
         cuts = sorted(t for t in times if self.start <= t <= self.end)
-        found: Counter[tuple[int | None, str]] = Counter()
+        result: Counter[tuple[int | None, str]] = Counter()
         for low, high in pairwise(cuts):
-            found[self.step(low, begins, iterations), self.final(low, begins, iterations)] += (
+            result[self.step(low, begins, iterations), self.final(low, begins, iterations)] += (
                 high - low
             )
-        return dict(found)
+        return dict(result)
 
     def begin(self, number: int, iterations: list[dict[str, Any]]) -> int:
-        """When the data right before an iteration was first waited for."""
+        """When the wait for the data right before an iteration began."""
         floor = iterations[number - 1]["end"] if number else self.start
         begin = int(iterations[number]["start"])
         at = self.spans.index(iterations[number]["span"])
@@ -169,7 +169,7 @@ class Slow:
         return "other"
 
     def own_name(self, t: int, iterations: list[dict[str, Any]]) -> str | None:
-        """The first of the user's own spans that are open, but for those around whole iterations."""
+        """The first open span of the user's own, except those around whole iterations."""
         for span in self.spans:
             is_own = span["name"] in OWN and self.phase(span) in (None, "own", "training")
             holds = any(

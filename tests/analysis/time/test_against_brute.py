@@ -1,4 +1,4 @@
-"""Random runs: the ledger and the table of steps against a look at every instant."""
+"""Random runs: the ledger and the table of steps compared with a slow reference implementation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = 200
 
 @st.composite
 def nested(draw: Any) -> list[Written]:
-    """Spans as ``with`` statements leave them."""
+    """Nested spans, as from ``with`` statements."""
     spans: list[Written] = []
     stack: list[int] = []
     now = draw(st.integers(0, 20))
@@ -32,14 +32,14 @@ def nested(draw: Any) -> list[Written]:
             stack.append(len(spans))
             spans.append(Written(draw(st.sampled_from(NAMES)), now, None, parent))
     for number in stack:
-        # Some are never left.
+        # Some never end.
         spans[number].end = None
     return spans
 
 
 @st.composite
 def tangled(draw: Any) -> list[Written]:
-    """Spans that overlap in any way, under any parent that began before: tasks, children that outlive it."""
+    """Spans that overlap in any way, with any earlier span as the parent: tasks, children that outlive it."""
     count = draw(st.integers(1, 25))
     begins = sorted(draw(st.lists(st.integers(0, END - 1), min_size=count, max_size=count)))
     spans = []
@@ -55,20 +55,20 @@ pauses = st.lists(st.tuples(st.integers(0, END), st.integers(0, 15)), max_size=4
 
 @settings(max_examples=50, deadline=None)
 @given(st.one_of(nested(), tangled()), pauses)
-def test_every_instant_has_the_phase_and_step_that_a_slow_look_finds(
+def test_every_instant_has_the_phase_and_step_of_the_reference(
     spans: list[Written], collections: list[tuple[int, int]]
 ) -> None:
-    """To the nanosecond, and the sum is the wall time."""
+    """Equal to the nanosecond, and the sum is the wall time."""
     gc = [Written("gc", a, min(a + b, END), None, "runtime") for a, b in collections]
     _compare(Process([Thread(spans), Thread(gc, "gc")], END))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.one_of(nested(), tangled()), st.sets(st.integers(0, END - 1), max_size=8))
-def test_steps_that_were_set_are_told_apart_as_a_slow_look_does(
+def test_steps_that_were_set_are_those_of_the_reference(
     spans: list[Written], times: set[int]
 ) -> None:
-    """Where there are no standard iterations, what was computed in a step is one."""
+    """Without standard iterations, the computation of a step is one."""
     for span in spans:
         if span.name == "training_single_iteration":
             span.name = "model_backward"
@@ -82,12 +82,12 @@ def _compare(process: Process) -> None:
         run = write_run(Path(folder), process)
         slow = Slow(run, [WALL + time for time, _, _ in process.steps])
         expected = slow.ledger()
-        found = account(run)
+        result = account(run)
         iterations = slow.iterations()
-        table = steps(found)
+        table = steps(result)
         assert table["start_ns"].to_list() == [i["start"] for i in iterations]
         assert table["duration_ns"].to_list() == [i["end"] - i["start"] for i in iterations]
-        part = found.parts[0]
+        part = result.parts[0]
         assert part.cells.sum() == part.wall_ns == END
         by_row = {
             (row - 1 if 0 < row <= len(iterations) else None, phase): int(ns)
@@ -95,9 +95,9 @@ def _compare(process: Process) -> None:
             for row, ns in enumerate(part.cells[code])
             if ns and iterations
         }
-        in_all = dict(ledger(found).select("phase", "ns").rows())
+        in_all = dict(ledger(result).select("phase", "ns").rows())
         if iterations:
-            # What is before the first one and what is after the last have no step, both.
+            # The time before the first step and after the last one has no step.
             outside = {p: int(part.cells[c, [0, -1]].sum()) for c, p in enumerate(part.phases)}
             by_row |= {(None, phase): ns for phase, ns in outside.items() if ns}
             assert by_row == expected

@@ -1,4 +1,4 @@
-"""The ledger, worked out by hand on a clock that stands still."""
+"""The ledger, calculated by hand with a fake clock."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SECOND = 1_000_000_000
 
 
 def seconds(table: pl.DataFrame, *keys: str) -> dict[Any, float]:
-    """Seconds by phase, or by the keys and phase; whole numbers of nanoseconds behind them."""
+    """Return seconds by phase, or by the keys and phase, from whole nanoseconds."""
     rows = table.select(*keys, "phase", "ns").rows()
     return {row[:-1] if keys else row[0]: row[-1] / SECOND for row in rows}
 
 
 def iteration(clock: FakeClock, forward: float = 2.0) -> None:
-    """One of 10 seconds: 2 in forward, 3 in backward, 1 in the optimizer, 4 in none of these."""
+    """An iteration of 10 seconds: 2 forward, 3 backward, 1 optimizer, 4 in no phase."""
     with stepwell.span("training_single_iteration"):
         clock.advance(1)
         with stepwell.span("model_forward"):
@@ -60,10 +60,10 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
                     clock.advance(30)
             clock.advance(2)
         run.run.flush()
-        found = account(run.recorded)
-        table = ledger(found)
-        by_step = ledger(found, by=("step",))
-        rows = steps(found)
+        result = account(run.recorded)
+        table = ledger(result)
+        by_step = ledger(result, by=("step",))
+        rows = steps(result)
     assert seconds(table) == {
         "startup": 12,
         "data": 1.5,
@@ -78,7 +78,7 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
     wall = 12 + 3 * 10.75 + 50 + 2
     assert table["ns"].sum() == wall * SECOND
     assert table["share"].sum() == pytest.approx(1)
-    assert found.parts[0].wall_ns == wall * SECOND
+    assert result.parts[0].wall_ns == wall * SECOND
     assert seconds(by_step.filter(pl.col("step") == 1)) == {
         "data": 0.5,
         "forward": 2,
@@ -96,7 +96,7 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
 
 
 def test_a_range_of_steps_and_epochs() -> None:
-    """Only the time of these steps, and that of each epoch with what comes after its last step."""
+    """Only the time of these steps; an epoch includes the time after its last step."""
     with FakeClock() as clock, recorded() as run:
         for step in range(6):
             run.run.set_step(step, step // 3)
@@ -105,11 +105,11 @@ def test_a_range_of_steps_and_epochs() -> None:
                 with stepwell.span("validation_loop"):
                     clock.advance(100)
         run.run.flush()
-        found = account(run.recorded)
-        some = seconds(ledger(found, steps=range(1, 6, 2)))
-        epochs = seconds(ledger(found, by=("epoch",)), "epoch")
-        nothing = ledger(found, steps=range(7, 9))
-        none = ledger(found, by=())
+        result = account(run.recorded)
+        some = seconds(ledger(result, steps=range(1, 6, 2)))
+        epochs = seconds(ledger(result, by=("epoch",)), "epoch")
+        nothing = ledger(result, steps=range(7, 9))
+        none = ledger(result, by=())
     assert some == {
         "forward": 3 + 5 + 7,
         "backward": 9,
@@ -122,12 +122,12 @@ def test_a_range_of_steps_and_epochs() -> None:
     assert epochs[0, "validation"] == epochs[1, "validation"] == 100
     assert nothing.is_empty()
     assert none.columns == ["phase", "ns", "seconds", "share"]
-    with pytest.raises(StepwellError, match="write any of rank, attempt, epoch, step"):
-        ledger(found, by=("phase",))
+    with pytest.raises(StepwellError, match="by must be 'rank', 'attempt', 'epoch' or 'step', got"):
+        ledger(result, by=("phase",))
 
 
 def test_what_claims_its_inside_and_what_does_not() -> None:
-    """A checkpoint within validation is a checkpoint; an own span has what is in no phase."""
+    """A checkpoint within validation is a checkpoint; an own span has the time without a phase."""
     with FakeClock() as clock, recorded() as run:
         with stepwell.span("training_single_iteration"):
             with stepwell.span("attention"):
@@ -159,7 +159,7 @@ def test_what_claims_its_inside_and_what_does_not() -> None:
 
 
 def test_a_run_with_plain_names_and_steps_only() -> None:
-    """Steps as they were set, each from the wait for its batch on; what is in no span is other."""
+    """Steps as they were set, each from the wait for its batch on; time in no span is other."""
     with FakeClock() as clock, recorded() as run:
         with run.run.span("set up"):
             clock.advance(3)
@@ -178,8 +178,8 @@ def test_a_run_with_plain_names_and_steps_only() -> None:
                 clock.advance(7)
         clock.advance(1)
         run.run.flush()
-        found = account(run.recorded)
-        table, rows = ledger(found), steps(found)
+        result = account(run.recorded)
+        table, rows = ledger(result), steps(result)
     assert seconds(table) == {
         "startup": 3,
         "data": 6,
@@ -195,7 +195,7 @@ def test_a_run_with_plain_names_and_steps_only() -> None:
 
 
 def test_a_run_with_the_ai_tree_only() -> None:
-    """Its nodes have phases, and ``ai.update(step=…)`` tells the steps."""
+    """Its nodes have phases, and ``ai.update(step=…)`` sets the step."""
     with FakeClock() as clock, recorded() as run:
         with ai.dataloader.init:
             clock.advance(1)
@@ -212,8 +212,8 @@ def test_a_run_with_the_ai_tree_only() -> None:
         with ai.checkpoint.capture:
             clock.advance(6)
         run.run.flush()
-        found = account(run.recorded)
-        table, rows = ledger(found), steps(found)
+        result = account(run.recorded)
+        table, rows = ledger(result), steps(result)
     assert seconds(table) == {
         "startup": 1,
         "data": 4,
@@ -227,7 +227,7 @@ def test_a_run_with_the_ai_tree_only() -> None:
 
 
 def test_a_run_without_steps() -> None:
-    """Before the first work it starts up, after the last it ends; in between it is other."""
+    """Before the first work it is startup, after the last it is ending, in between it is other."""
     with FakeClock() as clock, recorded() as run:
         clock.advance(1)
         for _ in range(2):
@@ -235,9 +235,9 @@ def test_a_run_without_steps() -> None:
                 clock.advance(2)
             clock.advance(4)
         run.run.flush()
-        found = account(run.recorded)
-        table = seconds(ledger(found))
-        assert steps(found).is_empty()
+        result = account(run.recorded)
+        table = seconds(ledger(result))
+        assert steps(result).is_empty()
     assert table == {"startup": 1, "forward": 4, "other": 4, "ending": 4}
 
 
@@ -250,7 +250,7 @@ def test_a_run_without_anything() -> None:
 
 
 def test_micro_batches_are_one_step() -> None:
-    """Two iterations for each step: one row, from the first to the last."""
+    """Two iterations per step: one row, from the first to the last."""
     with FakeClock() as clock, recorded() as run:
         for number in range(4):
             run.run.set_step(number // 2)
@@ -266,7 +266,7 @@ def test_micro_batches_are_one_step() -> None:
 
 
 def test_a_step_that_iterations_tell_themselves_counts() -> None:
-    """An attribute ``step`` wins over what was set."""
+    """An attribute ``step`` wins over ``set_step``."""
     with FakeClock() as clock, recorded() as run:
         for number in (7, 8, 3):
             with stepwell.span("training_single_iteration", step=number):
@@ -280,7 +280,7 @@ def test_a_step_that_iterations_tell_themselves_counts() -> None:
 
 
 def test_tasks_that_take_turns() -> None:
-    """Of two spans that overlap, the one that began last has the time; then the other has it again."""
+    """Of two overlapping spans, the one that began last owns the time; then the other one again."""
 
     async def work(clock: FakeClock) -> None:
         begun, ended = asyncio.Event(), asyncio.Event()
@@ -290,7 +290,7 @@ def test_tasks_that_take_turns() -> None:
                 clock.advance(1)
                 begun.set()
                 await ended.wait()
-                # The other one has been left while this went on.
+                # The other one has ended in the meantime.
                 clock.advance(4)
 
         async def second() -> None:
@@ -309,7 +309,7 @@ def test_tasks_that_take_turns() -> None:
 
 
 def test_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
-    """It has its time as long as it goes on, in the phase that it has as a child."""
+    """It owns its time until it ends, in the phase that it has as a child."""
     spans = [
         Written("training_single_iteration", 0, 50),
         Written("model_forward", 10, 30, 0),
@@ -322,7 +322,7 @@ def test_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
 
 
 def test_garbage_collections_are_cut_out_of_everything(tmp_path: Path) -> None:
-    """Out of iterations, pauses and validation; where two overlap they count once."""
+    """Out of iterations, pauses and validation; overlapping ones count once."""
     spans = [
         Written("training_single_iteration", 10, 30),
         Written("validation_loop", 40, 60),
@@ -369,7 +369,7 @@ def test_two_ranks_and_attempts_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_workers_and_other_threads_own_nothing(tmp_path: Path) -> None:
-    """What they do is told beside the ledger: together, and by each of them."""
+    """Their work is listed as background: the time of any of them, and the sum."""
     main = [Written("training_single_iteration", 0, 100), Written("all_reduce", 40, 50, 0, "comm")]
     saver = [Written("checkpoint_save_async", 20, 90), Written("write", 30, 40, 0)]
     messenger = [
@@ -411,15 +411,15 @@ def test_a_checkpoint_thread_takes_none_of_the_time_of_training() -> None:
             done.set()
             thread.join()
         run.run.flush()
-        found = account(run.recorded)
-        assert seconds(ledger(found)) == {"other": 4}
-        assert background(found).select("kind", "ns").rows() == [
+        result = account(run.recorded)
+        assert seconds(ledger(result)) == {"other": 4}
+        assert background(result).select("kind", "ns").rows() == [
             ("checkpoint in the background", 3 * SECOND)
         ]
 
 
 def test_training_in_another_thread_than_the_main_one(tmp_path: Path) -> None:
-    """The thread that has the iterations is the one that the ledger is of."""
+    """The ledger describes the thread that has the iterations."""
     waiting = [Written("application", 0, 100)]
     training = [Written("training_single_iteration", 10, 90)]
     run = write_run(tmp_path, Process([Thread(waiting), Thread(training, "trainer")], 100))
@@ -428,7 +428,7 @@ def test_training_in_another_thread_than_the_main_one(tmp_path: Path) -> None:
 
 
 def test_a_running_run_lasts_until_now() -> None:
-    """What is open has the time up to now; a moment later it has more."""
+    """An open span has the time up to now; a moment later it has more."""
     with FakeClock() as clock, recorded() as run, stepwell.span("training_single_iteration"):
         with stepwell.span("model_forward"):
             clock.advance(2)
@@ -441,7 +441,7 @@ def test_a_running_run_lasts_until_now() -> None:
 
 
 def test_a_run_that_stopped_showing_life(tmp_path: Path) -> None:
-    """It lasts until the last sign of it; the heartbeat may be older than the last span."""
+    """It lasts until its last sign of life; the heartbeat may be older than the last span."""
     spans = [
         Written("training_single_iteration", 0, 50),
         Written("training_single_iteration", 60, None),
@@ -449,10 +449,10 @@ def test_a_run_that_stopped_showing_life(tmp_path: Path) -> None:
         Written("model_backward", 90, None, 1),
     ]
     run = write_run(tmp_path, Process([Thread(spans)], 75, status="running"))
-    found = account(run)
-    assert found.parts[0].status == "killed"
-    assert found.parts[0].wall_ns == 90
-    assert dict(ledger(found).select("phase", "ns").rows()) == {
+    result = account(run)
+    assert result.parts[0].status == "killed"
+    assert result.parts[0].wall_ns == 90
+    assert dict(ledger(result).select("phase", "ns").rows()) == {
         "other": 80,
         "backward": 10,
     }
@@ -473,15 +473,15 @@ for step in range(3000):
 
 
 def test_a_killed_run_is_accounted_for_to_its_last_span(tmp_path: Path) -> None:
-    """Over several segments, with what was open when it died."""
+    """Over several segments, with the spans that were open when it died."""
     ended = run_script(KILLED, tmp_path)
     assert ended.returncode == -signal.SIGKILL
     run = stepwell.open_run(tmp_path / "job")
-    found = account(run)
-    part = found.parts[0]
+    result = account(run)
+    part = result.parts[0]
     assert part.status == "killed"
-    assert ledger(found)["ns"].sum() == part.wall_ns
-    rows = steps(found)
+    assert ledger(result)["ns"].sum() == part.wall_ns
+    rows = steps(result)
     assert rows["step"].to_list() == list(range(2991))
     spans = run.spans().filter(pl.col("name") == "model_forward").collect()
     assert rows["forward"].sum() == spans["duration_ns"].sum()
@@ -502,24 +502,24 @@ def test_what_goes_on_over_several_segments_keeps_its_time_and_phase() -> None:
                     clock.advance(1e-6)
                 clock.advance(1e-6)
             run.run.flush()
-            found = account(run.recorded)
-    assert seconds(ledger(found)) == {"forward": 5.06, "validation": 0.04}
-    assert found.parts[0].wall_ns == 5_100_000_000
+            result = account(run.recorded)
+    assert seconds(ledger(result)) == {"forward": 5.06, "validation": 0.04}
+    assert result.parts[0].wall_ns == 5_100_000_000
 
 
 def test_long_spans_go_on_over_many_segments(tmp_path: Path) -> None:
-    """The loop around 50,000 iterations has only what is between them."""
+    """The loop around 50,000 iterations has only the time between them."""
     spans = [Written("application", 0, 5_000_010), Written("training_loop", 5, 5_000_005, 0)]
     for number in range(50_000):
         spans.append(Written("training_single_iteration", 10 + 100 * number, 90 + 100 * number, 1))
     run = write_run(tmp_path, Process([Thread(spans)], 5_000_010))
-    found = account(run)
-    assert dict(ledger(found).select("phase", "ns").rows()) == {
+    result = account(run)
+    assert dict(ledger(result).select("phase", "ns").rows()) == {
         "startup": 10,
         "other": 80 * 50_000 + 20 * 49_999,
         "ending": 20,
     }
-    assert len(steps(found)) == 50_000
+    assert len(steps(result)) == 50_000
 
 
 @pytest.mark.parametrize(
@@ -538,5 +538,5 @@ def test_long_spans_go_on_over_many_segments(tmp_path: Path) -> None:
     ],
 )
 def test_phases_by_name(name: str, category: str, phase: str | None) -> None:
-    """Standard names, `ai` nodes, and plain words where no category was given."""
+    """Standard names, `ai` nodes, and common names without a category."""
     assert phase_of_span(name, category) == phase

@@ -1,4 +1,4 @@
-"""An iteration has the number that is told for it: before it, within it or after it, wherever it begins."""
+"""Step numbers of iterations: set before, within or after the iteration, from any first step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = 8
 
 
 def before(run: stepwell.Run, clock: FakeClock, step: int) -> None:
-    """Told, then done."""
+    """Set before the iteration."""
     run.set_step(step)
     with run.span("train step"):
         clock.advance(0.1)
@@ -27,7 +27,7 @@ def before(run: stepwell.Run, clock: FakeClock, step: int) -> None:
 
 
 def within(run: stepwell.Run, clock: FakeClock, step: int) -> None:
-    """Told when its batch is there."""
+    """Set when the batch is there."""
     with run.span("train step"):
         clock.advance(0.01)
         run.set_step(step)
@@ -36,7 +36,7 @@ def within(run: stepwell.Run, clock: FakeClock, step: int) -> None:
 
 
 def after(run: stepwell.Run, clock: FakeClock, step: int) -> None:
-    """Done, then told."""
+    """Set after the iteration."""
     with run.span("train step"):
         clock.advance(0.1)
     run.set_step(step)
@@ -44,7 +44,7 @@ def after(run: stepwell.Run, clock: FakeClock, step: int) -> None:
 
 
 def record(folder: Path, loop: Loop, first: int, warm_up: int = 0) -> RecordedRun:
-    """A training from this step on."""
+    """Write a training from this step on."""
     with FakeClock() as clock, stepwell.init("numbered", dir=folder) as run:
         for _ in range(warm_up):
             with run.span("train step"):
@@ -67,14 +67,14 @@ def test_steps_have_the_numbers_of_the_metrics(tmp_path: Path, loop: Loop, first
 
 
 def test_iterations_before_the_first_step_are_none(tmp_path: Path) -> None:
-    """A warm-up that nobody counts does not shift the others."""
+    """A warm-up without steps does not shift the others."""
     run = record(tmp_path, before, 0, warm_up=3)
     assert steps(run)["step"].to_list() == list(range(COUNT))
     assert [grid.steps.tolist() for grid in read_grids(run)] == [list(range(COUNT))]
 
 
-def test_where_no_step_is_told_they_are_counted(tmp_path: Path) -> None:
-    """From 0 on, for goodput too."""
+def test_without_a_step_iterations_are_counted(tmp_path: Path) -> None:
+    """They count from 0, for goodput too."""
     with FakeClock() as clock, stepwell.init("uncounted", dir=tmp_path) as written:
         for _ in range(COUNT):
             with written.span("train step"):

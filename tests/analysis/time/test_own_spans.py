@@ -45,7 +45,7 @@ def reinforcement(folder: Path, name: str = "rollout") -> RecordedRun:
 
 
 def test_a_span_of_ones_own_has_a_line_and_is_no_finding(tmp_path: Path) -> None:
-    """The outermost one wins, phases inside of it stay phases; all lines sum to the wall time."""
+    """The outermost one wins, phases within it stay phases; all lines sum to the wall time."""
     made = report(reinforcement(tmp_path))
     assert {line.phase: line.ns / SECOND for line in made.time} == {
         "rollout": 40 * 4,
@@ -75,7 +75,7 @@ def test_the_live_view_uses_the_same_words(tmp_path: Path) -> None:
 
 
 def test_what_contains_whole_steps_has_no_line_of_its_own() -> None:
-    """A span around the loop says nothing of what the code in no span is."""
+    """A span around the loop does not explain the time in no span."""
     with FakeClock() as clock, recorded() as run:
         with stepwell.span("stage one"):
             clock.advance(5)
@@ -86,9 +86,9 @@ def test_what_contains_whole_steps_has_no_line_of_its_own() -> None:
         with stepwell.span("export"):
             clock.advance(7)
         run.run.flush()
-        found = account(run.recorded)
-        table = {name: ns / SECOND for name, ns in time_table(found.parts).items()}
-        rows = steps(found)
+        result = account(run.recorded)
+        table = {name: ns / SECOND for name, ns in time_table(result.parts).items()}
+        rows = steps(result)
     assert table == {
         "startup": 5,
         "forward": 2,
@@ -102,7 +102,7 @@ def test_what_contains_whole_steps_has_no_line_of_its_own() -> None:
 
 
 def test_a_span_around_each_step_has_the_rest_of_it() -> None:
-    """Named by the user, it is no "other"; spans inside of it have lines of their own."""
+    """Named by the user, it is not "other"; spans within it have lines of their own."""
     with FakeClock() as clock, recorded() as run:
         for step in range(3):
             run.run.set_step(step)
@@ -118,7 +118,7 @@ def test_a_span_around_each_step_has_the_rest_of_it() -> None:
 
 
 def test_a_category_makes_no_difference_but_threads_do() -> None:
-    """Spans of other threads take none of the time of training."""
+    """Spans of other threads take no time of the training."""
     with FakeClock() as clock, recorded() as run:
         train(clock, 0)
 
@@ -142,7 +142,7 @@ def test_a_category_makes_no_difference_but_threads_do() -> None:
 
 
 def test_names_without_end_do_not_make_lines_without_end(tmp_path: Path) -> None:
-    """The 20 with the most time have one; the others are other code, and so is a span called "other"."""
+    """The 20 names with the most time have a line; the others count as "other", like a span of that name."""
     spans = [Written("training_single_iteration", 0, 10)]
     begin = 10
     for number in range(50):
@@ -159,7 +159,7 @@ def test_names_without_end_do_not_make_lines_without_end(tmp_path: Path) -> None
 
 
 def test_ranks_and_attempts_sum_to_the_wall_time(tmp_path: Path) -> None:
-    """The mean of the ranks; one that starts later or ends earlier has its start-up and its ending."""
+    """The mean of the ranks; a late start counts as startup, an early end as ending."""
 
     def process(rank: int, attempt: int, start: int, end: int) -> Process:
         spans = [Written("training_single_iteration", start + 10, end - 20)]

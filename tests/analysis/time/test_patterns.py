@@ -1,4 +1,4 @@
-"""What stands out among steps: planted, found with its steps and amounts; and nothing where none is."""
+"""Patterns among steps: planted ones are found with their steps and amounts, and nothing else is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import polars as pl
 import pytest
 
 from stepwell.analysis.time import bursts, drift, outliers, percentiles
+from stepwell.analysis.time.patterns import find_period
+from stepwell.analysis.time.phases import PHASES
 from stepwell.analysis.time.steps import STEPS
-from stepwell.analysis.time.words import PHASES
 
 MS = 1_000_000
 
@@ -23,7 +24,7 @@ def table(count: int = 400, rank: int = 0, seed: int = 0, **phases: np.ndarray) 
     }
     for name, more in phases.items():
         columns[name.replace("_", " ")] = columns[name.replace("_", " ")] + more * MS
-    # The first steps are slow as a rule.
+    # The first steps are usually slow.
     columns["forward"][:2] += 100 * MS
     whole = {name: np.maximum(values, 0).astype(np.int64) for name, values in columns.items()}
     period = sum(whole.values())
@@ -48,7 +49,7 @@ def every(number: int, amount: float, count: int = 400, first: int | None = None
     return np.where(at % number == (number - 1 if first is None else first), amount, 0.0)
 
 
-def test_a_healthy_run_has_nothing_to_tell() -> None:
+def test_a_healthy_run_has_no_patterns() -> None:
     """Noise, a slow beginning, validation and checkpoints now and then."""
     for seed in range(20):
         steps = table(seed=seed, validation=every(100, 500), checkpoint=every(50, 300))
@@ -58,7 +59,7 @@ def test_a_healthy_run_has_nothing_to_tell() -> None:
 
 
 def test_one_batch_in_twenty() -> None:
-    """Its phase, how often, from which step on, how long, and all that it cost."""
+    """Its phase, frequency, first step, duration and total cost."""
     (burst,) = bursts(table(data=every(20, 300)))
     assert (burst.phase, burst.period, burst.first, burst.count) == ("data", 20, 19, 20)
     assert burst.share == pytest.approx(1 / 20, rel=0.02)
@@ -69,7 +70,7 @@ def test_one_batch_in_twenty() -> None:
 
 
 def test_one_batch_in_twenty_at_random() -> None:
-    """No period, but the share."""
+    """No period, but a share."""
     at = np.random.default_rng(1).permutation(397)[:20] + 3
     more = np.zeros(400)
     more[at] = 300
@@ -87,14 +88,14 @@ def test_noise_beside_it_does_not_hide_a_period() -> None:
 
 
 def test_a_slow_time_is_no_burst() -> None:
-    """Sixty steps one after the other, while something else went on."""
+    """Sixty slow steps in a row."""
     more = np.zeros(400)
     more[100:160] = 50
     assert bursts(table(backward=more)) == []
 
 
-def test_what_a_busy_machine_does_to_short_steps_is_not_told() -> None:
-    """Now and then the scheduler takes 4 ms away, wherever a step happens to be."""
+def test_delays_by_a_busy_machine_are_not_reported() -> None:
+    """Now and then the scheduler interrupts a step for 4 ms, in any phase."""
     for seed in range(10):
         hits = np.random.default_rng(seed).random((4, 400)) < 0.04
         data, forward, backward, optimizer = np.where(hits, 6.0, 0.0)
@@ -110,7 +111,7 @@ def test_what_a_busy_machine_does_to_short_steps_is_not_told() -> None:
 
 
 def test_every_tenth_step_is_four_times_slower() -> None:
-    """In the phase that it is slower in."""
+    """The phase is the one that is slower."""
     (burst,) = bursts(table(optimizer=every(10, 30)))
     assert (burst.phase, burst.period, burst.count) == ("optimizer", 10, 40)
 
@@ -123,45 +124,45 @@ def test_pauses_between_steps() -> None:
 
 
 def test_bursts_are_of_the_rank_that_has_them() -> None:
-    """The other one is left alone."""
+    """The other rank has none."""
     (burst,) = bursts(pl.concat([table(), table(rank=1, seed=1, data=every(20, 300))]))
     assert burst.rank == 1
 
 
 def test_a_drift_and_what_drifts() -> None:
     """From 10 to 15 ms within the run, in the backward pass."""
-    found = drift(table(backward=np.linspace(0, 5, 400)))
-    assert found is not None
-    assert (found.phase, found.kind, found.rank) == ("backward", "gradual", 0)
-    assert found.ratio == pytest.approx(1.46, rel=0.05)
-    assert found.lost_ns == pytest.approx(400 * 2.4 * MS, rel=0.1)
+    result = drift(table(backward=np.linspace(0, 5, 400)))
+    assert result is not None
+    assert (result.phase, result.kind, result.rank) == ("backward", "gradual", 0)
+    assert result.ratio == pytest.approx(1.46, rel=0.05)
+    assert result.lost_ns == pytest.approx(400 * 2.4 * MS, rel=0.1)
 
 
 def test_a_sudden_change() -> None:
     """From step 240 on."""
-    found = drift(table(data=np.where(np.arange(400) >= 240, 6.0, 0.0)))
-    assert found is not None
-    assert (found.phase, found.kind) == ("data", "sudden")
-    assert found.from_step <= 240 <= found.to_step
-    assert found.to_step - found.from_step <= 80
+    result = drift(table(data=np.where(np.arange(400) >= 240, 6.0, 0.0)))
+    assert result is not None
+    assert (result.phase, result.kind) == ("data", "sudden")
+    assert result.from_step <= 240 <= result.to_step
+    assert result.to_step - result.from_step <= 80
 
 
 def test_steps_that_get_faster() -> None:
     """A ratio below one."""
-    found = drift(table(data=np.linspace(5, 0, 400)))
-    assert found is not None
-    assert found.ratio < 0.75
+    result = drift(table(data=np.linspace(5, 0, 400)))
+    assert result is not None
+    assert result.ratio < 0.75
 
 
 def test_outliers_with_the_reason() -> None:
-    """Each with its phase; what belongs to bursts is not among them."""
+    """Each with its phase; steps of bursts are not among them."""
     one, other = np.zeros(400), np.zeros(400)
     one[150], other[300] = 90, 50
-    found = outliers(table(backward=one, communication=other, data=every(20, 300)))
-    assert [(o.step, o.phase) for o in found] == [(150, "backward"), (300, "communication")]
-    assert found[0].phase_ns == pytest.approx(94 * MS, rel=0.02)
-    assert found[0].phase_typical_ns == pytest.approx(4 * MS, rel=0.02)
-    assert found[0].typical_ns == pytest.approx(10 * MS, rel=0.05)
+    result = outliers(table(backward=one, communication=other, data=every(20, 300)))
+    assert [(o.step, o.phase) for o in result] == [(150, "backward"), (300, "communication")]
+    assert result[0].phase_ns == pytest.approx(94 * MS, rel=0.02)
+    assert result[0].phase_typical_ns == pytest.approx(4 * MS, rel=0.02)
+    assert result[0].typical_ns == pytest.approx(10 * MS, rel=0.05)
 
 
 def test_a_slow_checkpoint_is_no_outlier_of_training() -> None:
@@ -170,7 +171,7 @@ def test_a_slow_checkpoint_is_no_outlier_of_training() -> None:
 
 
 def test_too_few_steps_say_nothing() -> None:
-    """Neither do none."""
+    """Neither does an empty table."""
     for steps in (table(10, data=every(5, 300, 10)), pl.DataFrame(schema=STEPS)):
         assert bursts(steps) == []
         assert drift(steps) is None
@@ -178,11 +179,42 @@ def test_too_few_steps_say_nothing() -> None:
 
 
 def test_percentiles_by_hand() -> None:
-    """The nearest of the values themselves, for each rank and phase."""
+    """Percentiles are actual values, for each rank and phase."""
     steps = table(100).with_columns(pl.Series("data", np.arange(1, 101)))
-    found = percentiles(steps)
-    row = found.filter(pl.col("phase") == "data").row(0, named=True)
+    result = percentiles(steps)
+    row = result.filter(pl.col("phase") == "data").row(0, named=True)
     assert (row["count"], row["mean_ns"], row["max_ns"]) == (100, 50.5, 100)
     assert (row["p50_ns"], row["p95_ns"], row["p99_ns"]) == (51, 95, 99)
-    assert found["phase"].to_list()[:3] == ["step", "gap", "period"]
-    assert "validation" not in found["phase"].to_list()
+    assert result["phase"].to_list()[:3] == ["step", "gap", "period"]
+    assert "validation" not in result["phase"].to_list()
+
+
+def regular(*at: int) -> tuple[int, list[int]] | None:
+    """Return the period, and the places on the beat."""
+    places = np.array(at)
+    result = find_period(places)
+    return None if result is None else (result[0], places[result[1]].tolist())
+
+
+def test_period_of_all() -> None:
+    """From any first place on."""
+    assert regular(4, 14, 24, 34) == (10, [4, 14, 24, 34])
+    assert regular(7, 27, 47) == (20, [7, 27, 47])
+
+
+def test_period_with_some_in_between() -> None:
+    """They are left out, and their distances do not mislead."""
+    assert regular(4, 14, 16, 18, 24, 34, 44, 53, 54, 64) == (10, [4, 14, 24, 34, 44, 54, 64])
+
+
+def test_period_with_one_missing() -> None:
+    """For example a step that was not slow enough."""
+    assert regular(3, 8, 13, 23, 28) == (5, [3, 8, 13, 23, 28])
+
+
+@pytest.mark.parametrize(
+    "at", [(1, 2, 3, 4), (3, 11, 40, 77), (10, 20, 30, 77), (5, 9), (0, 3, 5, 6, 20, 23, 41, 60)]
+)
+def test_no_period(at: tuple[int, ...]) -> None:
+    """Consecutive, random, periodic only at first, or too few."""
+    assert regular(*at) is None

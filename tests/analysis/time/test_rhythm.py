@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepwell.analysis.time.rhythm import rhythm
+from stepwell.analysis.time.patterns import find_period
 
 
 def regular(*at: int) -> tuple[int, list[int]] | None:
     """The distance, and the places that keep to it."""
     places = np.array(at)
-    found = rhythm(places)
+    found = find_period(places)
     return None if found is None else (found[0], places[found[1]].tolist())
 
 

@@ -1,4 +1,4 @@
-"""Run folders with exactly the spans that a test asks for, in whichever way they overlap."""
+"""Run folders with exactly the spans that a test defines, however they overlap."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepwell import open_run
-from stepwell.journal.document import write_json
+from stepwell._core.files import write_json
 from stepwell.journal.format import CONTEXT_NAME, ROW, ROW_HEAD, context_word
-from stepwell.journal.writing import ProcessWriter
+from stepwell.journal.process_writer import ProcessWriter
 from stepwell.reading import RecordedRun
 
 ZERO = 1_000_000
-"""What the monotonic clock shows at time 0 of a test; the wall clock shows the same plus WALL."""
+"""The monotonic clock at time 0 of a test; the wall clock is ahead by WALL."""
 WALL = 1_700_000_000_000_000_000
 PID = 4711
 
 
 @dataclass
 class Written:
-    """A span, in nanoseconds since the start of the run; ``parent`` is the place of another in the list."""
+    """A span, in nanoseconds since the start of the run; ``parent`` is the index of another span."""
 
     name: str
     start: int
@@ -31,7 +31,7 @@ class Written:
 
 @dataclass
 class Thread:
-    """The spans of a thread, in the order in which they were entered."""
+    """The spans of a thread, in the order of their starts."""
 
     spans: list[Written]
     name: str = "MainThread"
@@ -55,7 +55,7 @@ _numbers = itertools.count()
 
 
 def write_run(folder: Path, *processes: Process) -> RecordedRun:
-    """A run in a new folder below this one."""
+    """Write a run into a new folder below this one."""
     run = folder / f"run-{next(_numbers)}"
     write_json_to(run, processes)
     return open_run(run)

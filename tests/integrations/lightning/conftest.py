@@ -1,4 +1,4 @@
-"""Trainers that say nothing, in a folder of their own, with problems inside stepwell raised."""
+"""Silent trainers in their own folder; problems inside stepwell are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model to fit, and what a fit has left in its run."""
+"""A small model to fit, and helpers to read the run of a fit."""
 
 from __future__ import annotations
 

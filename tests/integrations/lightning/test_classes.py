@@ -1,4 +1,4 @@
-"""Our callbacks and loggers are classes of Lightning's, in whatever order things are imported."""
+"""Our callbacks and loggers are subclasses of Lightning's, in any order of imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightningCLI: our logger and callback are named in a YAML file."""
+"""LightningCLI with our logger and callback in a YAML file."""
 
 from __future__ import annotations
 

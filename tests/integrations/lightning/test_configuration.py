@@ -118,5 +118,5 @@ def test_fits_with_different_hyperparameters_are_no_repeats() -> None:
         runs.append(stepwell.list_runs("runs")[0])
     found = compare(runs, time=False)
     assert [variant.runs for variant in found.variants] == [(0,), (1,)]
-    assert "Configured differently: hyperparameters.lr." in found.summary
+    assert "Different settings: hyperparameters.lr." in found.summary
     assert not any("epeats" in sentence for sentence in found.summary)

@@ -1,4 +1,4 @@
-"""The example runs as it is, and leaves what it says."""
+"""The example runs unchanged, and records what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a fit: exceptions, interrupts, and problems of the telemetry itself."""
+"""Failures in a fit: exceptions, interrupts, and problems inside stepwell."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.integrations.lightning.recording import Recording
-from stepwell.integrations.lightning.training import Training
+from stepwell.integrations.lightning.fit import FitRecorder
+from stepwell.integrations.lightning.recorder import LightningRecorder
 from stepwell.integrations.torch.diagnostics import TrainerDiagnostics
 from tests.integrations.lightning.fits import (
     Recorded,
@@ -123,8 +123,8 @@ def test_a_problem_inside_stepwell_never_reaches_training(monkeypatch: pytest.Mo
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("inside")
 
-    monkeypatch.setattr(Training, "_end_batch", broken)
-    monkeypatch.setattr(Recording, "_wrap_loop", broken)
+    monkeypatch.setattr(FitRecorder, "_end_batch", broken)
+    monkeypatch.setattr(LightningRecorder, "_wrap_loop", broken)
     trainer = Hooked(**options(max_steps=3))
     trainer.fit(Model(), loader())
     assert trainer.global_step == 3
@@ -143,7 +143,7 @@ def test_problems_at_the_start_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None
     trainer.fit(Model(), loader())
     assert trainer.global_step == 3
     assert Recorded().count("training_single_iteration", "training_loop") == 3
-    monkeypatch.setattr(Training, "_begin", broken)
+    monkeypatch.setattr(FitRecorder, "_begin", broken)
     trainer = Hooked(**options(max_steps=2))
     trainer.fit(Model(), loader())
     assert trainer.global_step == 2

@@ -1,4 +1,4 @@
-"""StepwellLogger in the place of Lightning's own loggers, in real fits."""
+"""StepwellLogger as a logger of Lightning, in real fits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell._core.errors import StepwellError
 from stepwell.integrations.lightning import StepwellLogger
-from stepwell.integrations.lightning.logger import Batches
-from stepwell.journal.errors import StepwellError
+from stepwell.integrations.lightning.logger import BatchRange
 from stepwell.loggers import (
     EmptyLogger,
     Logger,
@@ -161,15 +161,15 @@ def test_log_freq_counts(pl: Any, log_freq: Any, every: int, expected: list[int]
 
 
 def test_batches_since_the_last_time() -> None:
-    assert [number for number in range(20) if Batches(12, 9) % (number + 1) == 0] == [
+    assert [number for number in range(20) if BatchRange(12, 9) % (number + 1) == 0] == [
         *range(6),
         8,
         9,
         10,
         11,
     ]
-    assert Batches(12, 9) == 12
-    assert Batches(12, 12) % 5 == 2
+    assert BatchRange(12, 9) == 12
+    assert BatchRange(12, 12) % 5 == 2
 
 
 def test_members_of_a_collection_have_their_own_frequencies(pl: Any) -> None:
@@ -322,7 +322,7 @@ def test_training_is_never_killed(pl: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(StepwellError, match="write a logger"):
+    with pytest.raises(StepwellError, match="must be a logger of"):
         StepwellLogger("mlflow")  # type: ignore[arg-type]
     with pytest.raises(StepwellError, match="True, False or"):
         StepwellLogger(Own(), "some")  # type: ignore[arg-type]

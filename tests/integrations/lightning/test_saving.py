@@ -1,4 +1,4 @@
-"""Checkpoints: a save has succeeded when its file is complete, and not a moment before."""
+"""Checkpoints: a save has succeeded when its file is complete, not earlier."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_asynchronous_with_a_slow_writer(tmp_path: Path) -> None:
         file.stat().st_size for file in files
     ]
     assert [success["productive_train_iterations"] for success in successes] == [2, 4, 6]
-    told = recorded.events.filter(polars.col("name") == "save_checkpoint_success")["time_ns"]
-    for file, when, save in zip(files, told, saves(recorded), strict=True):
+    declared = recorded.events.filter(polars.col("name") == "save_checkpoint_success")["time_ns"]
+    for file, when, save in zip(files, declared, saves(recorded), strict=True):
         assert when >= writer.written[str(file)] - 1_000_000
         # Training did not wait for it.
         assert save["start_ns"] + save["duration_ns"] < writer.written[str(file)]
@@ -246,13 +246,13 @@ def _complaints_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_complaints_are_recorded")
-@pytest.mark.parametrize("told", [False, True])
-def test_a_save_that_outlasts_the_application(tmp_path: Path, told: bool) -> None:
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_save_that_outlasts_the_application(tmp_path: Path, declared: bool) -> None:
     """Its success is recorded when it comes, once, and without a complaint; also told by the user before."""
     writer = Held()
     Hooked, callback = hooked()
     Hooked(**saving(tmp_path, max_steps=2, plugins=[writer])).fit(Model(), loader())
-    if told:
+    if declared:
         callback.on_save_checkpoint_success(2)
     callback.on_app_end()
     writer.may_write.set()

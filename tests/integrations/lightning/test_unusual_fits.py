@@ -1,4 +1,4 @@
-"""What Lightning allows besides: manual optimization, odd loaders, what users tell themselves."""
+"""Unusual fits: manual optimization, odd loaders, phases declared by the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No test leaves PyTorch other than it found it, or problems that were said once."""
+"""Every test leaves PyTorch unchanged, and resets warnings that are logged once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _all_removed() -> Iterator[None]:
     torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader
 
-    from stepwell.journal import errors
+    from stepwell._core import errors
 
     errors.counts.clear()
 
@@ -41,9 +41,9 @@ def _all_removed() -> Iterator[None]:
 @pytest.fixture
 def watching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nobody watches any more afterwards; problems of ours are raised."""
-    from stepwell.integrations.torch.following import following
+    from stepwell.integrations.torch.observer import active
 
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     monkeypatch.setenv("STEPWELL_DIR", str(tmp_path / "runs"))
     yield
-    assert following.follower is None
+    assert active.observer is None

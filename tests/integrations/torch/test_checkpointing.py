@@ -1,4 +1,4 @@
-"""Activation checkpointing: a forward pass that is done again is a part of backward, and no failure."""
+"""Activation checkpointing: a repeated forward pass is part of backward, not a failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import stepwell  # noqa: E402
-from stepwell.integrations.torch import flops  # noqa: E402
+from stepwell.integrations.torch.watcher import flops  # noqa: E402
 from tests.integrations.torch.loops import BATCHES  # noqa: E402
 from tests.integrations.torch.watched import parts, read, updates  # noqa: E402
 from tests.nesting.tree import edges, events  # noqa: E402

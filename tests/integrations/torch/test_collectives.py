@@ -1,4 +1,4 @@
-"""Collectives of two real ranks: names, counts, sizes, and who waits for what."""
+"""Collectives of two real ranks: names, counts, sizes and waiting times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward, backward and optimizer steps are recorded as often as they happen, whatever the loop is like."""
+"""Forward, backward and optimizer steps are recorded exactly once each, in any kind of loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepwell import Run, ai  # noqa: E402
+from stepwell._core.errors import StepwellError  # noqa: E402
 from stepwell.integrations.torch import annotate  # noqa: E402
-from stepwell.journal.errors import StepwellError  # noqa: E402
 from tests.integrations.torch.loops import (  # noqa: E402
     counts,
     make_loader,
@@ -372,11 +372,11 @@ def test_disabled_in_the_middle_of_a_call(recorded: Run, model: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": "resnet"}, "annotate\\(model=…\\) is given str: write a torch.nn.Module"),
-        ({"model": 3}, "annotate\\(model=…\\) is given int"),
-        ({"optimizer": [3]}, "annotate\\(optimizer=…\\) is given int: write a torch.optim"),
-        ({"loader": range(3)}, "given range, which cannot be followed: write `for batch in ai"),
-        ({"loader": (x for x in ())}, "given generator, which cannot be followed"),
+        ({"model": "resnet"}, "model must be a torch.nn.Module or a list of them, got str"),
+        ({"model": 3}, "model must be .*, got int"),
+        ({"optimizer": [3]}, "optimizer must be a torch.optim.* or a list of them, got int"),
+        ({"loader": range(3)}, "cannot record a range. Write `for batch in ai"),
+        ({"loader": (x for x in ())}, "cannot record a generator"),
     ],
 )
 def test_wrong_arguments(given: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Time on the device, with make-believe events: read in the background, when the device is there."""
+"""Time on the device, with fake events that are read in the background."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
 from stepwell import Run  # noqa: E402
-from stepwell.integrations.torch import annotate, backward, device_time, models  # noqa: E402
-from stepwell.integrations.torch import optimizers as optimizers_module  # noqa: E402
+from stepwell.integrations.torch import annotate, backward, device_time, hooks  # noqa: E402
 from stepwell.journal import scalars  # noqa: E402
 from tests.integrations.torch.loops import make_loader, make_model, make_optimizer, train  # noqa: E402
 from tests.nesting.tree import finished  # noqa: E402
@@ -69,7 +68,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made = Device()
     monkeypatch.setattr(device_time, "_cuda", made)
     monkeypatch.setattr(device_time.devices, "possible", True)
-    for module in (models, backward, optimizers_module):
+    for module in (hooks, backward):
         monkeypatch.setattr(module, "is_any_on_device", lambda tensors: any(True for _ in tensors))
     device_time._spare.clear()
     yield made

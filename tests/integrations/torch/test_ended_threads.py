@@ -1,4 +1,4 @@
-"""A thread that comes to its end inside of a call leaves nothing behind."""
+"""A thread that ends inside a call leaves no state behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
 from stepwell.integrations.torch import annotate  # noqa: E402
-from stepwell.integrations.torch.quick import quick  # noqa: E402
+from stepwell.integrations.torch.fast_path import fast_path  # noqa: E402
 from tests.integrations.torch.loops import BATCHES, counts, train  # noqa: E402
 from tests.integrations.torch.watched import parts, read  # noqa: E402
 
@@ -30,14 +30,14 @@ def test_the_others_are_recorded_quickly() -> None:
             other.step(1, 2, 3)
 
     def look(*_: Any) -> None:
-        ways.append(bool(quick.entry))
+        ways.append(bool(fast_path.entry))
 
     with stepwell.init() as run, annotate(model, [optimizer, other], loader):
         train(model, optimizer, loader)
         thread = threading.Thread(target=step)
         thread.start()
         thread.join()
-        assert quick.others == []
+        assert fast_path.slow_calls == []
         handle = model[0].register_forward_pre_hook(look)
         train(model, optimizer, loader)
         handle.remove()

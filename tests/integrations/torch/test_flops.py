@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import stepwell  # noqa: E402
-from stepwell.integrations.torch import flops  # noqa: E402
-from stepwell.integrations.torch.peaks import find_peak  # noqa: E402
+from stepwell.integrations.torch.watcher import flops  # noqa: E402
+from stepwell.integrations.torch.watcher.flops import find_peak  # noqa: E402
 from tests.integrations.torch.loops import (  # noqa: E402
     BATCHES,
     make_loader,

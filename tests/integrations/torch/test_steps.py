@@ -1,4 +1,4 @@
-"""The run's step: counted where nobody else does, and left to whoever does."""
+"""The run's step: counted, unless it is set in another way."""
 
 from __future__ import annotations
 

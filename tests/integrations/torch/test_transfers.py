@@ -1,4 +1,4 @@
-"""Copies between host and device, with a make-believe device: a tensor that says where it is."""
+"""Copies between host and device, with a fake device."""
 
 from __future__ import annotations
 

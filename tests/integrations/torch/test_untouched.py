@@ -1,4 +1,4 @@
-"""Training is not changed: same numbers, same objects, nothing kept, and no problem of ours gets out."""
+"""Training is unchanged: same numbers, same objects, nothing kept alive, and no exception of stepwell."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def test_a_problem_of_ours_stays_inside(tmp_path: Path, monkeypatch: pytest.Monk
     optimizer, loader = make_optimizer(model), make_loader()
     expected = train(make_model(), make_optimizer(make_model()), make_loader())
     for name in ("begin_call", "end_call"):
-        monkeypatch.setattr(f"stepwell.integrations.torch.models.{name}", fail)
-        monkeypatch.setattr(f"stepwell.integrations.torch.optimizers.{name}", fail)
+        monkeypatch.setattr(f"stepwell.integrations.torch.hooks.{name}", fail)
+        monkeypatch.setattr(f"stepwell.integrations.torch.hooks.{name}", fail)
     with annotate(model, optimizer, loader):
         monkeypatch.setattr(recording, "context", None)
         losses = train(model, optimizer, loader)

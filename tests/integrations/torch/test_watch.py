@@ -1,4 +1,4 @@
-"""``stepwell.watch``: a plain loop is counted as it is, and left as it is."""
+"""``stepwell.watch``: a plain loop is recorded and not changed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
-from stepwell.integrations.torch import watching_loop, watching_training  # noqa: E402
+from stepwell.integrations.torch.watcher import loop, training  # noqa: E402
 from tests.harness import environment, run_script  # noqa: E402
 from tests.integrations.torch.loops import BATCHES, make_loader, make_model, make_optimizer, train  # noqa: E402
 from tests.integrations.torch.watched import curve, parts, read, updates  # noqa: E402
@@ -51,7 +51,7 @@ def test_a_problem_of_ours_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("broken")
 
     for name in ("_begin", "_find_loop", "_diagnose", "_look"):
-        monkeypatch.setattr(watching_training.WatchedTraining, name, fail)
+        monkeypatch.setattr(training.WatchedTraining, name, fail)
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer, loader):
         assert len(train(model, optimizer, loader)) == len(expected)
@@ -72,7 +72,7 @@ def test_a_problem_with_validation_stays_inside(monkeypatch: pytest.MonkeyPatch)
             model(x)
         model.train()
         with monkeypatch.context() as patch:
-            patch.setattr(watching_training.Validation, "end", fail)
+            patch.setattr(training.Validation, "end", fail)
             train(model, optimizer, loader)
 
 
@@ -105,7 +105,7 @@ def test_interrupted_where_a_pass_begins(monkeypatch: pytest.MonkeyPatch) -> Non
             def interrupt(self: Any, outputs: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr(watching_loop.Loss, "backward_begins", interrupt)
+            patch.setattr(loop.StepLoss, "backward_begins", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 train(model, optimizer, loader)
         train(model, optimizer, loader)

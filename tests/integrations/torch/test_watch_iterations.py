@@ -1,4 +1,4 @@
-"""``stepwell.watch``: what an iteration is, by the batches that are asked for and the steps that are made."""
+"""``stepwell.watch``: iterations, defined by requested batches and optimizer steps."""
 
 from __future__ import annotations
 

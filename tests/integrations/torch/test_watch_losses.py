@@ -1,4 +1,4 @@
-"""``stepwell.watch``: the loss of a step is what its gradient is of."""
+"""``stepwell.watch``: the loss of a step is the scalar whose gradient it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepwell.watch`` in a notebook: every cell is a task of its own in a running event loop."""
+"""``stepwell.watch`` in a notebook, where every cell is a separate asyncio task."""
 
 from __future__ import annotations
 

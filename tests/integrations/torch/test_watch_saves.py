@@ -1,4 +1,4 @@
-"""``stepwell.watch``: checkpoints that the loop saves are recorded as those of the explicit functions."""
+"""``stepwell.watch``: checkpoints saved by the loop are recorded like those of the explicit functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepwell.watch`` with several optimizers: each has a loss of its own, ``loss/<name>``."""
+"""``stepwell.watch`` with several optimizers: each has its own metric ``loss/<name>``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepwell.watch``: the updates tell how long the passes took and how long batches were waited for."""
+"""``stepwell.watch``: updates contain the times of passes and of data loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepwell.watch``: what is evaluated between batches of training is no training."""
+"""``stepwell.watch``: evaluation between training batches is a validation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_changing_the_mode_looks_through_the_wrapper_once(monkeypatch: pytest.Mo
     model, optimizer, loader = parts()
     whole = torch.nn.Sequential(model)
     with stepwell.watch(whole, optimizer, loader):
-        monkeypatch.delattr("stepwell.integrations.torch.watching_training.unwrapped")
+        monkeypatch.delattr("stepwell.integrations.torch.watcher.training.unwrapped")
         whole.eval()
         whole.train()
 

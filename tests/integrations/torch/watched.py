@@ -1,4 +1,4 @@
-"""What tests of ``stepwell.watch`` train, and how they look at what came of it."""
+"""Helpers for tests of ``stepwell.watch``: trainings, and reading their runs."""
 
 from __future__ import annotations
 

@@ -172,12 +172,12 @@ class Hostile:
         ([torch.zeros(2)], "is not a number"),
         (object(), "is not a number"),
         (Hostile(), "hostile"),
-        (Image("no such file"), "'no such file' is no file with a picture in it"),
-        (Image(np.zeros(3)), "a picture is an array of 2, 3 or 4 axes"),
-        (Histogram(["a"]), "a histogram is made of numbers"),
+        (Image("no such file"), "'no such file' is not a file"),
+        (Image(np.zeros(3)), "an array of numbers with 2, 3 or 4 axes"),
+        (Histogram(["a"]), "a histogram needs numbers"),
         (Histogram([1.0], bins=0), "bins must be a number from 1 to 10000, got 0"),
-        (Table("text"), "a table is made of rows"),
-        (Table([[1, 2], [3]], columns=["a", "b"]), "needs as many values"),
+        (Table("text"), "a table must be rows"),
+        (Table([[1, 2], [3]], columns=["a", "b"]), "not all rows have 2 values"),
     ],
 )
 def test_values_that_cannot_be_kept(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from stepwell import Run
-from stepwell.journal import errors
+from stepwell._core import errors
 from tests.loggers.items.reading import logged
 from tests.loggers.items.things import Thing, net
 from tests.loggers.lines_backend import LinesBackend
@@ -174,9 +174,9 @@ def test_to_log_a_model_leaves_no_trace_in_it(recorded: Run, logger: Own) -> Non
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"input_example": object()}, "input_example=…) keeps the model without it"),
-        ({"input_example": torch.ones(2, 9)}, "the model does not take its input_example"),
-        ({"signature": 3}, "it is int, not what mlflow.models.infer_signature() returns"),
+        ({"input_example": object()}, "input_example=…): the argument is left out"),
+        ({"input_example": torch.ones(2, 9)}, "the model fails with its input_example"),
+        ({"signature": 3}, "must be a result of mlflow.models.infer_signature(), got int"),
         ({"code_paths": ["no/such.py"]}, "'no/such.py' does not exist"),
         ({"pip_requirements": "no/such.txt"}, "No such file"),
     ],

@@ -14,7 +14,7 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.loggers.items.making import file_name, flattened
+from stepwell.loggers.items.converters import file_name, flattened
 from tests.loggers.items.reading import logged
 from tests.loggers.items.things import Thing
 from tests.loggers.logged import Own, content

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell import Run
-from stepwell.loggers import recording
+from stepwell.loggers import writer
 from tests.loggers.items.reading import logged
 from tests.loggers.logged import Own, content
 
@@ -84,7 +84,7 @@ def test_carbon_is_estimated_where_that_is_asked_for(
     monkeypatch.setattr(readings.os.path, "exists", lambda path: False)
     seconds = iter([0.0, 10.0, 46.0, 46.0])
     monkeypatch.setattr(readings, "_cpu_seconds", lambda: next(seconds))
-    monkeypatch.setattr("stepwell.telemetry.runtime.energy.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("stepwell.telemetry.runtime.machine.os.cpu_count", lambda: 4)
     logger = Own().create_logger_context()
     logger.log(None, "a", kind="carbon")
     logger.log(None, "b", kind="carbon", carbon_intensity=400)
@@ -104,7 +104,7 @@ def test_carbon_is_measured_where_there_is_a_counter(
 ) -> None:
     """From when the context was created."""
     from stepwell.loggers.items import readings
-    from stepwell.telemetry.runtime.energy import CpuEnergy
+    from stepwell.telemetry.runtime.machine import CpuEnergy
 
     package = tmp_path / "intel-rapl:0"
     package.mkdir()
@@ -127,13 +127,13 @@ def test_prov_documents_are_asked_for(
 ) -> None:
     """They are made of the run as it is, in the background, and kept as files."""
     logger.save_hyperparameters({"lr": 0.125})
-    documents, has_returned = recording.prov_items.documents, threading.Event()
+    documents, has_returned = writer.make_documents, threading.Event()
 
     def make_later(*arguments: Any) -> Any:
         assert has_returned.wait(60)
         return documents(*arguments)
 
-    monkeypatch.setattr(recording.prov_items, "documents", make_later)
+    monkeypatch.setattr(writer, "make_documents", make_later)
     logger.log(None, None, kind="prov_documents", step=3)
     has_returned.set()
     found = {one.file: one for one in logged(recorded, "prov_documents")}

@@ -18,22 +18,22 @@ pytest.importorskip("torch")
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("artifact", "no/such/file", "is no file or folder"),
+    ("artifact", "no/such/file", "is not a file or folder"),
     ("artifact", lambda: None, "pickle"),
-    ("dict", 5, "a dict is needed, not int"),
-    ("figure", "no/such.png", "is no file with a picture"),
-    ("image", np.zeros(3), "an array of 2, 3 or 4 axes"),
-    ("image", np.array([["a"]]), "numbers in it"),
-    ("image", np.zeros((0, 3)), "an array of 2, 3 or 4 axes"),
+    ("dict", 5, "must be a dict, got int"),
+    ("figure", "no/such.png", "is not a file"),
+    ("image", np.zeros(3), "with 2, 3 or 4 axes"),
+    ("image", np.array([["a"]]), "an array of numbers"),
+    ("image", np.zeros((0, 3)), "with 2, 3 or 4 axes"),
     ("image", np.zeros((5, 5, 5, 5)), "no axis of 1, 3 or 4 channels"),
-    ("model", "no/such.pt", "is no file with a model"),
+    ("model", "no/such.pt", "is not a file"),
     ("model", lambda: None, "pickle"),
     ("torch", lambda: None, "pickle"),
-    ("watch", 5, "a torch.nn.Module is needed, not int"),
-    ("flops_pb", 5, "the item is (model, batch)"),
-    ("flops_pb", (1, 2), "a torch.nn.Module is needed"),
-    ("flops_pe", (1, iter([])), "does not say how many batches"),
-    ("execution_time", "long", "a number of seconds is needed"),
+    ("watch", 5, "must be a torch.nn.Module, got int"),
+    ("flops_pb", 5, "the item must be (model, batch)"),
+    ("flops_pb", (1, 2), "must be a torch.nn.Module"),
+    ("flops_pe", (1, iter([])), "has no length"),
+    ("execution_time", "long", "must be a number of seconds"),
 ]
 
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_kept_is_said_and_training_goes_on(
     said: str,
 ) -> None:
     """Once for each kind, with the name and the reason; in tests it is raised."""
-    from stepwell.journal import errors
+    from stepwell._core import errors
 
     with pytest.raises(StepwellError) as error:
         logger.log(item, "wrong one", kind=kind)
@@ -98,7 +98,7 @@ def test_a_full_disk_does_not_stop_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is said, and counted."""
-    from stepwell.journal import errors
+    from stepwell._core import errors
     from stepwell.telemetry import artifacts
 
     def full(*args: Any) -> Any:

@@ -15,8 +15,8 @@ import pytest
 
 import stepwell
 from stepwell.loggers import Logger
-from stepwell.loggers.delivery.forwarding import forward_log
-from stepwell.loggers.items import modules
+from stepwell.loggers.delivery.forwarder import forward_log
+from stepwell.loggers.items import models
 from tests.harness import environment, run_script
 from tests.loggers.delivering import Log
 from tests.loggers.mlflow_backend.finding import Found, backend
@@ -65,9 +65,9 @@ with logger.start_logging():
 
 def module_file(module: Any, path: Path, **options: Any) -> bytes:
     """Return the file that ``log(module, …, kind="model")`` keeps."""
-    extras = modules.take_extras(module, options)
+    extras = models.take_extras(module, options)
     with path.open("wb") as file:
-        modules.save(dict(module.state_dict()), module, extras, file)
+        models.save(dict(module.state_dict()), module, extras, file)
     return path.read_bytes()
 
 
@@ -171,7 +171,7 @@ def test_what_is_no_whole_model_stays_a_file(uri: str, log: Log, tmp_path: Path)
     assert found.files() == ["bomb.pt", "tensor.pt", "weights.pt"]
     assert found.run.outputs is None or not found.run.outputs.model_outputs
     [note] = [text for key, text in log.state["notes"].items() if key.startswith("not registered")]
-    assert "log the torch.nn.Module itself" in note
+    assert "Log the torch.nn.Module itself" in note
 
 
 def test_a_registry_that_refuses_stops_nothing(uri: str, log: Log, tmp_path: Path) -> None:

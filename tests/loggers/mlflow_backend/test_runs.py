@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
 from stepwell.loggers.backends.mlflow.backend import MLFlowBackend
 from stepwell.loggers.delivery.backend import NotYet
 from tests.loggers.delivering import STARTED, Log, metric

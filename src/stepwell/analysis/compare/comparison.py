@@ -1,4 +1,4 @@
-"""Everything about several runs side by side, and in a few sentences."""
+"""The comparison of several runs, as one value with a summary in sentences, and as tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepwell.analysis.compare.axis import check_axis
-from stepwell.analysis.compare.facts import (
+import polars as pl
+
+from stepwell._core.errors import StepwellError
+from stepwell.analysis.compare.axis import aligned, check_axis, read_points
+from stepwell.analysis.compare.differences import (
     Difference,
     code_differences,
     command_lines,
@@ -16,14 +19,16 @@ from stepwell.analysis.compare.facts import (
     has_config,
     has_given_config,
 )
-from stepwell.analysis.compare.judging import ONE_EACH, pace_sentences, variant_sentences
-from stepwell.analysis.compare.metrics import MetricComparison, compare_metrics
-from stepwell.analysis.compare.pace import Pace, PaceComparison, compare_paces
+from stepwell.analysis.compare.metrics import MetricComparison, chosen_names, compare_metrics
+from stepwell.analysis.compare.pace import Pace, PaceComparison, compare_paces, paces
 from stepwell.analysis.compare.sentences import (
+    ONE_EACH,
     better_sentences,
     config_sentence,
     metric_notes,
+    pace_sentences,
     rate_sentences,
+    variant_sentences,
 )
 from stepwell.analysis.compare.variants import (
     Variant,
@@ -33,13 +38,34 @@ from stepwell.analysis.compare.variants import (
     has_repeats,
 )
 from stepwell.analysis.compare.weights import WeightComparison, compare_weights
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun, open_run
+
+METRICS = {
+    "metric": pl.String,
+    "goal": pl.String,
+    "run": pl.String,
+    "last": pl.Float64,
+    "last_step": pl.Int64,
+    "best": pl.Float64,
+    "best_step": pl.Int64,
+    "common_at": pl.Float64,
+    "common": pl.Float64,
+    "better": pl.Boolean,
+    "since": pl.Float64,
+}
+CURVES = {"metric": pl.String, "run": pl.String, "at": pl.Float64, "value": pl.Float64}
+TIMES = {
+    "run": pl.String,
+    "phase": pl.String,
+    "mean_ns": pl.Float64,
+    "p50_ns": pl.Float64,
+    "share": pl.Float64,
+}
 
 
 @dataclass(frozen=True)
-class RunLine:
-    """One of the runs. ``label`` is its name, or its id where two have the same name."""
+class ComparedRun:
+    """One of the compared runs. ``label`` is its name, or its id if another run has the same name."""
 
     id: str
     name: str
@@ -52,19 +78,23 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``stepwell compare`` tells.
+    """The result of a comparison.
 
     Attributes:
-        summary: the answer in sentences, what matters most first.
-        by: what curves are aligned by: step, samples, tokens or time.
-        variants: the runs in groups of repeats; each by itself where nothing was repeated.
-        repeats: each metric over these groups; empty where nothing was repeated.
-        paces: how fast each run was; None where no step was recorded, empty when it was not asked for.
-        pace: the fastest against the slowest; None where they are as fast.
-        weights: those of each run against the first.
+        runs: the compared runs.
+        summary: the result in sentences, the most important first.
+        metrics: each metric in all runs.
+        config: settings that differ.
+        code: commit, versions, machine and arguments that differ.
+        by: the axis by which curves are aligned: step, samples, tokens or time.
+        variants: the runs in groups of repeats; one run each if nothing was repeated.
+        repeats: each metric over these groups; empty if nothing was repeated.
+        paces: the pace of each run; None if it recorded no step, empty if it was not requested.
+        pace: the fastest variant against the slowest; None if there is no difference.
+        weights: the weights of each other run against the first run.
     """
 
-    runs: list[RunLine]
+    runs: list[ComparedRun]
     summary: list[str]
     metrics: list[MetricComparison]
     config: list[Difference]
@@ -89,27 +119,27 @@ def compare(
     """Compare two or more runs.
 
     Args:
-        runs: what was opened with ``open_run``, or the paths of run folders.
-        metrics: names or patterns; else all that they logged.
-        by: what curves are aligned by: step, samples, tokens, or time since the run began.
-        group: what makes a variant: a key of the configuration (``optimizer.lr``), of the code
-            (``code.commit``), or ``name``, a number at its end left out; else all of the configuration
-            but seeds and names.
-        time: whether to compare how long steps took, throughput and goodput.
+        runs: runs opened with ``open_run``, or paths of run folders.
+        metrics: names or patterns of metrics; by default all metrics.
+        by: the axis by which curves are aligned: step, samples, tokens, or time since the run started.
+        group: what makes a variant: a key of the configuration (``optimizer.lr``) or of the code
+            (``code.commit``), or ``name``, without a number at its end. By default the whole configuration
+            except for seeds and names.
+        time: whether to compare step times, throughput and goodput.
         weights: whether to compare snapshots of the weights.
     """
     check_axis(by)
     chosen = [run if isinstance(run, RecordedRun) else open_run(run) for run in runs]
     if len(chosen) < 2:
-        raise StepwellError("one run alone cannot be compared: give two or more")
+        raise StepwellError(f"compare needs at least two runs, got {len(chosen)}")
     if len({run.path.resolve() for run in chosen}) < len(chosen):
-        raise StepwellError("the same run is given twice: give two different ones")
+        raise StepwellError("the same run is given twice: compare needs different runs")
     lines = _lines(chosen)
     labels = [line.label for line in lines]
     variants = group_runs(chosen, labels, group)
-    found = compare_metrics(chosen, metrics, by)
-    repeats = compare_variants(variants, found)
-    # Repeats of one thing are compared one by one.
+    compared = compare_metrics(chosen, metrics, by)
+    repeats = compare_variants(variants, compared)
+    # If all runs are repeats of one variant, their pace is compared run by run.
     groups = [v.runs for v in variants] if len(variants) > 1 else [(i,) for i in range(len(runs))]
     paces, pace = compare_paces(chosen, groups) if time else ([], None)
     config = config_differences(chosen)
@@ -117,22 +147,22 @@ def compare(
     repeated = has_repeats(variants)
     unknown = [label for label, run in zip(labels, chosen, strict=True) if not has_config(run)]
     answer = (
-        variant_sentences(variants, repeats, found, by, all(map(has_given_config, chosen)))
+        variant_sentences(variants, repeats, compared, by, all(map(has_given_config, chosen)))
         if repeated
-        else better_sentences(labels, found, config, by)
+        else better_sentences(labels, compared, config, by)
     )
     summary = [
         *answer,
-        *metric_notes(labels, found, by, repeated),
+        *metric_notes(labels, compared, by, repeated),
         *pace_sentences(_named(groups, variants, labels), paces, pace),
-        *rate_sentences(labels, found, config, by),
+        *rate_sentences(labels, compared, config, by),
         config_sentence(config, unknown, command_lines(chosen)),
         *([ONE_EACH] if answer and not repeated else []),
     ]
     return Comparison(
         lines,
         summary,
-        found,
+        compared,
         config,
         code_differences(chosen),
         by,
@@ -147,15 +177,15 @@ def compare(
 def _named(
     groups: Sequence[tuple[int, ...]], variants: Sequence[Variant], labels: Sequence[str]
 ) -> dict[tuple[int, ...], str]:
-    """What groups of runs are called."""
+    """Return the name of each group of runs."""
     names = {variant.runs: variant.label for variant in variants}
     return {group: names.get(group, labels[group[0]]) for group in groups}
 
 
-def _lines(runs: Sequence[RecordedRun]) -> list[RunLine]:
+def _lines(runs: Sequence[RecordedRun]) -> list[ComparedRun]:
     names = [run.name for run in runs]
     return [
-        RunLine(
+        ComparedRun(
             run.id,
             run.name,
             run.name if names.count(run.name) == 1 else run.id,
@@ -174,9 +204,65 @@ def _last_step(run: RecordedRun) -> int | None:
 
 
 def _seconds(run: RecordedRun) -> float:
-    """From the first sign of life to the last."""
+    """Return the seconds from the start of the first process to the last heartbeat."""
     table = run.processes().select("started_ns", "heartbeat_ns").drop_nulls().collect()
     if table.is_empty():
         return 0.0
     began, ended = table["started_ns"].min(), table["heartbeat_ns"].max()
     return (int(ended) - int(began)) / 1e9  # type: ignore[arg-type]
+
+
+def metric_table(
+    runs: Sequence[RecordedRun], metrics: Sequence[str] = (), by: str = "step"
+) -> pl.DataFrame:
+    """Return a row for each metric and run: last, best and common value, with their steps."""
+    check_axis(by)
+    rows = [
+        {
+            "metric": metric.name,
+            "goal": metric.goal,
+            "run": run.id,
+            "last": standing.last,
+            "last_step": standing.last_step,
+            "best": standing.best,
+            "best_step": standing.best_step,
+            "common_at": metric.common_at,
+            "common": standing.common,
+            "better": None if metric.better is None else metric.better == number,
+            "since": metric.since,
+        }
+        for metric in compare_metrics(runs, metrics, by)
+        for number, (run, standing) in enumerate(zip(runs, metric.runs, strict=True))
+        if standing is not None
+    ]
+    return pl.DataFrame(rows, schema=METRICS, orient="row")
+
+
+def curve_table(
+    runs: Sequence[RecordedRun], metrics: Sequence[str] = (), by: str = "step"
+) -> pl.DataFrame:
+    """Return the curves at common positions: metric, run, ``at`` and value."""
+    check_axis(by)
+    names = chosen_names(runs, metrics)
+    curves = [read_points(run, names, by) for run in runs]
+    frames = [pl.DataFrame(schema=CURVES)]
+    for name in names:
+        there = {i: curve[name] for i, curve in enumerate(curves) if len(curve.get(name, ()))}
+        grid, values = aligned(there, by)
+        for i, y in values.items():
+            columns = {"metric": name, "run": runs[i].id, "at": grid, "value": y}
+            frames.append(pl.DataFrame(columns, schema=CURVES))
+    return pl.concat(frames)
+
+
+def time_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
+    """Return a row for each run and phase: its mean and median time in a step, and its share of the step.
+
+    The phase ``step`` is the whole step. The means of phases sum to it, the medians do not.
+    """
+    rows = [
+        (run.id, phase.phase, phase.mean_ns, phase.p50_ns, phase.share)
+        for run, pace in zip(runs, paces(runs), strict=True)
+        for phase in (pace.phases if pace is not None else ())
+    ]
+    return pl.DataFrame(rows, schema=TIMES, orient="row")

@@ -1,40 +1,36 @@
-"""Metrics of several runs side by side: last, best, at the same place, and since when they differ."""
+"""The metrics of several runs: last, best and common values, and from where on they differ."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepwell.analysis.compare.points import Points, aligned, read_points
-from stepwell.analysis.plots.choosing import SYSTEM, by_request
+from stepwell.analysis.compare.axis import Points, aligned, read_points
+from stepwell.analysis.findings.curves import goal_of
+from stepwell.analysis.plots.builder import metric_names
 from stepwell.analysis.plots.curves import default_weight, smoothed
-from stepwell.analysis.plots.making import metric_names
+from stepwell.analysis.plots.selection import by_request
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import SYSTEM
 
-LOWER = r"(loss|error|err|perplexity|ppl|nll|mse|rmse|mae|wer|cer|bpb|fid)"
-HIGHER = (
-    r"(acc|accuracy|top\d|f1|auc|auroc|bleu|rouge|r2|precision|recall|map|iou|dice|score|reward"
-    r"|psnr|ssim)"
-)
 LASTING = 0.05
-"""Of the range of values in the latter half, so that a high start does not hide how they end …"""
+"""Least difference, as a share of the range in the second half, which ignores a high start …"""
 LEAST = 0.001
-"""… and of the values themselves: less is no difference."""
+"""… and as a share of the values themselves."""
 NOISE = 3.0
-"""Times the noise of curves that were not smoothed …"""
+"""Least difference, as a multiple of the noise, for curves without smoothing …"""
 SMOOTH_NOISE = 2.0
-"""… and what smoothing leaves of it in those that were."""
+"""… and of the noise that smoothing leaves, for the others."""
 ROUGH_FROM = 8
-"""Of fewer values in the latter half nobody can say how noisy they are."""
+"""Least number of values in the second half to estimate their noise."""
 LAST = 0.1
-"""Of the common places: a difference that has lasted no longer than these may be gone at the next."""
+"""Least share of the common positions: a shorter difference may not last."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One metric in one run. ``common`` is its value, smoothed if noisy, at the last common place."""
+    """One metric in one run. ``common`` is its value at the last common position, smoothed if noisy."""
 
     count: int
     last: float | None
@@ -47,19 +43,19 @@ class Standing:
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """One metric in all runs. A place is a step, or what else the curves are aligned by.
+    """One metric in all runs. Positions are steps, or positions on another axis.
 
     Attributes:
-        goal: "lower" or "higher" is better, as its name tells; None where it does not.
-        runs: a standing for each run; None where it was not logged.
-        common_count: at how many places the values of all that logged it are compared.
-        common_at: the last of these.
-        first_at: the first of these.
-        better: which run was ahead there, and stays so from ``since`` on; None: none was.
-        against: the next best.
-        since: the first place of the lasting difference; about, where values were smoothed.
-        identical: whether all values at common places are equal.
-        is_smoothed: whether values were too many to be compared one by one.
+        goal: "lower" or "higher" values are better, as the name shows; None if it does not.
+        runs: the standing of each run; None if it did not log the metric.
+        common_count: the number of common positions.
+        common_at: the last common position.
+        first_at: the first common position.
+        better: the run that is ahead from ``since`` to the end; None if there is no lasting difference.
+        against: the next best run.
+        since: the start of the lasting difference; approximate if values were smoothed.
+        identical: whether all values at common positions are equal.
+        is_smoothed: whether the values were smoothed before comparing them.
     """
 
     name: str
@@ -78,14 +74,14 @@ class MetricComparison:
 def compare_metrics(
     runs: Sequence[RecordedRun], metrics: Sequence[str] = (), by: str = "step"
 ) -> list[MetricComparison]:
-    """Each metric that any of the runs has; those of the machine only when they are asked for."""
+    """Compare each metric that any of the runs has; system metrics only if they are requested."""
     names = chosen_names(runs, metrics)
     curves = [read_points(run, names, by) for run in runs]
     return [_compare(name, [curve.get(name) for curve in curves], by) for name in names]
 
 
 def chosen_names(runs: Sequence[RecordedRun], metrics: Sequence[str] = ()) -> list[str]:
-    """The metrics that are meant."""
+    """Return the requested metrics; by default all but system metrics."""
     names = metric_names(runs)
     if metrics:
         chosen = by_request(names, metrics)
@@ -93,30 +89,20 @@ def chosen_names(runs: Sequence[RecordedRun], metrics: Sequence[str] = ()) -> li
     return [name for name in names if not name.startswith(SYSTEM)]
 
 
-def goal_of(name: str) -> str | None:
-    """Whether less or more of this is better, as its name says."""
-    words = [word for word in re.split(r"[/_.\-@ ]+", name.lower()) if word]
-    if any(re.fullmatch(LOWER, word) for word in words):
-        return "lower"
-    if any(re.fullmatch(HIGHER, word) for word in words):
-        return "higher"
-    return None
-
-
-def _compare(name: str, found: list[Points | None], by: str) -> MetricComparison:
+def _compare(name: str, curves_of_runs: list[Points | None], by: str) -> MetricComparison:
     goal = goal_of(name)
-    points = {i: p for i, p in enumerate(found) if p is not None and len(p)}
+    points = {i: p for i, p in enumerate(curves_of_runs) if p is not None and len(p)}
     grid, values = aligned(points, by)
     curves = {i: y.tolist() for i, y in values.items()}
     weight = default_weight(len(grid))
     smooth = {i: smoothed(y, weight) if weight else y for i, y in curves.items()}
     standings = [
         _standing(p, goal, smooth[i][-1] if i in smooth and len(grid) else None)
-        for i, p in enumerate(found)
+        for i, p in enumerate(curves_of_runs)
     ]
     places = [int(at) if by == "step" else float(at) for at in (grid[[0, -1]] if len(grid) else ())]
     first_at, common_at = places or (None, None)
-    # One place of many says nothing; one of one may be a test at the end.
+    # A single common position of long curves proves nothing. A single value may be a test at the end.
     is_one_of_many = len(grid) == 1 and any(len(p) > 1 for p in points.values())
     if len(points) < 2 or not places or is_one_of_many:
         return MetricComparison(name, goal, standings, len(grid), common_at, first_at)
@@ -139,10 +125,10 @@ def _compare(name: str, found: list[Points | None], by: str) -> MetricComparison
 
 
 def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | None:
-    """From which place on two curves differ for good, in one direction; None: they do not.
+    """Return the index from which on two curves differ in one direction until the end; None if they do not.
 
-    A difference counts when it is more than a twentieth of the range of both in their latter half, and more
-    than their noise, smoothed alike, can bring about, over at least the last tenth of the places.
+    The difference must exceed 5 % of the range of both in their second half, and their noise after the same
+    smoothing, for at least the last tenth of the positions.
     """
     smooth_a, smooth_b = (smoothed(y, weight) if weight else y for y in (a, b))
     differences = [x - y for x, y in zip(smooth_a, smooth_b, strict=True)]
@@ -158,7 +144,7 @@ def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | 
         noise = math.hypot(_rough(a[half:]), _rough(b[half:]))
     sign = math.copysign(1.0, differences[-1])
     ahead = [sign * difference for difference in differences]
-    # At the end it must be beyond doubt; before, it need only go on being there.
+    # At the end the difference must be certain; before that, it only has to exceed the noise.
     certain = _since(ahead, max(least, noise if weight else NOISE * noise))
     if len(ahead) - certain < LAST * len(ahead) or certain == len(ahead):
         return None
@@ -166,7 +152,7 @@ def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | 
 
 
 def _since(ahead: list[float], least: float) -> int:
-    """The place from which on all are more than this."""
+    """Return the index from which on all values are larger than ``least``."""
     place = len(ahead)
     while place and ahead[place - 1] > least:
         place -= 1
@@ -174,16 +160,16 @@ def _since(ahead: list[float], least: float) -> int:
 
 
 def _taken(raw: list[float], smooth: list[float]) -> float:
-    """Standard deviation of what smoothing took away."""
+    """Return the standard deviation of the noise that smoothing removed."""
     return math.sqrt(sum((x - y) * (x - y) for x, y in zip(raw, smooth, strict=True)) / len(raw))
 
 
 def _rough(values: list[float]) -> float:
-    """The noise of a curve that is straight but for it: how far values are from between their neighbours."""
+    """Return the noise of a curve from its second differences, which a straight trend does not affect."""
     if len(values) < ROUGH_FROM:
         return 0.0
     bends = [x - 2 * y + z for x, y, z in zip(values, values[1:], values[2:], strict=False)]
-    # Each is noise three times over, of 1 + 4 + 1 times its variance; the median cares for no single jump.
+    # A second difference has 1 + 4 + 1 times the variance of the noise. The median ignores single jumps.
     ordered = sorted(map(abs, bends))
     return ordered[len(ordered) // 2] / 0.6745 / math.sqrt(6)
 

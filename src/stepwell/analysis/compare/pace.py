@@ -1,4 +1,4 @@
-"""How fast runs were: the time of a step by phase, throughput, goodput, and what makes the difference."""
+"""The pace of runs: step time by phase, throughput and goodput, and the phases that make the difference."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.compare.axis import amounts_if_known
-from stepwell.analysis.compare.significance import SIGNIFICANT, mean, welch
+from stepwell.analysis.compare.variants import SIGNIFICANT, mean, welch
 from stepwell.analysis.goodput import goodput
 from stepwell.analysis.time import phase_columns, steps
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 
 STEP = "step"
 WARM_UP = 3
-"""Steps at the beginning of an attempt that are slow as a rule."""
+"""The first steps of an attempt, which are usually slow."""
 FEWEST = 20
-"""Steps that there must be to say which run was faster."""
+"""Least number of steps to judge which run is faster."""
 BLOCKS = 10
-"""Into so many stretches the steps of a run are cut, to see how much its pace varies by itself."""
+"""Number of parts of a run whose means show how much its pace varies."""
 CERTAIN = 0.01
+"""Highest p-value for a difference between single runs."""
 SLOWER = 1.1
-"""A step of a single run that takes less than this times as long is as fast: machines vary."""
+"""Least ratio of step times of single runs: smaller ones may be due to the machines."""
 SLOWER_AGAIN = 1.03
-"""The same where there are repeats, which tell how much they vary."""
+"""Least ratio if there are repeats, which show how much step times vary."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase in the steps of a run; ``step`` is all of them together."""
+    """The time of one phase in the steps of a run. The phase ``step`` is the whole step."""
 
     phase: str
     mean_ns: float
@@ -41,7 +42,10 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run was, its first steps left out. Phases are means over steps and ranks; they sum to it."""
+    """The pace of a run without its first steps.
+
+    Phases are means over steps and ranks, and sum to the step.
+    """
 
     steps: int
     step_ns: float
@@ -52,75 +56,75 @@ class Pace:
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
     goodput: float | None = None
-    """Of the whole wall time of all attempts, what was productive."""
+    """Productive share of the wall time of all attempts."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A phase and how much more of a step it takes in the slower run; negative where it is less."""
+    """A phase and its additional time per step in the slower run; negative if it takes less."""
 
     phase: str
     ns: float
     share: float
-    """Of the difference."""
+    """Share of the difference."""
 
 
 @dataclass(frozen=True)
 class PaceComparison:
-    """The fastest against the slowest: of variants, each of which may be several runs."""
+    """The fastest variant against the slowest. Each may be several runs."""
 
     fast: tuple[int, ...]
     slow: tuple[int, ...]
     fast_ns: float
     slow_ns: float
-    """How long a step takes."""
+    """Mean time of a step."""
     p: float
     causes: list[Cause]
-    """The phases that make the difference, the greatest first; they sum to it."""
+    """The phases that make the difference, the largest first. They sum to it."""
 
     @property
     def more_ns(self) -> float:
-        """By how much a step of the slow one takes longer."""
+        """The additional time of a step of the slow variant."""
         return self.slow_ns - self.fast_ns
 
     @property
     def ratio(self) -> float:
-        """So many times as long."""
+        """The ratio of the step times, slow to fast."""
         return self.slow_ns / self.fast_ns if self.fast_ns else 1.0
 
 
 def paces(runs: Sequence[RecordedRun]) -> list[Pace | None]:
-    """The pace of each run; None where no step was recorded."""
+    """Return the pace of each run; None if it recorded no step."""
     return [_pace(run, steady) for run, steady in zip(runs, _tables(runs), strict=True)]
 
 
 def compare_paces(
     runs: Sequence[RecordedRun], variants: Sequence[Sequence[int]]
 ) -> tuple[list[Pace | None], PaceComparison | None]:
-    """The pace of each run; and the fastest variant against the slowest, if there is a difference.
+    """Return the pace of each run, and the fastest variant against the slowest if there is a difference.
 
-    ``variants`` are groups of runs, by their places.
+    ``variants`` are groups of runs, by their index.
     """
     tables = _tables(runs)
-    found = [_pace(run, steady) for run, steady in zip(runs, tables, strict=True)]
-    known = {i: pace for i, pace in enumerate(found) if pace is not None and pace.steps >= FEWEST}
-    groups = [tuple(group) for group in variants if all(i in known for i in group)]
+    every = [_pace(run, steady) for run, steady in zip(runs, tables, strict=True)]
+    judged = {i: pace for i, pace in enumerate(every) if pace is not None and pace.steps >= FEWEST}
+    groups = [tuple(group) for group in variants if all(i in judged for i in group)]
     if len(groups) < 2:
-        return found, None
-    means = {group: mean([known[i].step_ns for i in group]) for group in groups}
+        return every, None
+    means = {group: mean([judged[i].step_ns for i in group]) for group in groups}
     fast, slow = min(groups, key=means.__getitem__), max(groups, key=means.__getitem__)
     repeated = len(fast) > 1 and len(slow) > 1
     if repeated:
-        test = welch([known[i].step_ns for i in fast], [known[i].step_ns for i in slow])
+        test = welch([judged[i].step_ns for i in fast], [judged[i].step_ns for i in slow])
     else:
-        test = welch(_stretches(tables[fast[0]]), _stretches(tables[slow[0]]))
-    # There are enough of both, so without a test they do not vary at all: what differs is no chance.
+        test = welch(_block_means(tables[fast[0]]), _block_means(tables[slow[0]]))
+    # Both have enough values, so a test fails only if they do not vary at all: the difference is certain.
     p = 0.0 if test is None else test.p
-    causes = _causes([known[i] for i in fast], [known[i] for i in slow])
-    made = PaceComparison(fast, slow, means[fast], means[slow], p, causes)
+    causes = _causes([judged[i] for i in fast], [judged[i] for i in slow])
+    comparison = PaceComparison(fast, slow, means[fast], means[slow], p, causes)
     limits = (SIGNIFICANT, SLOWER_AGAIN) if repeated else (CERTAIN, SLOWER)
-    is_slower = made.p < limits[0] and made.ratio >= limits[1]
-    return found, made if is_slower else None
+    is_slower = comparison.p < limits[0] and comparison.ratio >= limits[1]
+    return every, comparison if is_slower else None
 
 
 def _tables(runs: Sequence[RecordedRun]) -> list[pl.DataFrame]:
@@ -163,7 +167,7 @@ def _middle(values: pl.Series) -> float:
 
 
 def _each(run: RecordedRun, by: str, table: pl.DataFrame, rate: float) -> float | None:
-    """Samples or tokens a second; None where nobody knows how many a step has."""
+    """Return samples or tokens per second; None if the amount of a step is unknown."""
     amounts = amounts_if_known(run, by)
     if amounts is None:
         return None
@@ -179,8 +183,8 @@ def _goodput(run: RecordedRun) -> float | None:
         return None
 
 
-def _stretches(table: pl.DataFrame) -> list[float]:
-    """Means of the step over stretches of a run, so that validation now and then is in all of them."""
+def _block_means(table: pl.DataFrame) -> list[float]:
+    """Return the mean step time of parts of a run, so long that occasional validation is in all of them."""
     each = table.group_by("attempt", "step", maintain_order=True).agg(pl.col("period_ns").mean())
     parts = np.array_split(each["period_ns"].to_numpy(), BLOCKS)
     return [float(part.mean()) for part in parts if len(part)]
@@ -189,18 +193,18 @@ def _stretches(table: pl.DataFrame) -> list[float]:
 def _causes(fast: list[Pace], slow: list[Pace]) -> list[Cause]:
     before, after = _phases(fast), _phases(slow)
     more = sum(after.values()) - sum(before.values())
-    found = [
+    causes = [
         Cause(phase, ns, ns / more if more else 0.0)
         for phase in dict.fromkeys([*after, *before])
         if (ns := after.get(phase, 0.0) - before.get(phase, 0.0))
     ]
-    return sorted(found, key=lambda cause: -abs(cause.ns))
+    return sorted(causes, key=lambda cause: -abs(cause.ns))
 
 
 def _phases(paces: list[Pace]) -> dict[str, float]:
-    """The time of each phase in a step, the mean over runs."""
-    found: dict[str, float] = {}
+    """Return the time of each phase in a step, the mean over runs."""
+    times: dict[str, float] = {}
     for pace in paces:
         for phase in pace.phases[1:]:
-            found[phase.phase] = found.get(phase.phase, 0.0) + phase.mean_ns / len(paces)
-    return found
+            times[phase.phase] = times.get(phase.phase, 0.0) + phase.mean_ns / len(paces)
+    return times

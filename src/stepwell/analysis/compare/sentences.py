@@ -1,4 +1,4 @@
-"""A comparison in sentences: which run was better at what, since when, and what was different."""
+"""A comparison in sentences: which run or variant is better, from where on, and what differs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.analysis.compare.facts import Difference, text_of
+from stepwell._core.text import duration, number, percent
+from stepwell.analysis.compare.differences import Difference, text_of
 from stepwell.analysis.compare.metrics import MetricComparison
-from stepwell.analysis.compare.wording import number, place, since
+from stepwell.analysis.compare.pace import Pace, PaceComparison
+from stepwell.analysis.compare.variants import (
+    SIGNIFICANT,
+    Spread,
+    Variant,
+    VariantComparison,
+    mean,
+    welch,
+)
 from stepwell.analysis.findings.learning_rate import KEYS as RATE_KEYS
 from stepwell.analysis.findings.learning_rate import RATE, WRONG
+from stepwell.analysis.findings.phrases import capital, phase_word
 
 MOST_NAMED = 4
 MOST_JUDGED = 6
@@ -19,10 +29,17 @@ MOST_VALUES = 3
 LONGEST_VALUE = 24
 GIVE_CONFIG = "give one with stepwell.init(config={…})"
 HELD_OUT = re.compile(r"(^|[/_.\-])(val|valid|validation|eval|test|holdout|dev)([/_.\-]|$)", re.I)
+NAMED_SHARE = 0.15
+"""Share of the difference in step time: phases with less are not named."""
+GOODPUT = 0.05
+"""Least difference in goodput that is reported."""
+FASTER = 1.1
+"""Least ratio of samples per second that is reported."""
+ONE_EACH = "There is one run of each, so this may be chance. Repeat them with other seeds."
 
 
 def judged_metrics(metrics: Sequence[MetricComparison]) -> list[MetricComparison]:
-    """Those that tell what is better and that several runs have; what was held out first."""
+    """Return the metrics with a known goal that several runs have; validation metrics first."""
     judged = [m for m in metrics if m.goal is not None and m.common_at is not None]
     judged = [m for m in judged if sum(s is not None for s in m.runs) > 1]
     return sorted(judged, key=lambda m: not HELD_OUT.search(m.name))
@@ -34,41 +51,44 @@ def better_sentences(
     config: Sequence[Difference],
     by: str,
 ) -> list[str]:
-    """Which run was better at what; the first one also says what was configured differently."""
+    """Return which run is better at which metric; the first sentence also names the different settings."""
     ahead = [m for m in judged_metrics(metrics) if m.better is not None][:MOST_JUDGED]
-    found = [_better(m, labels, by) for m in ahead]
-    if found and ahead[0].better is not None and ahead[0].against is not None:
-        found[0] += _instead(config, ahead[0].better, ahead[0].against)
-    return [f"{text}." for text in found]
+    sentences = [_better(m, labels, by) for m in ahead]
+    if sentences and ahead[0].better is not None and ahead[0].against is not None:
+        sentences[0] += _instead(config, ahead[0].better, ahead[0].against)
+    return [f"{text}." for text in sentences]
 
 
 def metric_notes(
     labels: Sequence[str], metrics: Sequence[MetricComparison], by: str, repeated: bool
 ) -> list[str]:
-    """What was equal, broken, or could not be compared; of repeats it is told elsewhere how far apart."""
+    """Return sentences about metrics that are equal, not finite, or could not be compared.
+
+    With repeats, ``variant_sentences`` reports the metrics without a lasting difference.
+    """
     judged = judged_metrics(metrics)
     sentences = []
     if same := [m.name for m in judged if m.identical]:
-        sentences.append(f"{named(same)}: identical at every common {_places(by)}.")
+        sentences.append(f"{named(same)}: identical at every common {_position(by)}.")
     once = [m.name for m in judged if m.common_count == 1 and _longest(m) > 1]
     if once:
-        sentences.append(f"{named(once)}: only one {_places(by)} in common.")
+        sentences.append(f"{named(once)}: only one {_position(by)} in common.")
     several = [m for m in judged if m.better is None and not m.identical and _logged(m) > 1]
     even = [m.name for m in several if m.name not in once]
     if even and not repeated:
         sentences.append(f"No lasting difference in {named(even)}.")
     sentences += _broken(labels, metrics)
     if apart := [m.name for m in metrics if m.common_at is None and _logged(m) > 1]:
-        sentences.append(f"{named(apart)}: not one {_places(by)} in common.")
+        sentences.append(f"{named(apart)}: no {_position(by)} in common.")
     if metrics and not any(sum(run is not None for run in m.runs) > 1 for m in metrics):
-        sentences.append("They have no metric in common.")
+        sentences.append("The runs have no metric in common.")
     elif not judged and metrics and not apart:
         sentences.append(
-            "Nothing that they have in common tells by its name whether less or more is better "
-            "(loss and accuracy do)."
+            "No common metric has a name that shows whether lower or higher is better, as loss and "
+            "accuracy do."
         )
     if not metrics:
-        sentences.append("None of them logged a metric.")
+        sentences.append("None of the runs logged a metric.")
     return sentences
 
 
@@ -78,7 +98,7 @@ def rate_sentences(
     config: Sequence[Difference],
     by: str,
 ) -> list[str]:
-    """Learning rates that differ, where the configuration does not say so."""
+    """Return a sentence if learning rates differ and the configuration does not show it."""
     if any(d.key.rpartition(".")[2] in RATE_KEYS for d in config):
         return []
     for metric in metrics:
@@ -90,8 +110,8 @@ def rate_sentences(
         low, high = (choose(rates, key=rates.__getitem__) for choose in (min, max))
         if rates[high] > (1 + WRONG) * rates[low]:
             return [
-                f"The learning rates differ: {number(rates[low])} of {labels[low]}, "
-                f"{number(rates[high])} of {labels[high]} {place(by, metric.common_at)}."
+                f"The learning rates differ {place(by, metric.common_at)}: {labels[low]} "
+                f"{_value(rates[low])}, {labels[high]} {_value(rates[high])}."
             ]
     return []
 
@@ -99,9 +119,9 @@ def rate_sentences(
 def config_sentence(
     config: Sequence[Difference], unknown: Sequence[str], commands: Sequence[str]
 ) -> str:
-    """The settings that differ, else the command lines.
+    """Return which settings differ, or else which command lines.
 
-    ``unknown`` are the runs that recorded no configuration, ``commands`` the command lines of all.
+    ``unknown`` are the runs without a configuration, ``commands`` the command lines of all runs.
     """
     count = len(commands)
     if len(unknown) == count:
@@ -110,15 +130,15 @@ def config_sentence(
         return f"No configuration was recorded for {named(unknown)}: {GIVE_CONFIG}."
     if not config:
         if len(different := list(dict.fromkeys(commands))) == 1:
-            return "Their configuration is the same."
+            return "The configuration is the same."
         shown = " and ".join(f"`{command}`" for command in different[:2])
         more = f" and {len(different) - 2} more" if len(different) > 2 else ""
-        return f"Their configuration is the same; their command lines differ: {shown}{more}."
-    return f"Configured differently: {named([difference.key for difference in config])}."
+        return f"The configuration is the same, but the command lines differ: {shown}{more}."
+    return f"Different settings: {named([difference.key for difference in config])}."
 
 
 def named(names: Sequence[str]) -> str:
-    """A few names, and how many more."""
+    """Return the first names, and how many more there are."""
     shown = list(names[:MOST_NAMED])
     if len(names) > MOST_NAMED:
         return f"{', '.join(shown)} and {len(names) - MOST_NAMED} more"
@@ -134,39 +154,39 @@ def _better(metric: MetricComparison, labels: Sequence[str], by: str) -> str:
     assert second is not None
     others = sum(run is not None for run in metric.runs) > 2
     best = ""
-    if first.best is not None and number(first.best) != number(first.common):
-        best = f" (its best: {number(first.best)} at step {first.best_step})"
+    if first.best is not None and _value(first.best) != _value(first.common):
+        best = f" (its best: {_value(first.best)} at step {first.best_step})"
     return (
-        f"{labels[metric.better]} was {'best' if others else 'better'} at {metric.name}: "
-        f"{number(first.common)} against {number(second.common)}"
+        f"{labels[metric.better]} is {'best' if others else 'better'} at {metric.name}: "
+        f"{_value(first.common)} against {_value(second.common)}"
         f"{f' of {labels[metric.against]}' if others else ''} "
         f"{place(by, metric.common_at)}{best}, ahead {_since(metric, by)}"
     )
 
 
 def _since(metric: MetricComparison, by: str) -> str:
-    about = "about " if metric.is_smoothed else ""
+    roughly = "about " if metric.is_smoothed else ""
     if metric.since is None or metric.since == metric.first_at:
-        return f"from {about}the start on"
-    return f"from {about}{since(by, metric.since)} on"
+        return f"from {roughly}the start on"
+    return f"from {roughly}{since_place(by, metric.since)} on"
 
 
 def _instead(config: Sequence[Difference], ours: int, theirs: int) -> str:
-    """With lr 0.1 instead of 0.02."""
+    """Return ``, with lr 0.1 instead of 0.02``, or "" if no setting differs."""
     differ = [d for d in config if text_of(d.values[ours]) != text_of(d.values[theirs])]
     if not differ:
         return ""
-    shown = [_value_of(d, ours, theirs) for d in differ[:MOST_VALUES]]
+    shown = [_setting(d, ours, theirs) for d in differ[:MOST_VALUES]]
     more = len(differ) - len(shown)
     if more:
         return f", with {', '.join(shown)} and {more} more difference{'s' if more > 1 else ''}"
     return f", with {named(shown)}"
 
 
-def _value_of(difference: Difference, ours: int, theirs: int) -> str:
+def _setting(difference: Difference, ours: int, theirs: int) -> str:
     mine, other = (_short(difference.values[i]) for i in (ours, theirs))
     if max(len(mine), len(other)) > LONGEST_VALUE:
-        return f"another {difference.key}"
+        return f"a different {difference.key}"
     return f"{difference.key} {mine} instead of {other}"
 
 
@@ -177,16 +197,16 @@ def _short(value: Any) -> str:
 
 
 def _broken(labels: Sequence[str], metrics: Sequence[MetricComparison]) -> list[str]:
-    """Runs whose numbers stopped being numbers."""
-    found: dict[int, tuple[int, str]] = {}
+    """Return a sentence for each run with NaN or infinite values."""
+    first: dict[int, tuple[int, str]] = {}
     for metric in metrics:
         for i, run in enumerate(metric.runs):
             if run is not None and run.nonfinite_step is not None:
-                earliest = found.get(i, (run.nonfinite_step, metric.name))
-                found[i] = min(earliest, (run.nonfinite_step, metric.name))
+                earliest = first.get(i, (run.nonfinite_step, metric.name))
+                first[i] = min(earliest, (run.nonfinite_step, metric.name))
     return [
         f"{labels[i]} has NaN or infinite values, first in {name} at step {step}."
-        for i, (step, name) in sorted(found.items())
+        for i, (step, name) in sorted(first.items())
     ]
 
 
@@ -198,5 +218,164 @@ def _logged(metric: MetricComparison) -> int:
     return sum(run is not None and run.last is not None for run in metric.runs)
 
 
-def _places(by: str) -> str:
-    return "step" if by == "step" else f"place by {by}"
+def _position(by: str) -> str:
+    return "step" if by == "step" else f"position by {by}"
+
+
+def _value(value: float | None) -> str:
+    """Return a value of a metric with four digits: three may hide the difference between two runs."""
+    return "no value" if value is None else f"{value:.4g}"
+
+
+def place(by: str, at: float) -> str:
+    """Return a position on the axis: ``at step 39`` or ``after 1.2 M tokens``."""
+    return f"at step {at:.0f}" if by == "step" else f"after {amount(by, at)}"
+
+
+def since_place(by: str, at: float) -> str:
+    """Return a position as the object of "from": ``step 39`` or ``12.3 s``."""
+    return f"step {at:.0f}" if by == "step" else amount(by, at)
+
+
+def amount(by: str, at: float) -> str:
+    """Return a number of samples or tokens, or a duration."""
+    return duration(at * 1e9) if by == "time" else f"{count(at)} {by}"
+
+
+def count(value: float) -> str:
+    """Return a number of things: 512, 84.2 k, 1.2 M."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g} {unit}"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def chance(p: float) -> str:
+    """Return a p-value with two digits."""
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
+def variant_sentences(
+    variants: Sequence[Variant],
+    comparisons: Sequence[VariantComparison],
+    metrics: Sequence[MetricComparison],
+    by: str,
+    is_given: bool = True,
+) -> list[str]:
+    """Return which variant is better, and whether that is more than noise.
+
+    ``is_given`` is whether the user gave the runs a configuration.
+    """
+    by_name = {item.metric: item for item in comparisons}
+    sentences = []
+    for metric in judged_metrics(metrics)[:MOST_JUDGED]:
+        item = by_name.get(metric.name)
+        if item is None or metric.common_at is None or metric.identical:
+            continue
+        where = place(by, metric.common_at)
+        if len(variants) == 1:
+            return [_alike(item, where, is_given)]
+        if item.best is None:
+            continue
+        sentences.append(_variants_apart(item, variants, where))
+    return sentences
+
+
+def _alike(item: VariantComparison, where: str, is_given: bool) -> str:
+    spread = item.variants[0]
+    what = "Repeats of one configuration" if is_given else "No recorded setting differs"
+    return (
+        f"{what}: {item.metric} is {_spread(spread)} {where}, "
+        f"from {_value(spread.low)} to {_value(spread.high)}."
+    )
+
+
+def _variants_apart(item: VariantComparison, variants: Sequence[Variant], where: str) -> str:
+    assert item.best is not None
+    assert item.against is not None
+    best, against = item.variants[item.best], item.variants[item.against]
+    values = f"{_spread(best)} against {_spread(against)} of {variants[item.against].label} {where}"
+    name, p = variants[item.best].label, item.p[item.against]
+    if p is None:
+        return f"{name} is better at {item.metric}: {values}, but {_noise_unknown(best, against)}."
+    if item.is_more_than_noise:
+        return f"{name} is better at {item.metric}: {values}, more than noise ({chance(p)})."
+    return f"{name} is better at {item.metric}: {values}, but this is within noise ({chance(p)})."
+
+
+def _spread(spread: Spread) -> str:
+    if spread.deviation is None:
+        return f"{_value(spread.mean)} (1 run)"
+    return f"{_value(spread.mean)} ± {spread.deviation:.2g} ({spread.count} runs)"
+
+
+def _noise_unknown(best: Spread, against: Spread) -> str:
+    if min(best.count, against.count) < 2:
+        return "the noise of a single run is unknown"
+    return "the noise is unknown, because the repeats are identical (the same seed?)"
+
+
+def pace_sentences(
+    names: dict[tuple[int, ...], str],
+    paces: Sequence[Pace | None],
+    pace: PaceComparison | None,
+) -> list[str]:
+    """Return which group is faster, which phases make the difference, throughput and goodput.
+
+    ``names`` are the names of the compared groups of runs.
+    """
+    sentences = []
+    if pace is not None:
+        many = len(names) > 2
+        against = f" of {names[pace.fast]}" if many else ""
+        sentences.append(
+            f"{names[pace.slow]} is {'slowest' if many else 'slower'}: a step takes "
+            f"{duration(pace.slow_ns)} against {duration(pace.fast_ns)}{against} "
+            f"({number(pace.ratio)} times as long).{_causes(pace)}"
+        )
+    rates = [None if each is None else each.samples_per_second for each in paces]
+    shares = [None if each is None else each.goodput for each in paces]
+    if apart := _extremes(names, rates):
+        (most, high), (least, low) = apart
+        if low < high / FASTER:
+            text = f"{most} {count(high)} samples/s, {least} {count(low)} samples/s"
+            sentences.append(f"Throughput: {text}.")
+    if apart := _extremes(names, shares):
+        (most, high), (least, low) = apart
+        if high - low >= GOODPUT:
+            sentences.append(f"Goodput: {most} {percent(high)}, {least} {percent(low)}.")
+    return sentences
+
+
+def _extremes(
+    names: dict[tuple[int, ...], str], values: Sequence[float | None]
+) -> tuple[tuple[str, float], tuple[str, float]] | None:
+    """Return the groups with the highest and the lowest mean; None if any is unknown, or it may be noise."""
+    groups = {
+        group: [v for i in group if (v := values[i]) is not None] for group in names if values
+    }
+    if len(groups) < 2 or not all(groups.values()):
+        return None
+    most = max(groups, key=lambda group: mean(groups[group]))
+    least = min(groups, key=lambda group: mean(groups[group]))
+    test = welch(groups[most], groups[least])
+    if test is not None and test.p >= SIGNIFICANT:
+        return None
+    return (names[most], mean(groups[most])), (names[least], mean(groups[least]))
+
+
+def _causes(pace: PaceComparison) -> str:
+    """Return a sentence with the phases that make the difference, or "" if none stands out."""
+    causes = [cause for cause in pace.causes if abs(cause.share) >= NAMED_SHARE][:3]
+    if not causes:
+        return ""
+    first = causes[0]
+    if len(causes) == 1 or first.share >= 1 - NAMED_SHARE:
+        phase = capital(phase_word(first.phase))
+        if first.share > 1:
+            return f" {phase} takes {duration(first.ns)} more."
+        return f" {phase} accounts for {duration(first.ns)} of the {duration(pace.more_ns)}."
+    parts = [
+        f"{phase_word(c.phase)} {'+' if c.ns > 0 else '−'}{duration(abs(c.ns))}" for c in causes
+    ]
+    return f" The difference of {duration(pace.more_ns)}: {', '.join(parts)}."

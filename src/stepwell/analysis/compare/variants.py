@@ -1,4 +1,4 @@
-"""Runs that are the same thing done again, and how far such groups are apart."""
+"""Variants: groups of repeated runs, and whether they differ by more than noise (Welch's t-test)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.analysis.compare.facts import (
+from stepwell._core.errors import StepwellError
+from stepwell.analysis.compare.differences import (
     arguments_of,
     code_facts,
     config_facts,
@@ -18,8 +19,6 @@ from stepwell.analysis.compare.facts import (
     text_of,
 )
 from stepwell.analysis.compare.metrics import MetricComparison
-from stepwell.analysis.compare.significance import SIGNIFICANT, Test, holm, mean, variance, welch
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 
 NAME = "name"
@@ -34,26 +33,31 @@ NUMBERED = re.compile(
 )
 """The end of the names of repeats: adam-1, adam_seed2, adam rep 3."""
 LONGEST = 40
+TINY = 1e-300
+ENOUGH = 1e-15
+MOST_TERMS = 500
+SIGNIFICANT = 0.05
+"""A difference with a p-value below this is reported as more than noise."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that differ in nothing but the seed. ``runs`` are their places among those compared."""
+    """Runs that differ only in the seed. ``runs`` are their indices among the compared runs."""
 
     label: str
     runs: tuple[int, ...]
     values: dict[str, Any] = field(default_factory=dict)
-    """What it has that other variants have not, by key of the configuration."""
+    """The settings in which it differs from other variants, by key of the configuration."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric of one variant at the last common place."""
+    """One metric of one variant at the last common position."""
 
     count: int
     mean: float | None
     deviation: float | None
-    """Standard deviation; None of fewer than two."""
+    """Standard deviation; None for fewer than two runs."""
     low: float | None
     high: float | None
 
@@ -63,10 +67,11 @@ class VariantComparison:
     """One metric over all variants.
 
     Attributes:
-        best: the variant with the best mean, ``against`` the next; None where fewer than two have it.
-        p: of the best against each other variant, by Welch's t-test, corrected for how many they are (Holm);
-            None where nothing can be said.
-        is_more_than_noise: whether the best one is better than the next by more than chance brings about.
+        best: the variant with the best mean; None if fewer than two variants have the metric.
+        against: the variant with the next best mean.
+        p: the p-values of the best against each other variant, by Welch's t-test with Holm's correction; None
+            if there is no test.
+        is_more_than_noise: whether the best differs significantly from the next; None if there is no test.
     """
 
     metric: str
@@ -80,7 +85,7 @@ class VariantComparison:
 def group_runs(
     runs: Sequence[RecordedRun], labels: Sequence[str], group: str | None = None
 ) -> list[Variant]:
-    """Sort runs into variants: by a key of config, code or labels, by ``name``, or by all but the seed."""
+    """Return the variants: by a key of config, code or labels, by ``name``, or by everything but the seed."""
     if group is None:
         facts = [_own(run) for run in runs]
     elif group == NAME:
@@ -91,7 +96,7 @@ def group_runs(
             raise StepwellError(_unknown_key(runs, group))
     groups: dict[str, list[int]] = {}
     for i, fact in enumerate(facts):
-        # Nothing is known of runs without a configuration: neither that they are alike.
+        # Runs without a configuration may differ in anything, so each is a variant of its own.
         key = (
             json.dumps({k: text_of(v) for k, v in fact.items()}, sort_keys=True) if fact else f"{i}"
         )
@@ -107,7 +112,7 @@ def group_runs(
 def compare_variants(
     variants: Sequence[Variant], metrics: Sequence[MetricComparison]
 ) -> list[VariantComparison]:
-    """Each metric that tells what is better, where there are repeats of something."""
+    """Compare each metric with a known goal; return an empty list if no run was repeated."""
     if not has_repeats(variants):
         return []
     judged = [m for m in metrics if m.goal is not None and m.common_at is not None]
@@ -115,12 +120,12 @@ def compare_variants(
 
 
 def has_repeats(variants: Sequence[Variant]) -> bool:
-    """Whether anything was done more than once."""
+    """Return whether any variant has more than one run."""
     return any(len(variant.runs) > 1 for variant in variants)
 
 
 def _own(run: RecordedRun) -> dict[str, Any]:
-    """What makes a run a variant; empty where no configuration was recorded."""
+    """Return what identifies the variant of a run; empty if no configuration was recorded."""
     if not has_config(run):
         return {}
     facts = {k: v for k, v in config_facts(run).items() if not CHANCE.search(k)}
@@ -160,13 +165,13 @@ def _asked(run: RecordedRun, key: str) -> dict[str, Any]:
 def _unknown_key(runs: Sequence[RecordedRun], key: str) -> str:
     keys = sorted({k for run in runs for k in config_facts(run)})
     shown = ", ".join(keys[:12]) + (f" and {len(keys) - 12} more" if len(keys) > 12 else "")
-    return (
-        f"no run has {key!r} in its config: group by name, or by one of: {shown or 'nothing else'}"
+    return f"no run has {key!r} in its config: group by name" + (
+        f", or by one of: {shown}" if shown else ""
     )
 
 
 def _apart(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each, what is not the same in all."""
+    """Return for each the settings that are not the same in all."""
     keys = sorted({key for fact in facts for key in fact})
     differing = [k for k in keys if len({text_of(fact.get(k)) for fact in facts}) > 1]
     return [{key: fact.get(key) for key in differing} for fact in facts]
@@ -179,7 +184,7 @@ def _label(
         return labels[member[0]]
     if group == NAME and values:
         return str(values[NAME])
-    # The learning rate is often in the hyperparameters and in the optimizer.
+    # Settings may occur twice, such as the learning rate in the hyperparameters and in the optimizer.
     settings = dict.fromkeys(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in values.items())
     text = ", ".join(settings)
     return text if 0 < len(text) <= LONGEST else f"{labels[member[0]]} and its repeats"
@@ -191,18 +196,19 @@ def _short(value: Any) -> str:
 
 def _compare(variants: Sequence[Variant], metric: MetricComparison) -> VariantComparison:
     values = [[_common(metric, i) for i in variant.runs] for variant in variants]
-    known = [[v for v in group if v is not None] for group in values]
-    spreads = [_spread(group) for group in known]
+    logged = [[v for v in group if v is not None] for group in values]
+    spreads = [_spread(group) for group in logged]
     sign = -1.0 if metric.goal == "lower" else 1.0
-    there = [i for i, group in enumerate(known) if group]
-    order = sorted(there, key=lambda i: sign * mean(known[i]), reverse=True)
+    there = [i for i, group in enumerate(logged) if group]
+    order = sorted(there, key=lambda i: sign * mean(logged[i]), reverse=True)
     if len(order) < 2:
         return VariantComparison(metric.name, spreads)
     best, against = order[0], order[1]
-    tests = {i: welch(known[best], known[i]) for i in order[1:]}
+    tests = {i: welch(logged[best], logged[i]) for i in order[1:]}
     p = _corrected(tests, len(variants))
-    enough = None if (found := p[against]) is None else found < SIGNIFICANT
-    return VariantComparison(metric.name, spreads, best, against, p, enough)
+    next_p = p[against]
+    is_significant = None if next_p is None else next_p < SIGNIFICANT
+    return VariantComparison(metric.name, spreads, best, against, p, is_significant)
 
 
 def _common(metric: MetricComparison, run: int) -> float | None:
@@ -218,6 +224,90 @@ def _spread(values: list[float]) -> Spread:
 
 
 def _corrected(tests: dict[int, Test | None], count: int) -> list[float | None]:
-    known = {i: test.p for i, test in tests.items() if test is not None}
-    corrected = dict(zip(known, holm(list(known.values())), strict=True))
+    raw = {i: test.p for i, test in tests.items() if test is not None}
+    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
     return [corrected.get(i) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Test:
+    """The result of Welch's t-test of two means, which allows different variances."""
+
+    t: float
+    freedom: float
+    """Degrees of freedom."""
+    p: float
+    """The probability of a difference at least this large by chance."""
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Test | None:
+    """Return the two-sided test; None if a group has fewer than two numbers or nothing varies."""
+    if len(a) < 2 or len(b) < 2:
+        return None
+    errors = [variance(group) / len(group) for group in (a, b)]
+    total = sum(errors)
+    if total <= 0:
+        return None
+    t = (mean(a) - mean(b)) / math.sqrt(total)
+    parts = [e * e / (len(group) - 1) for e, group in zip(errors, (a, b), strict=True)]
+    freedom = total * total / sum(parts)
+    return Test(t, freedom, student_tails(t, freedom))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean."""
+    return math.fsum(values) / len(values)
+
+
+def variance(values: Sequence[float]) -> float:
+    """Return the sample variance."""
+    centre = mean(values)
+    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p-values corrected for several tests: the lowest times their number, the next times one less."""
+    corrected = [0.0] * len(ps)
+    worst = 0.0
+    for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        worst = max(worst, min(1.0, ps[i] * (len(ps) - place)))
+        corrected[i] = worst
+    return corrected
+
+
+def student_tails(t: float, freedom: float) -> float:
+    """Return the probability that Student's t is at least this far from 0, on either side."""
+    return beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+def beta_share(x: float, a: float, b: float) -> float:
+    """Return the regularised incomplete beta function, by its continued fraction."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        # The fraction converges faster for the complement.
+        return 1 - beta_share(1 - x, b, a)
+    log = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(log + a * math.log(x) + b * math.log1p(-x)) / a
+    return front / _fraction(x, a, b)
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """Return 1 + d1/(1 + d2/(1 + …)), by the modified method of Lentz."""
+    value, c, d = 1.0, 1.0, 0.0
+    for term in range(1, MOST_TERMS):
+        m = term // 2
+        if term % 2:
+            factor = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            factor = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d = 1 / _away_from_zero(1 + factor * d)
+        c = _away_from_zero(1 + factor / c)
+        value *= c * d
+        if abs(c * d - 1) < ENOUGH:
+            break
+    return value
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > TINY else TINY

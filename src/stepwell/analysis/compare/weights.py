@@ -1,4 +1,4 @@
-"""How far the weights of two runs are apart, layer by layer, where they kept snapshots."""
+"""The distance between the weights of two runs, layer by layer, from their snapshots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
 from stepwell.reading import RecordedRun
 
 FOLDER = Path("telemetry") / "snapshots"
@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class LayerDistance:
-    """One parameter of both: L2 distance, the same relative to the first, and the cosine."""
+    """One parameter in both snapshots: L2 distance, the same relative to the first, and the cosine."""
 
     layer: str
     count: int
@@ -29,7 +29,7 @@ class LayerDistance:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """Two snapshots. ``only`` are the layers that one of them lacks or has in another shape."""
+    """Two snapshots. ``only`` are the layers that one of them lacks or has with another shape."""
 
     runs: tuple[str, str]
     snapshots: tuple[str, str]
@@ -41,14 +41,14 @@ class WeightComparison:
 def compare_weights(
     a: RecordedRun, b: RecordedRun, snapshot: str | None = None
 ) -> WeightComparison | None:
-    """The latest snapshot that both have, else the latest of each; None where one has none."""
+    """Compare the latest snapshot that both have, or else the latest of each; None if one has none."""
     ours, theirs = snapshots(a), snapshots(b)
     if not ours or not theirs:
         return None
     common = [name for name in ours if name in theirs]
     if snapshot is not None and snapshot not in common:
         raise StepwellError(
-            f"not both runs have a snapshot {snapshot!r}; both have: {', '.join(common) or 'none'}"
+            f"the runs do not both have a snapshot {snapshot!r}; both have: {', '.join(common) or 'none'}"
         )
     if common:
         first = second = snapshot or common[-1]
@@ -62,15 +62,15 @@ def compare_weights(
         (a.id, b.id),
         (first, second),
         _distance("overall", total),
-        [_distance(name, found) for name, found in sums.items()],
+        [_distance(name, its_sums) for name, its_sums in sums.items()],
         sorted((left.keys() | right.keys()) - set(shared)),
     )
 
 
 def weight_table(a: RecordedRun, b: RecordedRun, snapshot: str | None = None) -> pl.DataFrame:
-    """A row for each layer, ``overall`` first; without snapshots there are none."""
-    found = compare_weights(a, b, snapshot)
-    lines = [] if found is None else [found.overall, *found.layers]
+    """Return a row for each layer, ``overall`` first; no rows if there are no snapshots."""
+    comparison = compare_weights(a, b, snapshot)
+    lines = [] if comparison is None else [comparison.overall, *comparison.layers]
     schema = {
         "layer": pl.String,
         "count": pl.Int64,
@@ -82,11 +82,11 @@ def weight_table(a: RecordedRun, b: RecordedRun, snapshot: str | None = None) ->
 
 
 def snapshots(run: RecordedRun) -> dict[str, Path]:
-    """The snapshots of a run by their names, in the order of training."""
+    """Return the snapshots of a run by name, in the order of training."""
     folder = run.path / FOLDER
     if folder.is_symlink() or not folder.is_dir():
         return {}
-    # A folder from a stranger may hold links to anywhere.
+    # Follow no links: a run folder from someone else may link to any file.
     files = [path for path in folder.glob("*.pt") if path.is_file() and not path.is_symlink()]
     return {path.stem: path for path in sorted(files, key=lambda path: path.name)}
 
@@ -96,24 +96,24 @@ def _load(path: Path) -> dict[str, Any]:
         import torch
     except ImportError:
         raise StepwellError(
-            "to compare weights torch is needed: pip install 'stepwell[torch]', or leave them out "
-            "with --no-weights"
+            "comparing weights needs torch: pip install 'stepwell[torch]', or leave them out with "
+            "--no-weights"
         ) from None
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        # Whatever is wrong with the file, in words of torch's own that go on for pages.
+        # torch raises many kinds of errors for a bad file, with very long messages: show the first line.
         reason = str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__
-        raise StepwellError(f"{path} is no snapshot of weights: {reason}") from None
-    items = found.items() if isinstance(found, dict) else []
+        raise StepwellError(f"{path} is not a snapshot of weights: {reason}") from None
+    items = loaded.items() if isinstance(loaded, dict) else []
     weights = {str(name): item for name, item in items if isinstance(item, torch.Tensor)}
     if not weights:
-        raise StepwellError(f"{path} has no tensors in it")
+        raise StepwellError(f"{path} contains no tensors")
     return weights
 
 
 def _sums(a: Any, b: Any) -> tuple[float, ...]:
-    """Count, squared distance, and what the cosine needs, in float64 a block at a time."""
+    """Return count, squared distance, dot product and squared norms, in float64, block by block."""
     flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
     distance = dot = size_a = size_b = 0.0
     for begin in range(0, flat_a.numel(), BLOCK):
@@ -140,6 +140,6 @@ def _distance(layer: str, sums: Any) -> LayerDistance:
         int(count),
         math.sqrt(distance),
         math.sqrt(distance / size_a) if size_a else None,
-        # Rounding may carry it past one.
+        # Rounding errors may exceed 1.
         max(-1.0, min(1.0, dot / math.sqrt(size_a * size_b))) if size_a and size_b else None,
     )

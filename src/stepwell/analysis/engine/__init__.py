@@ -1,8 +1,8 @@
-"""Reading a run for analysis: in one pass, process by process, here or on a cluster.
+"""Engines read a run for analysis in one pass, in this process or on a Dask cluster.
 
-Each rank and attempt is a task of its own, which gives a summary as large as its steps, not as its spans.
-What the tasks give is put together where the analysis is done. Imports time, ranks, goodput and reading; the
-rules and the report know summaries alone. A cluster's client is imported where one is asked for.
+Each rank and attempt is a task. The size of its result depends on the number of steps, not of spans. The
+results are combined into a ``Summary``, which the rules and the report use. Imports time, ranks, goodput and
+reading; Dask only if it is chosen.
 """
 
 from stepwell.analysis.engine.engines import Engine, LocalEngine, choose_engine

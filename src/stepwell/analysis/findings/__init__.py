@@ -1,7 +1,7 @@
-"""Findings: rules over the tables of a run, each of which says in one sentence what is wrong.
+"""Findings: rules that read the tables of a run, each of which reports one kind of problem in a sentence.
 
-A rule is one small file with one function ``rule(facts)`` that yields findings; ``Facts`` reads what rules
-share once. A healthy run yields none. Imports the other analyses and reading.
+A rule is a function of ``Facts`` that yields findings; ``rules.py`` lists them. ``Facts`` reads the run
+once for all rules. A healthy run has no findings. Imports the other analyses and reading.
 """
 
 from stepwell.analysis.findings.alerts import Alerts

@@ -1,8 +1,8 @@
-"""Alerts: the same rules while a run goes on, each new finding handed on once.
+"""Alerts: apply the rules to a running run at intervals, and send each new finding once.
 
     Alerts(run, callback=print, webhook="https://hooks.example.org/…").follow()
 
-This reads the run folder, and so runs beside the training, not inside of it.
+Alerts read the run folder. Run them in a process of their own, not in the training process.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stepwell._core.checks import one_of
+from stepwell._core.errors import StepwellError
 from stepwell.analysis.findings.finding import SEVERITIES, Finding
-from stepwell.journal.errors import StepwellError
 from stepwell.reading import RecordedRun
 
 TIMEOUT = 10.0
 TRIES = 3
-"""How often a finding is sent to a receiver that fails."""
+"""Attempts to send a finding to a receiver that fails."""
 PAUSE = 2.0
-"""Seconds before a finding is sent again when the run has ended; twice that before the next time."""
+"""Seconds before the first retry after the run has ended; doubled for each further retry."""
 
 _logger = logging.getLogger("stepwell")
 Send = Callable[[Finding], None]
@@ -32,20 +33,21 @@ Key = tuple[str, tuple[Any, ...]]
 
 
 class _Refused(Exception):
-    """The receiver answered, and will give the same answer next time."""
+    """The receiver refused the finding for good; a retry would get the same answer."""
 
 
 class Alerts:
-    """Looks at a run now and then, and tells of what was not there before.
+    """Sends each new finding of a run to a callback, a command or a webhook.
 
     Args:
         run: the run.
-        callback: a function of a finding.
-        command: a program to be run for each; it has the finding as JSON on its standard input, and in the
-            environment ``STEPWELL_RUN``, ``STEPWELL_RULE``, ``STEPWELL_SEVERITY`` and ``STEPWELL_TEXT``.
-        webhook: an http or https address that gets the finding as JSON; its ``text`` is what chat
-            programs show.
-        least: the least severity that is told of.
+        callback: a function that takes a finding.
+        command: a program to run for each finding. It gets the finding as JSON on standard input, and the
+            environment variables ``STEPWELL_RUN``, ``STEPWELL_RULE``, ``STEPWELL_SEVERITY`` and
+            ``STEPWELL_TEXT``.
+        webhook: an http or https address to which the finding is posted as JSON. Chat programs show its
+            ``text``.
+        least: the lowest severity that is sent.
     """
 
     def __init__(
@@ -57,10 +59,9 @@ class Alerts:
         webhook: str | None = None,
         least: str = "warning",
     ) -> None:
-        if least not in SEVERITIES:
-            raise StepwellError(f"least={least!r}: write one of {', '.join(SEVERITIES)}")
+        one_of(*SEVERITIES).check("least", least)
         if webhook is not None and not webhook.startswith(("http://", "https://")):
-            raise StepwellError(f"the webhook {webhook!r} has to begin with http:// or https://")
+            raise StepwellError(f"webhook must start with http:// or https://, got {webhook!r}")
         self.run = run
         self._least = SEVERITIES.index(least)
         self._receivers: dict[str, Send] = {}
@@ -69,28 +70,24 @@ class Alerts:
         if command is not None:
             words = shlex.split(command) if isinstance(command, str) else list(command)
             if not words:
-                raise StepwellError("the command is empty")
+                raise StepwellError(f"command must not be empty, got {command!r}")
             self._receivers[words[0]] = lambda finding: _execute(words, as_json(run, finding))
         if webhook is not None:
-            # Not the whole address: with Slack and others it is a secret.
+            # Only the host is shown in messages: the address itself may be a secret, as with Slack.
             host = webhook.split("/")[2].rpartition("@")[2]
             self._receivers[host] = lambda finding: _post(webhook, as_json(run, finding))
         self._tries: dict[Key, int] = {}
         self._undelivered: dict[Key, tuple[Finding, Exception]] = {}
 
     def check(self) -> list[Finding]:
-        """Look once; returns what is new, after everybody was told."""
+        """Apply the rules once, send the new findings to all receivers, and return them."""
         from stepwell.analysis.findings.rules import findings
 
-        found = [f for f in findings(self.run) if SEVERITIES.index(f.severity) <= self._least]
-        new = []
-        for finding in found:
-            if self._tell(finding):
-                new.append(finding)
-        return new
+        severe = [f for f in findings(self.run) if SEVERITIES.index(f.severity) <= self._least]
+        return [finding for finding in severe if self._deliver(finding)]
 
     def follow(self, every: float = 30.0, until_end: bool = True) -> None:
-        """Look every so many seconds until the run has ended, and once more then."""
+        """Check every ``every`` seconds until the run has ended, and once more after that."""
         while True:
             is_over = self.run.status != "running"
             self.check()
@@ -100,7 +97,7 @@ class Alerts:
             time.sleep(every)
 
     def deliver_rest(self) -> None:
-        """Send again what receivers did not take, a few times with pauses."""
+        """Retry the findings that could not be delivered, with growing pauses."""
         for attempt in range(TRIES):
             waiting = [key for key in self._undelivered if self._tries[key] < TRIES]
             if not waiting:
@@ -111,18 +108,18 @@ class Alerts:
 
     @property
     def undelivered(self) -> list[str]:
-        """One sentence for each receiver that has not taken all findings."""
+        """One sentence for each receiver that did not get all findings."""
         lost: dict[str, list[Exception]] = {}
         for (receiver, _), (_, error) in self._undelivered.items():
             lost.setdefault(receiver, []).append(error)
         return [
-            f"{len(errors)} {'finding was' if len(errors) == 1 else 'findings were'} not delivered "
+            f"{len(errors)} finding{'s were' if len(errors) > 1 else ' was'} not delivered "
             f"to {receiver}: {errors[-1]}"
             for receiver, errors in lost.items()
         ]
 
-    def _tell(self, finding: Finding) -> bool:
-        """Send a finding to those who have not taken it yet; return whether it is new to any of them."""
+    def _deliver(self, finding: Finding) -> bool:
+        """Send a finding to the receivers that do not have it yet; return whether it is new to any."""
         keys: list[Key] = [(receiver, finding.key) for receiver in self._receivers or ("",)]
         is_new = any(key not in self._tries for key in keys)
         for key in keys:
@@ -140,14 +137,14 @@ class Alerts:
             self._tries[key] = TRIES if isinstance(error, _Refused) else tries + 1
             self._undelivered[key] = finding, error
             if not tries:
-                _logger.warning("an alert could not be delivered to %s: %s", key[0], error)
+                _logger.warning("alert not delivered to %s: %s", key[0], error)
         else:
             self._tries[key] = TRIES
             self._undelivered.pop(key, None)
 
 
 def as_json(run: RecordedRun, finding: Finding) -> dict[str, Any]:
-    """A finding for others."""
+    """Return a finding as the JSON object that commands and webhooks get."""
     return {
         "text": f"{run.name}: {finding.sentence}",
         "run": run.id,
@@ -162,35 +159,35 @@ def as_json(run: RecordedRun, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _execute(words: list[str], about: dict[str, Any]) -> None:
+def _execute(words: list[str], message: dict[str, Any]) -> None:
     import subprocess
 
-    more = {
-        "STEPWELL_RUN": str(about["run"]),
-        "STEPWELL_RULE": str(about["rule"]),
-        "STEPWELL_SEVERITY": str(about["severity"]),
-        "STEPWELL_TEXT": str(about["text"]),
+    variables = {
+        "STEPWELL_RUN": str(message["run"]),
+        "STEPWELL_RULE": str(message["rule"]),
+        "STEPWELL_SEVERITY": str(message["severity"]),
+        "STEPWELL_TEXT": str(message["text"]),
     }
     done = subprocess.run(
         words,
-        input=json.dumps(about),
+        input=json.dumps(message),
         text=True,
-        env={**os.environ, **more},
+        env={**os.environ, **variables},
         timeout=6 * TIMEOUT,
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{words[0]} ended with {done.returncode}")
+        raise RuntimeError(f"{words[0]} exited with code {done.returncode}")
 
 
-def _post(address: str, about: dict[str, Any]) -> None:
-    # Slow to import, and most who look at findings send nothing.
+def _post(address: str, message: dict[str, Any]) -> None:
+    # Slow to import, and only webhooks need it.
     import urllib.error
     import urllib.request
 
     request = urllib.request.Request(
         address,
-        data=json.dumps(about).encode(),
+        data=json.dumps(message).encode(),
         headers={"Content-Type": "application/json", "User-Agent": "stepwell"},
     )
     try:
@@ -199,7 +196,7 @@ def _post(address: str, about: dict[str, Any]) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         is_final = 400 <= error.code < 500 and error.code not in (408, 425, 429)
-        text = f"it answered {error.code} {error.reason}"
+        text = f"HTTP status {error.code} {error.reason}"
         raise (_Refused if is_final else RuntimeError)(text) from None
     except urllib.error.URLError as error:
-        raise RuntimeError(f"it cannot be reached ({error.reason})") from None
+        raise RuntimeError(f"not reachable ({error.reason})") from None

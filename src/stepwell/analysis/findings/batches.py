@@ -1,4 +1,4 @@
-"""Batches in which classes are out of balance, or that were not shuffled."""
+"""Batches with imbalanced classes, or without shuffling."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepwell.analysis.findings.curves import Curve
+from stepwell._core.text import number, percent
+from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import percent
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 FEWEST = 8
 LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 SHARE = re.compile(r"(?:.*/)?batch/(.+)_(\d+)_pct")
 IMBALANCE = 4.0
-"""The largest class has so many times the share of the smallest."""
+"""Ratio of the largest to the smallest class."""
 SPREAD = 4.0
-"""Shares vary so many times as much from batch to batch as in batches that are drawn at random."""
+"""Variance of the class shares between batches, relative to batches that are drawn at random."""
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding of each kind."""
+def find_batch_problems(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding of each kind."""
     names = [name for name in facts.curves.names if SHARE.fullmatch(name)]
     curves = {name: facts.curves.curve(name) for name in names}
     curves = {name: curve for name, curve in curves.items() if len(curve) >= FEWEST}
@@ -37,8 +37,8 @@ def rule(facts: Facts) -> Iterator[Finding]:
 
 def _size(facts: Facts) -> float:
     names = [name for name in facts.curves.names if name.endswith("batch/batch_size")]
-    known = facts.curves.curve(names[0]) if names else None
-    return float(np.median(known.values)) if known is not None and len(known) else 0.0
+    sizes = facts.curves.curve(names[0]) if names else None
+    return float(np.median(sizes.values)) if sizes is not None and len(sizes) else 0.0
 
 
 def _unshuffled(facts: Facts, means: dict[str, float], size: float) -> Iterator[Finding]:
@@ -60,20 +60,21 @@ def _unshuffled(facts: Facts, means: dict[str, float], size: float) -> Iterator[
     yield Finding(
         "unshuffled-batches",
         "warning",
-        f"Batches are not shuffled: the share of class {_class(name)} swings between {percent(low)} "
+        f"Batches are not shuffled: the share of class {_class(name)} varies between {percent(low)} "
         f"and {percent(high)} ({percent(means[name])} on average), "
-        f"{np.sqrt(ratios[name]):.1f} times as far as by chance.",
+        f"{number(float(np.sqrt(ratios[name])))} times as much as by chance.",
         {"metric": name, "mean": means[name], "variance_ratio": ratios[name], "batch_size": size},
         (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="shuffle=True, or set_epoch() of a distributed sampler; look at how the files are ordered.",
+        advice="Use shuffle=True, or call set_epoch() of the distributed sampler, and check the order of the "
+        "files.",
         link=facts.command("plot", "batch/*_pct"),
     )
 
 
-def _distinct(facts: Facts, curves: dict[str, Curve]) -> int:
-    """Return how many different batches were looked at: all, unless the same few come again and again.
+def _distinct(facts: Facts, curves: dict[str, MetricCurve]) -> int:
+    """Return the number of different sampled batches: fewer than all if the same ones repeat.
 
-    Every Nth batch of an epoch is the same batch in each epoch if the loader does not shuffle.
+    If the loader does not shuffle, every Nth batch of an epoch is the same batch in each epoch.
     """
     longest = max(curves.values(), key=len)
     count = len(longest)
@@ -81,7 +82,7 @@ def _distinct(facts: Facts, curves: dict[str, Curve]) -> int:
         return count
     rows = np.zeros((count, len(curves)))
     for column, curve in enumerate(curves.values()):
-        # A class has a curve from the first batch on that it is in.
+        # The curve of a class starts with the first batch that contains it.
         rows[np.isin(longest.steps, curve.steps), column] = curve.values
     for period in 1 + np.flatnonzero((rows[1 : count // 2 + 1] == rows[0]).all(axis=1)):
         if np.array_equal(rows[period:], rows[:-period]):
@@ -95,7 +96,7 @@ def _imbalanced(
     largest = max(means, key=means.__getitem__)
     smallest = min(means, key=means.__getitem__)
     curve = facts.curves.curve(largest)
-    # Few examples are out of balance by chance.
+    # A few examples may be imbalanced by chance.
     seen = max(size, 1.0) * distinct
     error = np.sqrt(max(means[smallest], 1 / seen) / seen)
     if means[largest] < IMBALANCE * (means[smallest] + 2 * error):
@@ -106,11 +107,11 @@ def _imbalanced(
     yield Finding(
         "imbalanced-batches",
         "warning",
-        f"Classes are out of balance in the batches: {percent(means[largest])} are class "
-        f"{_class(largest)}, {percent(means[smallest])} class {_class(smallest)}.",
+        f"Classes are imbalanced: {percent(means[largest])} of the samples in batches are class "
+        f"{_class(largest)}, {percent(means[smallest])} are class {_class(smallest)}.",
         {"metric": largest, "shares": {_class(name): share for name, share in means.items()}},
         (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="A weighted sampler or a weighted loss; judge by balanced accuracy.",
+        advice="Use a weighted sampler or a weighted loss, and judge by balanced accuracy.",
         link=facts.command("plot", "batch/*_pct"),
     )
 
@@ -123,13 +124,13 @@ def _repeated(
     return Finding(
         "repeated-batches",
         "note",
-        f"The balance of classes is not known: the {len(curve):,} batches that were looked at have the "
-        f"labels of {which} ({percent(means[largest])} class {_class(largest)}, "
-        f"{percent(means[smallest])} class {_class(smallest)}). If the loader does not shuffle, they "
-        "are the same ones of every epoch, and the others may differ.",
+        f"The balance of classes is unknown: the {len(curve):,} sampled batches have the labels of {which} "
+        f"({percent(means[largest])} class {_class(largest)}, {percent(means[smallest])} class "
+        f"{_class(smallest)}). If the loader does not shuffle, they are the same batches of every epoch, "
+        "and the others may differ.",
         {"metric": largest, "batches": distinct},
         (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="shuffle=True; or look at more batches of an epoch, with a smaller collect_every_n.",
+        advice="Use shuffle=True, or sample more batches of an epoch with a smaller collect_every_n.",
         link=facts.command("plot", "batch/*_pct"),
     )
 

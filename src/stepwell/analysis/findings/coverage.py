@@ -1,12 +1,15 @@
-"""What the rules could not check for lack of data, and why."""
+"""Gaps in the recorded data: subjects that no rule could check, and dropped records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import polars as pl
+
 from stepwell.analysis.findings.curves import split_of
 from stepwell.analysis.findings.facts import FEWEST, Facts
+from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.gradients import GRADIENT
 from stepwell.analysis.findings.learning_rate import RATE
 from stepwell.analysis.findings.loss import FEWEST as FEWEST_LOSSES
@@ -15,7 +18,7 @@ from stepwell.analysis.findings.memory import PATTERN as MEMORY
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A subject that no rule could look at.
+    """A subject that no rule could check.
 
     Attributes:
         subject: such as ``gradients``.
@@ -27,7 +30,7 @@ class Unchecked:
 
 
 def unchecked(facts: Facts) -> list[Unchecked]:
-    """Return what the rules could not look at in this run, in the order of how much it matters."""
+    """Return the subjects that could not be checked in this run, the most important first."""
     return list(_unchecked(facts))
 
 
@@ -52,3 +55,20 @@ def _unchecked(facts: Facts) -> Iterator[Unchecked]:
         yield Unchecked("memory", "no system metrics")
     if facts.ranks > 1 and not curves.matching(r"^(gradient_norm|weight_checksum)/overall$"):
         yield Unchecked("agreement of ranks", "no gradient norms")
+
+
+def find_dropped_records(facts: Facts) -> Iterator[Finding]:
+    """Yield one finding if any process dropped records."""
+    table = facts.processes.filter(pl.col("dropped") > 0)
+    if table.is_empty():
+        return
+    count = int(table["dropped"].sum())
+    yield Finding(
+        "dropped-records",
+        "warning",
+        f"{count:,} record{'s were' if count > 1 else ' was'} dropped, so this report may be incomplete.",
+        {"count": count},
+        ranks=tuple(sorted(set(table["rank"].to_list()))),
+        advice="Check whether the disk was full or the run reached its size limit.",
+        link=facts.command("show"),
+    )

@@ -1,4 +1,4 @@
-"""The metrics of a run as curves, and which of them belong together."""
+"""The metrics of a run as curves, and their classification by name: losses, validation, lower is better."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stepwell.reading.run import SYSTEM
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SYSTEM = "system/"
+
 VALIDATION = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "test"}
 TRAINING = {"train", "training", "tr"}
 FILLERS = {"epoch", "step", "overall", "mean", "avg", "batch", "running"}
-"""Parts of a name that do not say what is measured."""
+"""Words in a name that do not say what is measured."""
+LOWER = r"(loss|error|err|perplexity|ppl|nll|mse|rmse|mae|wer|cer|bpb|fid)"
+HIGHER = (
+    r"(acc|accuracy|top\d|f1|auc|auroc|bleu|rouge|r2|precision|recall|map|iou|dice|score|reward"
+    r"|psnr|ssim)"
+)
+"""Words in a name that show whether lower or higher values are better."""
 
 
 @dataclass(frozen=True)
-class Curve:
+class MetricCurve:
     """A metric over steps, the mean over ranks.
 
     Attributes:
-        steps: ascending, those at which it is finite.
-        values: one for each.
+        steps: the steps with a finite value, ascending.
+        values: the value at each of these steps.
         odd: the steps at which it was NaN or infinite on any rank.
     """
 
@@ -41,30 +49,30 @@ class Curve:
 
     @cached_property
     def smooth(self) -> Floats:
-        """A running median over about a twentieth of the values, which a single one cannot move."""
+        """A running median over about 5 % of the values, which ignores single outliers."""
         count = len(self.values)
         half = min(count // 40, 250)
         if half == 0:
             return self.values
         padded = np.pad(self.values, half, mode="edge")
         windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-        found: Floats = np.median(windows, axis=1)
-        return found
+        medians: Floats = np.median(windows, axis=1)
+        return medians
 
     @cached_property
     def noise(self) -> float:
-        """How far one value is from the next as a rule, as a standard deviation."""
+        """The standard deviation of a value, estimated from the median difference of neighbours."""
         if len(self.values) < 3:
             return 0.0
         return float(np.median(np.abs(np.diff(self.values)))) / 0.954
 
     def at(self, step: int) -> float:
-        """The smoothed value at the last step up to this one, else the first."""
+        """Return the smoothed value at the last step up to this one, or the first value."""
         place = int(np.searchsorted(self.steps, step, side="right")) - 1
         return float(self.smooth[max(0, place)])
 
     def level(self, begin: float, end: float) -> float:
-        """Median of a part of the values: ``level(0.9, 1)`` is that of the last tenth."""
+        """Return the median of a part of the values: ``level(0.9, 1)`` for the last tenth."""
         count = len(self.values)
         low = min(int(begin * count), count - 1)
         return float(np.median(self.values[low : max(low + 1, round(end * count))]))
@@ -74,22 +82,22 @@ class Curve:
 class Pair:
     """The same quantity in training and in validation."""
 
-    training: Curve
-    validation: Curve
+    training: MetricCurve
+    validation: MetricCurve
     sign: float
     """1 where lower is better, -1 where higher is."""
 
 
 class Curves:
-    """All metrics of a run but those of the machine."""
+    """The metrics of a run, without system metrics."""
 
     def __init__(self, everything: pl.DataFrame) -> None:
         self.everything = everything
-        """All that was logged, that of the machine too: name, rank, attempt, step, time_ns, value."""
+        """All metrics, with system metrics: name, rank, attempt, step, time_ns, value."""
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """The same without the machine's, in the order of steps."""
+        """The metrics that have a step, without system metrics, in the order of steps."""
         own = ~pl.col("name").str.starts_with(SYSTEM) & pl.col("step").is_not_null()
         return self.everything.filter(own).sort("step", "time_ns", maintain_order=True)
 
@@ -100,73 +108,73 @@ class Curves:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they were logged."""
+        """The names of the metrics, in the order in which they were first logged."""
         return list(self._parts)
 
-    def matching(self, pattern: str) -> list[Curve]:
-        """Those with a name that a regular expression finds, with any finite value."""
-        found = [self.curve(n) for n in self.names if re.search(pattern, n, re.IGNORECASE)]
-        return [curve for curve in found if len(curve)]
+    def matching(self, pattern: str) -> list[MetricCurve]:
+        """Return the curves with any finite value whose name contains a match of a regular expression."""
+        curves = [self.curve(n) for n in self.names if re.search(pattern, n, re.IGNORECASE)]
+        return [curve for curve in curves if len(curve)]
 
-    def curve(self, name: str) -> Curve:
-        """One of them."""
-        known: dict[str, Curve] = self.__dict__.setdefault("_curves", {})
-        if name not in known:
-            known[name] = _curve(name, self._parts[name])
-        return known[name]
+    def curve(self, name: str) -> MetricCurve:
+        """Return the curve of a metric, the mean over ranks."""
+        cached: dict[str, MetricCurve] = self.__dict__.setdefault("_curves", {})
+        if name not in cached:
+            cached[name] = _curve(name, self._parts[name])
+        return cached[name]
 
-    def by_rank(self, name: str) -> dict[int, Curve]:
-        """One of them, rank by rank."""
+    def by_rank(self, name: str) -> dict[int, MetricCurve]:
+        """Return the curve of a metric on each rank."""
         parts = self._parts[name].partition_by("rank", as_dict=True)
         return {int(key[0]): _curve(name, part) for key, part in sorted(parts.items())}
 
     def rows(self, name: str) -> pl.DataFrame:
-        """Its rows in the table."""
+        """Return the rows of a metric in the table."""
         return self._parts[name]
 
     @cached_property
-    def losses(self) -> list[Curve]:
-        """Losses of the training."""
-        found = self.matching(r"(^|[/_.-])loss([/_.-]|$)")
-        return [curve for curve in found if split_of(curve.name) != "validation"]
+    def losses(self) -> list[MetricCurve]:
+        """The training losses."""
+        losses = self.matching(r"(^|[/_.-])loss([/_.-]|$)")
+        return [curve for curve in losses if split_of(curve.name) != "validation"]
 
     def is_whole_loss(self, name: str) -> bool:
-        """Whether this is the loss of the training as a whole, not a part of it or one of several."""
+        """Return whether this is the total training loss, not a term of it or one of several losses."""
         return [word for word in _subject(name) if word != "total"] == ["loss"]
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """What was logged both for training and for validation, and has a better and a worse."""
-        curves = [self.curve(name) for name in self.names if _goal(name)]
+        """Quantities logged both in training and in validation whose name shows which values are better."""
+        curves = [self.curve(name) for name in self.names if goal_of(name)]
         validation = [c for c in curves if len(c) and split_of(c.name) == "validation"]
         training = [c for c in curves if len(c) and split_of(c.name) != "validation"]
-        found = []
+        pairs = []
         for curve in validation:
             same = [c for c in training if _subject(c.name) == _subject(curve.name)]
             if same:
-                # Of several the one that was logged most often.
+                # Of several, the one that was logged most often.
                 partner = max(same, key=len)
-                sign = 1.0 if _goal(curve.name) == "lower" else -1.0
-                found.append(Pair(partner, curve, sign))
-        return found
+                sign = 1.0 if goal_of(curve.name) == "lower" else -1.0
+                pairs.append(Pair(partner, curve, sign))
+        return pairs
 
 
-def _curve(name: str, part: pl.DataFrame) -> Curve:
+def _curve(name: str, part: pl.DataFrame) -> MetricCurve:
     steps, values = part["step"].to_numpy(), part["value"].to_numpy()
     if len(steps) > 1 and not (steps[1:] > steps[:-1]).all():
         mean = part.group_by("step").agg(pl.col("value").mean()).sort("step")
         steps, values = mean["step"].to_numpy(), mean["value"].to_numpy()
     finite = np.isfinite(values)
-    return Curve(name, steps[finite], values[finite], steps[~finite])
+    return MetricCurve(name, steps[finite], values[finite], steps[~finite])
 
 
 def words_of(name: str) -> list[str]:
-    """The words that a name consists of."""
+    """Return the words of a metric name in lower case."""
     return [word for word in re.split(r"[/_.\-\s:]+", name.lower()) if word]
 
 
 def split_of(name: str) -> str | None:
-    """Which data a metric is about by its name: training, validation, or it does not say."""
+    """Return "training" or "validation" if the name of a metric says so, else None."""
     words = set(words_of(name))
     if words & VALIDATION:
         return "validation"
@@ -174,20 +182,24 @@ def split_of(name: str) -> str | None:
 
 
 def _subject(name: str) -> tuple[str, ...]:
-    """What is measured, on whichever data."""
+    """Return the words of a name that say what is measured, without the data it is measured on."""
     dull = VALIDATION | TRAINING | FILLERS
     words = ["accuracy" if word == "acc" else word for word in words_of(name)]
     return tuple(word for word in words if word not in dull)
 
 
-def _goal(name: str) -> str | None:
-    from stepwell.analysis.compare.metrics import goal_of
-
-    return goal_of(name)
-
-
 def as_number(value: Any) -> float | None:
-    """A positive number from a configuration, else None."""
+    """Return a positive finite number from a configuration, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if np.isfinite(value) and value > 0 else None
+
+
+def goal_of(name: str) -> str | None:
+    """Return "lower" or "higher" if the name of a metric shows which values are better, else None."""
+    words = [word for word in re.split(r"[/_.\-@ ]+", name.lower()) if word]
+    if any(re.fullmatch(LOWER, word) for word in words):
+        return "lower"
+    if any(re.fullmatch(HIGHER, word) for word in words):
+        return "higher"
+    return None

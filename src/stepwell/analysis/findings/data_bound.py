@@ -1,4 +1,4 @@
-"""Training that waits for its data: all the time, or for some batches."""
+"""Training that waits for data: in all steps, for some batches, for a while, or when each epoch starts."""
 
 from __future__ import annotations
 
@@ -8,51 +8,57 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from stepwell._core.text import duration, percent
+from stepwell.analysis.findings.bursts import (
+    affects_all_phases,
+    frequency,
+    is_single_episode,
+    refined,
+)
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.recurring import frequency, is_everywhere, is_one_time, sharpened
-from stepwell.analysis.findings.wording import duration, listed, percent
+from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.time import Burst
 from stepwell.analysis.time.patterns import EXPECTED
 
 WARN = 0.2
 CRITICAL = 0.5
 IN_BURSTS = 0.5
-"""Of the waiting, what bursts must explain to be what is told of it."""
+"""Share of the waiting that a burst must explain to be reported."""
 EVEN = 0.8
-"""The step in the middle tells how long steps wait if its share is that near to the share of all."""
+"""The median step is reported if its share of waiting is this close to the share in all steps."""
 ROWS = 1 << 20
 WINDOW = 20
-"""So many steps in a row at least are a stretch of the run …"""
+"""Least number of waiting steps in a part of the run …"""
 STRETCH = 0.03
-"""… if they waited for so much of its time."""
+"""… and their least share of its time."""
 FEWEST_EPOCHS = 3
 MOST_EPOCHS = 0.8
-"""Of the epochs, those that must begin with a slow batch."""
+"""Least share of epochs that start with a slow batch."""
 TIMES = 5.0
 LEAST_START_NS = 20_000_000
-"""A first batch is slow if it takes this many times as long as others, and is this much slower."""
+"""A first batch is slow if it takes this many times as long as others, and this much longer."""
 
 
 @dataclass(frozen=True)
 class SlowEpochs:
-    """Epochs whose first batch is waited for much longer than others: their workers start then."""
+    """Epochs that start with a slow batch, usually because DataLoader workers start."""
 
     steps: tuple[int, ...]
     """The first steps of these epochs."""
     slow_ns: float
     typical_ns: float
     lost_ns: int
-    """What the first batches took beyond the typical wait, that of the first epoch included."""
+    """Waiting for first batches beyond the typical wait, including the first epoch."""
 
     def follow(self, steps: Sequence[int]) -> bool:
-        """Whether most of these steps are the last ones of epochs."""
+        """Return whether slow epochs follow most of these steps."""
         last = {step - 1 for step in self.steps}
         return sum(step in last for step in steps) > len(steps) / 2
 
 
 def slow_epochs(facts: Facts) -> SlowEpochs | None:
-    """Whether most epochs begin with a batch that takes long; None if not, or after fewer than 3 epochs."""
+    """Return the epochs that start with a slow batch; None if most do not, or there are fewer than 3."""
     is_first = pl.col("rank") == pl.col("rank").min()
     table = facts.steps.filter(is_first).select("attempt", "epoch", "step", "data")
     first = table.drop_nulls("epoch").group_by("attempt", "epoch").agg(pl.all().first())
@@ -68,8 +74,8 @@ def slow_epochs(facts: Facts) -> SlowEpochs | None:
     return SlowEpochs(tuple(later["step"].to_list()), slow, typical, lost)
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """One finding for the run; a single rank that waits is a straggler and none of this."""
+def find_waiting_for_data(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding for the run. A single rank that waits is reported as a straggler."""
     ns, share = facts.share("data")
     epochs = slow_epochs(facts)
     if epochs is not None and epochs.lost_ns >= max(WARN / 2 * facts.running_ns, ns / 2):
@@ -77,7 +83,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
         return
     burst = _burst(facts, ns)
     if share >= WARN / 2 and (burst is None or burst.period is None) and _is_everywhere(facts):
-        # Other programs had the processor: what is usual tells.
+        # Other programs used the CPU: judge by the median step.
         typical, step = _typical(facts)
         burst, usual = None, min(share, typical / step)
         ns, share = int(ns * usual / share), usual
@@ -91,10 +97,10 @@ def rule(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "data-bound",
             severity,
-            f"{waits}: {_each(facts, share)}.",
+            f"{waits} ({_each(facts, share)}).",
             evidence,
             _ends(facts),
-            advice="More DataLoader workers or prefetching, cheaper transforms, data closer by.",
+            advice="Try more DataLoader workers, prefetching, cheaper transforms or faster storage.",
             link=facts.command("show"),
             cost_ns=ns,
         )
@@ -107,8 +113,7 @@ def rule(facts: Facts) -> Iterator[Finding]:
         f"({listed(burst.steps)}).",
         {**evidence, "period": burst.period, "burst_share": burst.share, "slow_ns": burst.slow_ns},
         burst.steps,
-        advice="Prefetch further ahead, or find what is special about these batches (a slow file, a "
-        "lock).",
+        advice="Prefetch more batches, or find out why these batches are slow (a slow file, a lock).",
         link=facts.command("show"),
         cost_ns=ns,
     )
@@ -130,15 +135,15 @@ def _at_epochs(facts: Facts, epochs: SlowEpochs) -> Finding:
             "typical_ns": epochs.typical_ns,
         },
         epochs.steps,
-        advice="If the DataLoader has workers, they start anew in each epoch: persistent_workers=True keeps "
-        "them. Else look at what the dataset or sampler does when an epoch starts.",
+        advice="If the DataLoader has workers, keep them between epochs with persistent_workers=True. "
+        "Otherwise check what the dataset or sampler does when an epoch starts.",
         link=facts.command("show"),
         cost_ns=epochs.lost_ns,
     )
 
 
 def _for_a_while(facts: Facts) -> Iterator[Finding]:
-    """Steps in a row that waited for data, in a run that does not on the whole."""
+    """Yield a finding for a part of the run that waits for data, if the run as a whole does not."""
     table = _of_all_ranks(facts).sort("attempt", "step")
     if table.height < 2 * WINDOW:
         return
@@ -157,9 +162,8 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "data-bound",
             "warning",
-            f"From step {first} to {last} training waits for data: {duration(slow)} of the "
-            f"{duration(float(np.median(period[at])))} that a step takes there; else it is "
-            f"{duration(usual)}.",
+            f"Training waits for data from step {first} to {last}: {duration(slow)} of each "
+            f"{duration(float(np.median(period[at])))} step, instead of {duration(usual)} in other steps.",
             {"phase": "data", "ns": lost, "slow_ns": slow, "typical_ns": usual},
             (first, last),
             advice="Find out what the data of these steps have in common, or what else used the disk.",
@@ -170,11 +174,11 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_all_ranks(facts: Facts) -> pl.DataFrame:
-    """Waiting and time of each step on the rank that has least: one that waits alone is a straggler."""
+    """Return waiting and total time of each step on the rank with the least: a single one is a straggler."""
     keys, least = ("attempt", "step"), pl.col("data", "period_ns").min()
-    # Validation and checkpoints after a step are no part of how it waits.
+    # Without validation and checkpoints after a step.
     whole = pl.col("period_ns") - pl.sum_horizontal(EXPECTED)
-    # Some rows at a time: there may be very many.
+    # In slices, to limit the memory: there may be very many rows.
     parts = [
         rows.select(*keys, "data", whole.alias("period_ns")).group_by(keys).agg(least)
         for rows in facts.steady.iter_slices(ROWS)
@@ -183,28 +187,28 @@ def _of_all_ranks(facts: Facts) -> pl.DataFrame:
 
 
 def _burst(facts: Facts, ns: int) -> Burst | None:
-    found = [b for b in facts.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
-    burst = sharpened(facts, found[0]) if found else None
-    return None if burst is None or is_one_time(burst) else burst
+    bursts = [b for b in facts.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
+    burst = refined(facts, bursts[0]) if bursts else None
+    return None if burst is None or is_single_episode(burst) else burst
 
 
 def _is_everywhere(facts: Facts) -> bool:
-    return all(is_everywhere(facts, rank, ["data"]) for rank in facts.loop_ns)
+    return all(affects_all_phases(facts, rank, ["data"]) for rank in facts.loop_ns)
 
 
 def _typical(facts: Facts) -> tuple[float, float]:
-    """How long the step in the middle waits for its data, and how long it takes."""
+    """Return the median waiting time and the median duration of steps."""
     data, period = (facts.steady[name].median() for name in ("data", "period_ns"))
     return _float(data), max(1.0, _float(period))
 
 
 def _each(facts: Facts, share: float) -> str:
-    """How long a step waits: the one in the middle, unless some wait long and others not at all."""
+    """Return how long a step waits: the median, or the mean if some wait long and others not at all."""
     typical, step = _typical(facts)
     if EVEN <= typical / step / share <= 1 / EVEN:
-        return f"{duration(typical)} of the {duration(step)} that a step takes"
+        return f"{duration(typical)} of each {duration(step)} step"
     step = _float(facts.steady["period_ns"].mean())
-    return f"{duration(share * step)} of the {duration(step)} that a step takes on average"
+    return f"on average {duration(share * step)} of each {duration(step)} step"
 
 
 def _float(value: object) -> float:

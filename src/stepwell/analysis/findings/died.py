@@ -15,19 +15,18 @@ import polars as pl
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import capital, ranks_listed
-from stepwell.analysis.ranks.habits import latest_failures
-from stepwell.analysis.ranks.peers import is_lost_peer
+from stepwell.analysis.findings.phrases import capital, ranks_listed
+from stepwell.analysis.ranks.history import latest_failures
 from stepwell.analysis.ranks.stacks import MAIN
-from stepwell.analysis.source_lines import own_line, shown_lines
-from stepwell.analysis.time.words import phase_of_span
+from stepwell.analysis.time.phases import phase_of_span
+from stepwell.analysis.tracebacks import is_lost_peer, own_line, shown_lines
 from stepwell.reading.documents import SourceLine
 
 MEMORY = ("outofmemory", "out of memory", "memoryerror", "cannot allocate")
 HEARTBEATS = 2.0
-"""Ranks whose last signs of life are fewer heartbeats apart may have ended in either order."""
+"""Ranks whose last records are fewer heartbeats apart may have ended in either order."""
 CONTAINERS = ("application", "training_loop")
-"""Spans around the whole training, which say nothing about the place."""
+"""Spans around the whole training, which do not show where it ended."""
 WAITING = ("communication", "backward")
 """Phases in which a rank waits for others."""
 
@@ -39,9 +38,9 @@ class End:
     rank: int
     status: str
     time_ns: int
-    """The time of the exception; else the last sign of life."""
+    """Time of the exception, or else of the last heartbeat or record."""
     slack_ns: int
-    """It may have ended this much later."""
+    """The rank may have ended up to this much later."""
     error: str
     exit_code: int | None
     signal: str | None
@@ -50,16 +49,16 @@ class End:
     step: int | None
     is_waiting: bool
     raised_in: str = ""
-    """The process or thread that raised the error, where that is another: ``DataLoader worker 0``."""
+    """The other process or thread that raised the error, such as ``DataLoader worker 0``."""
 
     @property
     def is_consequence(self) -> bool:
-        """Whether its error says that another rank is gone."""
+        """Whether the error shows that another rank ended first."""
         return self.status == "failed" and is_lost_peer(self.error)
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding: how the first rank ended, and what that led to."""
+def find_first_death(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding: how the first rank ended, and the consequences."""
     if not {"failed", "killed", "interrupted"}.intersection(facts.statuses.values()):
         return
     ends = [_end(facts, document) for document in facts.latest]
@@ -120,7 +119,7 @@ def _end(facts: Facts, document: dict[str, Any]) -> End:
 
 
 def _open_names(facts: Facts, rank: int) -> tuple[str, ...]:
-    """The open spans of the main thread of a rank, outermost first."""
+    """Return the open spans of the main thread of a rank, outermost first."""
     spans = facts.open_spans.filter(
         (pl.col("rank") == rank)
         & (pl.col("thread") == MAIN)
@@ -130,13 +129,13 @@ def _open_names(facts: Facts, rank: int) -> tuple[str, ...]:
 
 
 def _failures(facts: Facts, rank: int, attempt: int) -> list[tuple[str, int, int]]:
-    """The spans that the last exception of a rank went through, outermost first."""
-    mine = [p for p in facts.summary.habits if (p.attempt, p.rank) == (attempt, rank)]
+    """Return the spans that the last exception of a rank passed through, outermost first."""
+    mine = [p for p in facts.summary.history if (p.attempt, p.rank) == (attempt, rank)]
     return latest_failures([failure for process in mine for failure in process.failures])
 
 
 def _last_step(facts: Facts, rank: int) -> int | None:
-    # Not the step of an open span: a loop began long before.
+    # Not the step of an open span: a loop began at a much earlier step.
     mine = (pl.col("role") != "worker") & (pl.col("rank") == rank)
     step = facts.processes.filter(mine).sort("attempt")["step"].drop_nulls()
     return int(step[-1]) if len(step) else None
@@ -158,7 +157,8 @@ def _split(ends: list[End]) -> tuple[list[End], list[End]]:
     finished = [e for e in ends if e.status == "finished"]
     if own:
         root = min(own, key=lambda e: e.time_ns)
-        # The launcher kills the rest after a failure: only a rank that was silent long before counts.
+        # The launcher kills the other ranks after a failure. A killed rank was first only if its last record
+        # is well before the failure.
         before = [e for e in killed if e.time_ns + e.slack_ns < root.time_ns]
         together = [e for e in own if e.status == root.status == "interrupted"]
         first = _earliest(before) if before else together or [root]
@@ -174,7 +174,7 @@ def _split(ends: list[End]) -> tuple[list[End], list[End]]:
 
 
 def _earliest(killed: list[End]) -> list[End]:
-    """Return the killed ranks that may have been the first, those that wait for others last."""
+    """Return the killed ranks that may have been the first; those waiting for others come last."""
     first = min(killed, key=lambda e: e.time_ns)
     near = [e for e in killed if e.time_ns <= first.time_ns + first.slack_ns]
     # A launcher sends a signal to the other ranks once one of them has died.
@@ -182,7 +182,7 @@ def _earliest(killed: list[End]) -> list[End]:
     return sorted(near, key=lambda e: (e.is_waiting, e.rank))
 
 
-# Words
+# Sentences
 
 
 def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
@@ -214,8 +214,11 @@ def _first_sentence(facts: Facts, first: Sequence[End]) -> str:
 
 
 def _places(first: Sequence[End]) -> str:
-    """Where each of several ranks was, in the order of how likely it ended first."""
-    shown = [f"rank {e.rank} inside {' › '.join(e.inside[-3:]) or 'no span'}" for e in first[:3]]
+    """Return where each of several ranks was, the one most likely first."""
+    shown = [
+        f"rank {e.rank} {'inside ' + ' › '.join(e.inside[-3:]) if e.inside else 'outside any span'}"
+        for e in first[:3]
+    ]
     more = f" and {len(first) - 3} more" if len(first) > 3 else ""
     return f": {', '.join(shown)}{more}"
 
@@ -223,13 +226,13 @@ def _places(first: Sequence[End]) -> str:
 def _exit_words(end: End) -> str:
     message = end.error.partition(": ")[2]
     if end.exit_code is None:
-        return " with SystemExit, whose exit code was not recorded,"
+        return " with SystemExit (exit code not recorded)"
     code = f" with code {end.exit_code}"
-    return code if message == str(end.exit_code) else f"{code} and the message {message!r}"
+    return code if message == str(end.exit_code) else f"{code} and message {message!r}"
 
 
 def _consequences(root: End, others: Sequence[End]) -> list[str]:
-    """One sentence for the ranks that failed afterwards, one for those that were killed."""
+    """Return a sentence each for the ranks that failed, were killed or interrupted after the first."""
     failed = [e for e in others if e.status == "failed"]
     sentences = []
     if failed:
@@ -239,12 +242,12 @@ def _consequences(root: End, others: Sequence[End]) -> list[str]:
     if killed:
         were = "were" if len(killed) > 1 else "was"
         who = capital(ranks_listed([e.rank for e in killed]))
-        sentences.append(f"{who} {were} killed after that, as launchers do.")
+        sentences.append(f"{who} {were} then killed, probably by the launcher.")
     interrupted = [e for e in others if e.status == "interrupted"]
     if interrupted and root.status != "interrupted":
         were = "were" if len(interrupted) > 1 else "was"
         who = capital(ranks_listed([e.rank for e in interrupted]))
-        sentences.append(f"{who} {were} interrupted with Ctrl-C after that.")
+        sentences.append(f"{who} {were} then interrupted with Ctrl-C.")
     return sentences
 
 
@@ -257,21 +260,24 @@ def _first_part(error: str) -> str:
 def _advice(first: Sequence[End], ranks: int) -> str:
     root = first[0]
     if any(word in root.error.lower() for word in MEMORY):
-        return "Memory ran out: a smaller batch, accumulation, or checkpointing of activations."
+        return (
+            "The process ran out of memory: use a smaller batch, gradient accumulation or activation "
+            "checkpointing."
+        )
     if root.status == "killed" and root.signal:
-        return "The scheduler or the launcher ended it: check the time limit and preemption."
+        return "The scheduler or the launcher sent the signal: check the time limit and preemption."
     if root.status == "killed" and len(first) == ranks > 1:
         return (
-            "A time limit, a cancelled job or Ctrl-C at the launcher ends all ranks at once; or one "
-            "was killed and the launcher ended the others. Check the output of scheduler and launcher."
+            "Check the output of the scheduler and the launcher: a time limit, a cancelled job or Ctrl-C "
+            "ends all ranks at once, or one rank was killed and the launcher ended the others."
         )
     if root.status == "killed":
         return (
-            "Check the kernel's log (dmesg) for the out-of-memory killer, and the scheduler for a "
-            "time limit or a signal."
+            "Check the kernel log (dmesg) for the out-of-memory killer, and the scheduler for a time "
+            "limit or a signal."
         )
     if root.status == "finished":
         return "Give all ranks the same number of steps, for example with a DistributedSampler."
     if root.is_consequence:
-        return "Another rank or host went away first: look at the output of the other ranks."
+        return "Another rank or host was lost first: check the output of the other ranks."
     return ""

@@ -1,7 +1,8 @@
-"""What rules look at: the tables of a run and what other analyses say of them, read when first needed."""
+"""The input of rules: the tables of a run and the results of other analyses, read when first needed."""
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepwell.analysis.engine import Engine, Summary, summarise
-from stepwell.analysis.findings.curves import SYSTEM, Curves
+from stepwell.analysis.findings.curves import Curves, as_number
 from stepwell.analysis.time import (
     Accounts,
     Burst,
@@ -24,25 +25,26 @@ from stepwell.analysis.time import (
 )
 from stepwell.analysis.time.lanes import Loop
 from stepwell.analysis.time.ledger import BETWEEN_ATTEMPTS
-from stepwell.journal.liveness import status_of
+from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
-from stepwell.reading.run import joint_status
+from stepwell.reading.run import SYSTEM, joint_status
 
 if TYPE_CHECKING:
     from stepwell.analysis.goodput import Goodput
     from stepwell.analysis.ranks import Straggler, Waits
 
 WARM_UP = 3
-"""Steps at the beginning of an attempt that are slow as a rule."""
+"""The first steps of an attempt, which are usually slow."""
 MANY = 200
+"""Above this number of processes, rows are selected by a filter instead of by slices."""
 LARGE = 4_000_000
-"""Ranks times steps from which on memory is thought of."""
+"""From this number of ranks times steps, tables are dropped as soon as they are not needed any more."""
 FEWEST = 20
-"""Steps that there must be to say anything about their times."""
+"""Least number of steps to judge their times."""
 
 
 class Facts:
-    """One run, as rules see it. It is read once, and when a rule first asks; by ``engine``, else here."""
+    """One run as rules see it. Read once, on first access, by ``engine`` or else in this process."""
 
     def __init__(self, run: RecordedRun, engine: Engine | None = None) -> None:
         self.run = run
@@ -51,103 +53,105 @@ class Facts:
 
     @cached_property
     def summary(self) -> Summary:
-        """What was read."""
+        """The tables and totals from one pass over the run."""
         return summarise(self.run, self._engine)
 
     @cached_property
     def curves(self) -> Curves:
-        """What was logged."""
+        """The logged metrics."""
         return Curves(self.summary.metrics)
 
     # Processes
 
     @cached_property
     def documents(self) -> list[dict[str, Any]]:
-        """What is known of each main process."""
+        """The process documents of ranks, without workers."""
         return [d for d in self.summary.documents if d["role"] != "worker"]
 
     @property
     def processes(self) -> pl.DataFrame:
-        """The table of processes, workers included."""
+        """The table of processes, including workers."""
         return self.summary.processes
 
     @cached_property
     def latest(self) -> list[dict[str, Any]]:
-        """Those of the latest attempt."""
+        """The process documents of the latest attempt, by rank."""
         last = max((d["attempt"] for d in self.documents), default=0)
         return sorted((d for d in self.documents if d["attempt"] == last), key=lambda d: d["rank"])
 
     @cached_property
     def statuses(self) -> dict[int, str]:
-        """How each rank of the latest attempt is: running, or how it ended."""
+        """The status of each rank in the latest attempt."""
         return {int(d["rank"]): status_of(d) for d in self.latest}
 
     @cached_property
     def status(self) -> str:
-        """How the run is."""
+        """The status of the run."""
         return joint_status(self.documents)
 
     @property
     def attempts(self) -> int:
-        """How many there were."""
+        """The number of attempts."""
         return len({d["attempt"] for d in self.documents})
 
     @property
     def ranks(self) -> int:
-        """How many there are in the latest attempt."""
+        """The number of ranks in the latest attempt."""
         return len(self.statuses)
 
     # Time
 
     @property
     def accounts(self) -> Accounts:
-        """The time of each rank and attempt."""
+        """The time of each rank and attempt, by phase and step."""
         return self.summary.accounts
 
     @cached_property
     def wall_ns(self) -> int:
-        """From the start of the first process to the end of the last one, over all attempts."""
+        """Time from the start of the first process to the end of the last one, over all attempts."""
         parts = self.accounts.parts
         if not parts:
             return 0
         return max(part.end_ns for part in parts) - min(part.start_ns for part in parts)
 
     def now_ns(self, rank: int) -> int:
-        """Until when the time of a rank is known: now, while it runs."""
+        """Return the end of the recorded time of a rank: the present, while it runs."""
         return max((part.end_ns for part in self.accounts.parts if part.rank == rank), default=0)
 
     @cached_property
     def running_ns(self) -> int:
-        """The wall time without that between attempts: what limits of rules are shares of."""
+        """Wall time without the gaps between attempts. The thresholds of rules are shares of it."""
         return self.wall_ns - self.table.get(BETWEEN_ATTEMPTS, 0)
 
     @cached_property
     def table(self) -> dict[str, int]:
-        """Nanoseconds by line of the time table; they sum to the wall time. Of several ranks the mean."""
+        """Nanoseconds by line of the time table, the mean over ranks. They sum to the wall time."""
         return time_table(self.accounts.parts)
 
     def part_of_wall(self, ns: float) -> float:
-        """The share of the wall time that these nanoseconds of a rank are."""
+        """Return the share of the wall time."""
         return ns / self.wall_ns if self.wall_ns else 0.0
 
     @cached_property
     def steps(self) -> pl.DataFrame:
         """One row for each rank, attempt and step."""
         if self.summary.evidence_size >= LARGE:
-            # They look at something else of that size, which is let go of then.
+            # The stragglers need the evidence, which is as large as this table and is dropped afterwards.
             _ = self.stragglers
         return steps(self.accounts)
 
     @cached_property
     def steady(self) -> pl.DataFrame:
-        """The same without the first steps of each attempt, which are slow as a rule, and without the last of
-        one that has not finished: its time goes on, or went on until it was killed.
+        """The steps without warm-up and without incomplete steps.
+
+        Left out are the first steps of each attempt, and the last step of an unfinished attempt: it
+        still runs, or its time ends when the process was killed.
         """
         parts = [part for part in self.accounts.parts if part.iterations is not None]
         if len(parts) > MANY:
             order = pl.int_range(pl.len()).over("rank", "attempt")
             return self._without_open(self.steps.filter(order >= WARM_UP), parts)
-        # Of few and large ones slices, so that nothing is copied.
+        # Slices, because they copy nothing: few processes may have very many steps.
         kept, first, seen = [self.steps.clear()], 0, set()
         for part in parts:
             after = first + len(part.iterations or ())
@@ -171,11 +175,11 @@ class Facts:
 
     @cached_property
     def loop_ns(self) -> dict[int, int]:
-        """For how long each rank was in these steps, with all that is between them."""
+        """Time of each rank in the steady steps, including the time between them."""
         return self.spent_ns("period_ns")
 
     def spent_ns(self, phase: str) -> dict[int, int]:
-        """For how long each rank was in a phase in these steps."""
+        """Return the time of each rank in a phase, in the steady steps."""
         return self._spent[phase]
 
     @cached_property
@@ -187,9 +191,9 @@ class Facts:
         return {name: dict(zip(ranks, ns, strict=True)) for name, ns in columns.items()}
 
     def share(self, phase: str) -> tuple[int, float]:
-        """Nanoseconds and share of these steps that a phase took on a rank in the middle.
+        """Return the time and share of a phase in the steady steps, of the median rank.
 
-        Of two in the middle the lesser one: what a single rank has is not the run's.
+        Of an even number of ranks the lower median: a problem of a single rank is not one of the run.
         """
         spent = self.spent_ns(phase)
         if self.steady.height < FEWEST or not any(self.loop_ns.values()):
@@ -200,7 +204,7 @@ class Facts:
 
     @cached_property
     def has_parts(self) -> bool:
-        """Whether anything is known of what a step consists of."""
+        """Whether forward, backward or optimizer were recorded."""
         return any(self.steps[phase].sum() for phase in ("forward", "backward", "optimizer"))
 
     @cached_property
@@ -209,39 +213,40 @@ class Facts:
 
     @property
     def bursts(self) -> list[Burst]:
-        """Phases that are slow in some steps, again and again."""
+        """Phases that are repeatedly slow in some steps."""
         return self._patterns.bursts
 
     @property
     def drift(self) -> Drift | None:
-        """The greatest drift of the time of steps."""
+        """The largest change of the step time over the run."""
         return self._patterns.drift
 
     @property
     def outliers(self) -> list[Outlier]:
-        """Single steps that took much longer than others."""
+        """Single steps that took much longer than the others."""
         return self._patterns.outliers
 
     # Ranks and attempts
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
-        """Ranks that others waited for."""
+        """Ranks that the others waited for."""
         from stepwell.analysis.ranks import stragglers, waits_by_step
 
         if self.ranks < 2:
             return []
         grids = self.summary.evidence.grids
-        found = stragglers(self.run, grids)
+        slow_ranks = stragglers(self.run, grids)
         self._waits = [waits for grid in grids for waits in waits_by_step(grid)]
         if self.summary.evidence_size >= LARGE:
-            # The two who look at it have then done so, and it takes as much memory as all the rest.
+            # Only stragglers and goodput need the evidence, which takes as much memory as all the rest:
+            # compute both, then drop it.
             _ = self.goodput
             self.summary.drop_evidence()
-        return found
+        return slow_ranks
 
     def waited_ns(self, rank: int, phase: str) -> dict[tuple[int, int], int]:
-        """How long a rank waited for others in a phase, by attempt and step."""
+        """Return how long a rank waited for others in a phase, by attempt and step."""
         _ = self.stragglers
         total: dict[tuple[int, int], int] = {}
         for waits in self._waits:
@@ -256,32 +261,42 @@ class Facts:
 
     @cached_property
     def goodput(self) -> Goodput:
-        """What the wall time of the whole job went to."""
+        """The wall time of the whole job by what it was spent on."""
         from stepwell.analysis.goodput import goodput
 
-        return goodput(self.run, known=self.summary.evidence)
+        return goodput(self.run, evidence=self.summary.evidence)
 
     # The rest
 
     def loops(self, name: str) -> list[Loop]:
-        """The loops of this name in the latest attempt, earliest first."""
+        """Return the loops with this name in the latest attempt, earliest first."""
         last = max((d["attempt"] for d in self.documents), default=0)
         mine = [loop for loop in self.summary.loops if (loop.name, loop.attempt) == (name, last)]
         return sorted(mine, key=lambda loop: loop.start_ns)
 
     @cached_property
     def machine(self) -> pl.DataFrame:
-        """What was read of the machine: name, rank, attempt, step, time_ns, value."""
+        """The finite system metrics by time: name, rank, attempt, step, time_ns, value."""
         return self.curves.everything.filter(
             pl.col("name").str.starts_with(SYSTEM) & pl.col("value").is_finite()
         ).sort("time_ns")
 
     @property
     def open_spans(self) -> pl.DataFrame:
-        """What every thread of the latest attempt is inside of, or was when it died."""
+        """The open spans of each thread in the latest attempt: now, or when it died."""
         return self.summary.open_spans
 
     def command(self, verb: str, *more: str) -> str:
-        """A command about this run, to be typed."""
+        """Return a stepwell command for this run, quoted for a shell."""
         words = [f"'{word}'" if " " in word or "*" in word else word for word in more]
         return " ".join(["stepwell", verb, self.run.id, *words])
+
+
+def class_count(facts: Facts) -> int | None:
+    """Return the number of classes from the configuration or the class shares of batches, else None."""
+    for key in ("num_classes", "n_classes", "classes", "num_labels"):
+        count = as_number(facts.run.config.get(key))
+        if count and count >= 2:
+            return int(count)
+    names = [n for n in facts.curves.names if re.fullmatch(r"batch/.*_\d+_pct", n)]
+    return len(names) if len(names) >= 2 else None

@@ -1,4 +1,4 @@
-"""What a rule says: a diagnosis in one sentence, with its evidence and what to do next."""
+"""The result of a rule: one diagnosis with evidence and advice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SEVERITIES = ("critical", "warning", "note")
-"""From what spoils a run to what is merely good to know."""
+"""The most severe first. A critical finding spoils the run; a note is for information."""
 
 
 @dataclass(frozen=True)
@@ -14,16 +14,16 @@ class Finding:
     """One diagnosis.
 
     Attributes:
-        rule: which rule says so, such as ``overfitting``.
+        rule: the kind of problem, such as ``overfitting``.
         severity: one of ``SEVERITIES``.
-        sentence: what is wrong, with the numbers that show it.
+        sentence: the symptom with its numbers, and the cause if it is known.
         evidence: these and more numbers by name, for scripts.
-        steps: the steps in which it shows, or the first and the last of them.
-        ranks: the ranks that it is about; empty for the run as a whole.
+        steps: the affected steps, or the first and the last of them.
+        ranks: the affected ranks; empty if it concerns the whole run.
         advice: what to try next.
-        link: the command that shows it.
-        cost_ns: how much time it took, where it is about time.
-        lines: lines of Python code that it is about, with their places.
+        link: a command that shows more.
+        cost_ns: the lost time, if the problem costs time.
+        lines: the lines of Python code concerned, with file and line number.
     """
 
     rule: str
@@ -39,11 +39,11 @@ class Finding:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The same for a finding that is made again later, when there is more to see of it."""
-        about = self.evidence.get("metric") or self.evidence.get("phase") or ""
-        return self.rule, self.ranks, str(about)
+        """Identifies the problem: stays the same when the rule reports it again with newer numbers."""
+        subject = self.evidence.get("metric") or self.evidence.get("phase") or ""
+        return self.rule, self.ranks, str(subject)
 
 
 def by_weight(finding: Finding) -> tuple[int, int]:
-    """For sorting: what matters most comes first."""
+    """Return the sort key of a finding: by severity, then the costliest first."""
     return SEVERITIES.index(finding.severity), -finding.cost_ns

@@ -1,7 +1,7 @@
-"""A learning rate that is not what was asked for.
+"""Learning rates that are zero or differ from the configuration.
 
-What was asked for is in the configuration of the run: ``learning_rate`` or ``lr`` (a number, or one for
-each group), ``lr_ratio`` (``{"backbone": 1, "head": 10}``) and ``scheduler``.
+The rules read these keys of the run's configuration: ``learning_rate`` or ``lr`` (one number, or one for each
+group), ``lr_ratio`` (``{"backbone": 1, "head": 10}``) and ``scheduler``.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.analysis.findings.curves import Curve, as_number
+from stepwell._core.text import number
+from stepwell.analysis.findings.curves import MetricCurve, as_number
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import number
 
 RATE = r"(^|[/_.-])(lr|learning_?rates?)([/_.-]|$)"
 PREFIX = "learning_rate/"
 NUMBERED = re.compile(r"(?<=[/_.-])(pg|group|param_group)[/_.-]?\d+$")
-"""The end of the names that others give to groups: ``lr-Adam/pg1``."""
+"""The end of group names from other libraries: ``lr-Adam/pg1``."""
 WRONG = 0.05
 FEWEST = 5
 FEWEST_ZERO = 10
-"""Steps for which a learning rate must be 0."""
+"""Least number of steps with a learning rate of 0 …"""
 ZERO_AT_END = 0.1
-"""Of all steps."""
+"""… and their least share of all steps, at the end of a run."""
 NEGLIGIBLE = 1e-6
-"""Of the highest learning rate: with less, weights practically stay as they are."""
+"""Share of the highest learning rate: with less, weights hardly change."""
 LOSS = r"(^|[/_.-])loss([/_.-]|$)"
 SCHEDULER_STEPS = "scheduler_steps"
-"""How often the attached schedulers made a step; recorded where that is never."""
+"""Number of steps of the attached schedulers; recorded only if it is 0."""
 ALWAYS_CHANGING = ("cosine", "linear", "onecycle", "one_cycle", "polynomial", "exponential")
 KEYS = ("learning_rate", "learning_rates", "lr", "lrs", "base_lr")
 RATIOS = ("lr_ratio", "lr_ratios", "learning_rate_ratio", "learning_rate_ratios")
 SCHEDULERS = ("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule")
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding: zero, ratio, value, then schedule."""
+def find_wrong_learning_rate(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding, the first of: zero, ratio, value, group without schedule, schedule."""
     rates = _rates(facts)
     if not rates:
         return
     config = facts.run.config
     for look in (_zero, _ratio, _value, _left_behind, _schedule):
-        found = look(facts, config, rates)
-        if found is not None:
-            yield found
+        finding = look(facts, config, rates)
+        if finding is not None:
+            yield finding
             return
 
 
-def _rates(facts: Facts) -> dict[str, Curve]:
+def _rates(facts: Facts) -> dict[str, MetricCurve]:
     return {c.name.removeprefix(PREFIX): c for c in facts.curves.matching(RATE) if len(c) >= 2}
 
 
 def is_warming_up(facts: Facts) -> bool:
-    """Whether the learning rate has only risen so far, and still does."""
+    """Return whether the learning rate has only risen so far and still rises."""
     for curve in _rates(facts).values():
         values, last = curve.values, float(curve.values[-1])
         before = values[max(0, int(np.searchsorted(curve.steps, 0.8 * curve.steps[-1])) - 1)]
@@ -66,8 +66,8 @@ def is_warming_up(facts: Facts) -> bool:
     return False
 
 
-def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
-    """All groups at 0 or at next to nothing: for the whole run, or for a good part of it at the end."""
+def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]) -> Finding | None:
+    """Return a finding if all groups are at 0 or negligible, in the whole run or at its end."""
     curve = max(rates.values(), key=len)
     first = int(curve.steps[0])
     last = max(int(curve.steps[-1]), *(int(loss.steps[-1]) for loss in facts.curves.losses), 0)
@@ -79,7 +79,7 @@ def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> F
     at_end = np.flatnonzero(curve.steps > max(moving, default=-1))
     since = int(curve.steps[at_end[0]]) if len(at_end) else last
     is_whole = not moving and last - first >= FEWEST_ZERO
-    # Two values far apart may be the end of a schedule.
+    # Fewer values, far apart, may just be the end of a schedule.
     is_end = len(at_end) >= 3 and last - since >= max(FEWEST_ZERO, ZERO_AT_END * (last - first))
     if not is_whole and not is_end:
         return None
@@ -101,23 +101,23 @@ def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> F
         text,
         {"metric": curve.name, "since": since, "last": final},
         (since, last),
-        advice="Set the learning rate of the optimizer above 0; look for a scheduler that sets it to 0."
+        advice="Set the learning rate of the optimizer above 0, and check for a scheduler that sets it to 0."
         if is_whole
-        else "The schedule is shorter than the run: give the scheduler the number of steps that are made; "
-        "if it counts epochs, call scheduler.step() once an epoch.",
+        else "The schedule is shorter than the run: give the scheduler the actual number of steps. If it "
+        "counts epochs, call scheduler.step() once per epoch.",
         link=facts.command("plot", curve.name),
     )
 
 
-def _lower(curve: Curve, since: int) -> str:
-    """How low the rate is at last, to follow how low it was at that step."""
+def _lower(curve: MetricCurve, since: int) -> str:
+    """Return the last learning rate as a continuation, if it is lower than at that step, else ""."""
     final, step = float(curve.values[-1]), int(curve.steps[-1])
     is_lower = final < curve.values[np.searchsorted(curve.steps, since)]
     return f" and {number(final)} at step {step}" if is_lower else ""
 
 
 def _still(facts: Facts, since: int) -> str:
-    """Words for the losses that have not changed since that step, as far as their noise tells."""
+    """Return a clause that names the losses without a change since that step, apart from noise."""
     names = []
     for name in facts.curves.names:
         if not re.search(LOSS, name, re.IGNORECASE):
@@ -137,8 +137,10 @@ def _still(facts: Facts, since: int) -> str:
     return f", and {' and '.join(names[:2])} {verb} not changed since"
 
 
-def _ratio(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
-    """Groups against each other."""
+def _ratio(
+    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
+) -> Finding | None:
+    """Return a finding if the ratio of two groups differs from the configured one."""
     wanted = _numbers(_first(config, RATIOS), rates)
     if len(wanted) < 2:
         return None
@@ -149,24 +151,26 @@ def _ratio(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> 
             continue
         ours = rates[group].values[np.isin(rates[group].steps, common)]
         theirs = rates[base].values[np.isin(rates[base].steps, common)]
-        known = theirs > 0
+        is_positive = theirs > 0
         asked = wanted[group] / wanted[base]
-        actual = ours[known] / theirs[known]
+        actual = ours[is_positive] / theirs[is_positive]
         off = np.abs(actual / asked - 1) > WRONG
         if off.mean() > 0.5:
-            step = int(common[known][np.argmax(off)])
+            step = int(common[is_positive][np.argmax(off)])
             median = float(np.median(actual[off]))
             text = (
-                f"The learning rates of {base} and {group} are 1 : {number(median)} from step {step} "
-                f"on, not 1 : {number(asked)} as configured."
+                f"The ratio of the learning rates of {base} and {group} is 1 : {number(median)} from step "
+                f"{step} on, not 1 : {number(asked)} as configured."
             )
             evidence = {"metric": rates[group].name, "ratio": median, "asked": asked}
             return _finding(facts, text, evidence, step, rates[group])
     return None
 
 
-def _value(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
-    """A group against what it was configured with: never above it, nor constantly at something else."""
+def _value(
+    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
+) -> Finding | None:
+    """Return a finding if a group exceeds its configured rate, or is constant at a lower one."""
     asked = _first(config, KEYS)
     wanted = _numbers(asked, rates)
     single = as_number(asked)
@@ -188,9 +192,9 @@ def _value(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> 
 
 
 def _left_behind(
-    facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]
+    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
 ) -> Finding | None:
-    """A group that does not follow the schedule of the others."""
+    """Return a finding for a group that does not follow the schedule of the others."""
     groups = {name: c for name, c in _of_one_optimizer(rates).items() if len(c) >= FEWEST}
     still = {n: c for n, c in groups.items() if float(np.ptp(c.values)) <= 1e-9 * c.values.max()}
     moving = [name for name in groups if name not in still]
@@ -202,15 +206,17 @@ def _left_behind(
     text = (
         f"The learning rate of {group} stays at {number(float(curve.values[0]))} while that of "
         f"{moving[0]} goes from {number(float(other.values[0]))} to "
-        f"{number(float(other.values[-1]))}: the schedule does not reach it."
+        f"{number(float(other.values[-1]))}: the schedule does not apply to it."
     )
     return _finding(
         facts, text, {"metric": curve.name, "moving": moving}, int(curve.steps[0]), curve
     )
 
 
-def _schedule(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) -> Finding | None:
-    """A schedule that was asked for, and rates that never change."""
+def _schedule(
+    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
+) -> Finding | None:
+    """Return a finding if a schedule is configured and the rates never change."""
     name = str(_first(config, SCHEDULERS) or "").lower()
     curve = max(rates.values(), key=len)
     steps = facts.curves.matching(f"^{SCHEDULER_STEPS}$")
@@ -225,32 +231,36 @@ def _schedule(facts: Facts, config: Mapping[str, Any], rates: dict[str, Curve]) 
         f"The learning rate stays at {number(float(curve.values[0]))} from step {curve.steps[0]} to "
         f"{curve.steps[-1]}, although {why}: scheduler.step() is not called."
     )
-    found = _finding(
+    finding = _finding(
         facts, text, {"metric": curve.name, "scheduler": name}, int(curve.steps[0]), curve
     )
-    return replace(found, advice="Call scheduler.step() after optimizer.step(), or once an epoch.")
+    return replace(
+        finding, advice="Call scheduler.step() after optimizer.step(), or once per epoch."
+    )
 
 
-def _finding(facts: Facts, text: str, evidence: dict[str, Any], step: int, curve: Curve) -> Finding:
+def _finding(
+    facts: Facts, text: str, evidence: dict[str, Any], step: int, curve: MetricCurve
+) -> Finding:
     return Finding(
         "learning-rate",
         "warning",
         text,
         evidence,
         (step, int(curve.steps[-1])),
-        advice="Look at the parameter groups that the optimizer was given, and at who sets their rates.",
+        advice="Check the parameter groups of the optimizer, and the code that sets their learning rates.",
         link=facts.command("plot", evidence["metric"]),
     )
 
 
-def _groups(rates: dict[str, Curve]) -> dict[str, Curve]:
-    """One curve for each group of the optimizer: by number, where they also have names."""
+def _groups(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
+    """Return one curve for each group of the optimizer; the numbered ones if groups also have names."""
     numbered = {name: c for name, c in rates.items() if name.startswith("group_")}
     return numbered or rates
 
 
-def _of_one_optimizer(rates: dict[str, Curve]) -> dict[str, Curve]:
-    """Those that are known to be groups of one optimizer: of two each has a schedule of its own, or none."""
+def _of_one_optimizer(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
+    """Return the groups of one optimizer. Another optimizer may have another schedule, or none."""
     ours = {name: c for name, c in rates.items() if c.name.startswith(PREFIX)}
     if ours:
         return _groups(ours)
@@ -265,7 +275,7 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
             return config[key]
     for part in ("optimizer", "optim", "training", "train"):
         inner = config.get(part)
-        # Settings with a class were read from the optimizer when the loop began: a schedule changes them.
+        # Settings with a class were read from the optimizer when the loop started; a schedule changes them.
         if isinstance(inner, Mapping) and "class" not in inner:
             for key in keys:
                 if inner.get(key) is not None:
@@ -273,11 +283,11 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return None
 
 
-def _numbers(asked: Any, rates: dict[str, Curve]) -> dict[str, float]:
-    """What was asked for of each group that there is a rate of; a list is by number."""
+def _numbers(asked: Any, rates: dict[str, MetricCurve]) -> dict[str, float]:
+    """Return the configured number of each group that has a curve. A list is in the order of groups."""
     if isinstance(asked, list | tuple):
         asked = {f"group_{i}": value for i, value in enumerate(asked)}
     if not isinstance(asked, Mapping):
         return {}
-    found = {str(name): as_number(value) for name, value in asked.items()}
-    return {name: value for name, value in found.items() if value and name in rates}
+    numbers = {str(name): as_number(value) for name, value in asked.items()}
+    return {name: value for name, value in numbers.items() if value and name in rates}

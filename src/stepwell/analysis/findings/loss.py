@@ -1,9 +1,9 @@
-"""The training loss itself: diverged, rising, flat, or at the level of guessing.
+"""The training loss: diverged, rising, flat, or at chance level.
 
-Levels are medians over parts of the curve, so that single values do not matter. A difference counts only when
-it is more than the noise of these medians, and a loss is called flat only when the noise is small enough to
-rule out that it fell. Losses that are not meant to fall (of one among several optimizers, of reinforcement
-learning) are only looked at for divergence.
+Levels are medians over parts of the curve, so single values do not matter. A difference counts only if it is
+larger than the noise of these medians, and a loss is called flat only if the noise is small enough to rule
+out that it fell. Losses that need not fall (with several optimizers, in reinforcement learning) are only
+checked for divergence.
 """
 
 from __future__ import annotations
@@ -17,43 +17,42 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.findings.curves import Curve
-from stepwell.analysis.findings.facts import Facts
+from stepwell._core.text import number
+from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.facts import Facts, class_count
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.learning_rate import is_warming_up
-from stepwell.analysis.findings.stuck import class_count
-from stepwell.analysis.findings.wording import number
 from stepwell.analysis.time import ledger
 
 FEWEST = 30
-"""Values that a loss must have to be judged, divergence beyond doubt aside."""
+"""Least number of values to judge a loss, except for certain divergence."""
 FEWEST_CERTAIN = 8
 DIVERGED = 10.0
-"""Times the level at the start …"""
+"""A diverged loss ends at this many times its initial level …"""
 DIVERGED_NOISES = 10.0
-"""… and this many times the noise at the start above it."""
+"""… and exceeds it by this many times the initial noise."""
 DIVERGED_CERTAIN = 100.0
-"""Times the level at the start, in the last three values: enough for short runs."""
+"""If the last three values exceed the initial level by this factor, a short run is enough."""
 SMALL = 0.1
-"""Losses below this have converged, whatever they do there."""
+"""Losses below this have converged, so changes do not matter."""
 RISES = 0.2
-"""By this share of the level at the start the end must be higher."""
+"""A rising loss ends higher by this share of its initial level."""
 BACK = 0.5
-"""Or this share of the way that the loss had come down is lost again."""
+"""A loss that rises again has lost this share of its decrease."""
 BLOCKS = 20
 SIGNIFICANT = 5.0
-"""Standard errors."""
+"""A rise must be larger than this many standard errors."""
 FELL = 0.05
 """A loss that fell by this share, or may have done so within the noise, is not flat."""
 SWING = 0.03
-"""Of the level: parts of a flat loss are no further apart, noise aside."""
+"""The parts of a flat loss differ by at most this share of its level, apart from noise."""
 FEWEST_FLAT = 100
 MOST_APART = 10
-"""Steps between two values: further apart the fall of the first steps may lie before the first value."""
+"""Most steps between two values. If they are further apart, the first one may miss the initial decrease."""
 NEAR_CHANCE = 0.01
 NEAR_KNOWN_CHANCE = 0.03
 CLASS_COUNTS = (*range(2, 11), 100, 1000)
-"""Numbers of classes that are assumed when none is configured."""
+"""Numbers of classes to try if none is configured."""
 REINFORCEMENT = re.compile(
     r"(^|[/_.\-\s])(reward|return|episode|episodic|rollout|advantage|policy|actor|critic|td|q|ppo|env"
     r"|environment|gae|gym)s?([/_.\-\s]|$)",
@@ -74,12 +73,12 @@ PRETRAINED = re.compile(
     r"|(from|load)_(checkpoint|ckpt|weights)|^(checkpoint|ckpt|weights)(_path)?$",
     re.IGNORECASE,
 )
-"""Keys of a configuration that say that training starts from trained weights."""
+"""Keys of a configuration that show that training starts from trained weights."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A loss curve in a few robust numbers.
+    """Robust statistics of a loss curve.
 
     Attributes:
         first: median of the first tenth.
@@ -96,46 +95,46 @@ class Shape:
     noise: float
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding for each loss: diverged, else rising, at chance or flat."""
+def find_loss_problems(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding: diverged, rising, at chance or flat."""
     for curve in judged_losses(facts):
-        found = _diverged(facts, curve)
-        if found is not None:
-            yield found
+        finding = _diverged(facts, curve)
+        if finding is not None:
+            yield finding
             return
     main = main_loss(facts)
     if main is None or len(main) < FEWEST or is_not_meant_to_fall(facts):
         return
     shape = shape_of(main)
     for look in (_rises, _rises_again, _at_chance, _flat):
-        found = look(facts, main, shape)
-        if found is not None:
-            yield found
+        finding = look(facts, main, shape)
+        if finding is not None:
+            yield finding
             return
 
 
-def main_loss(facts: Facts) -> Curve | None:
-    """The training loss: of those named so, the one with the most values."""
+def main_loss(facts: Facts) -> MetricCurve | None:
+    """Return the total training loss; of several, the one with the most values."""
     named = [curve for curve in facts.curves.losses if facts.curves.is_whole_loss(curve.name)]
     return max(named, key=len, default=None)
 
 
-def judged_losses(facts: Facts) -> list[Curve]:
-    """The training loss; without one its parts, except for terms that rise in healthy trainings, too."""
+def judged_losses(facts: Facts) -> list[MetricCurve]:
+    """Return the total training loss, or else its terms, without those that may rise in a healthy run."""
     main = main_loss(facts)
     if main is not None and len(main) >= FEWEST_CERTAIN:
         return [main]
     return [curve for curve in facts.curves.losses if not TERM.search(curve.name)]
 
 
-def shape_of(curve: Curve) -> Shape:
-    """Medians and noise of a curve."""
+def shape_of(curve: MetricCurve) -> Shape:
+    """Return the medians and the noise of a curve."""
     values = curve.values
     tenth = max(3, len(values) // 10)
     edges = np.linspace(0, len(values), min(BLOCKS, len(values) // 3) + 1).astype(int)
     parts = [values[low:high] for low, high in pairwise(edges)]
     blocks = np.array([np.median(part) for part in parts])
-    # Within a part the trend is small; the parts at both ends matter most.
+    # Within one part the trend is small compared to the noise.
     spreads = [1.4826 * float(np.median(np.abs(part - np.median(part)))) for part in parts]
     noise = max(float(np.median(spreads)), curve.noise)
     wander = 1.4826 * float(np.median(np.abs(np.diff(blocks)))) / math.sqrt(2)
@@ -145,7 +144,7 @@ def shape_of(curve: Curve) -> Shape:
     )
 
 
-def _diverged(facts: Facts, curve: Curve) -> Finding | None:
+def _diverged(facts: Facts, curve: MetricCurve) -> Finding | None:
     values = curve.values
     if len(values) < FEWEST_CERTAIN:
         return None
@@ -159,7 +158,7 @@ def _diverged(facts: Facts, curve: Curve) -> Finding | None:
     is_judged = len(values) >= FEWEST and not is_not_meant_to_fall(facts)
     first = abs(float(values[0]))
     if is_judged and not is_certain and last > DIVERGED_CERTAIN * first:
-        # Gone after the first step already: nothing comes near the first value again.
+        # Diverged after the first step: no later value is close to the first one.
         is_certain = float(np.quantile(values[1:], 0.05)) > DIVERGED * first > 0
         base = first if is_certain else base
     is_likely = (
@@ -175,12 +174,12 @@ def _diverged(facts: Facts, curve: Curve) -> Finding | None:
     return Finding(
         "diverged",
         "critical",
-        f"The loss diverges from step {step} on: {curve.name} goes from {number(base)} to "
+        f"The loss diverges from step {step} on: {curve.name} rises from {number(base)} to "
         f"{number(final)} at step {int(curve.steps[-1])}{more}.",
         {"metric": curve.name, "first": base, "last": final, "since": step},
         (step, int(curve.steps[-1])),
-        advice="Check that zero_grad() is called in every step; lower the learning rate, warm it up, or "
-        "clip gradients.",
+        advice="Check that zero_grad() is called in every step. Then try a lower learning rate, a warm-up or "
+        "gradient clipping.",
         link=facts.command("plot", curve.name),
     )
 
@@ -194,18 +193,18 @@ def _gradient_growth(facts: Facts, step: int) -> str:
     first, last = float(np.median(curve.values[:3])), float(curve.values[-1])
     if not last > DIVERGED * first:
         return ""
-    return f", the gradient norm from {number(first)} to {number(last)}"
+    return f", and the gradient norm from {number(first)} to {number(last)}"
 
 
-def _rises(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
-    """Worse at the end than at the start."""
+def _rises(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None:
+    """Return a finding if the loss is higher at the end than at the start."""
     rise = shape.last - shape.first
     scale = max(abs(shape.first), shape.noise)
     margin = max(RISES * scale, SIGNIFICANT * shape.error)
     late = shape.blocks[-max(2, len(shape.blocks) // 5) :]
     if rise < margin or shape.last < SMALL or late.min() < shape.first + margin / 2:
         return None
-    # A start that is still falling has its level from before that.
+    # A loss that falls within the first tenth started higher than that tenth's median.
     if float(np.median(curve.values[:3])) > shape.last:
         return None
     return Finding(
@@ -215,14 +214,14 @@ def _rises(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
         f"{number(shape.last)} in the last tenth (steps {int(curve.steps[0])} to {int(curve.steps[-1])}).",
         {"metric": curve.name, "first": shape.first, "last": shape.last},
         (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="Lower the learning rate; check the sign of the loss, and that the data and labels do not "
-        "change during the run.",
+        advice="Lower the learning rate. Check the sign of the loss, and that data and labels do not change "
+        "during the run.",
         link=facts.command("plot", curve.name),
     )
 
 
-def _rises_again(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
-    """Came down, and went up again for good."""
+def _rises_again(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None:
+    """Return a finding if the loss fell and then rose again until the end."""
     blocks = shape.blocks
     lowest = int(blocks.argmin())
     low, top = float(blocks[lowest]), max(float(blocks[0]), float(np.median(curve.values[:3])))
@@ -242,23 +241,24 @@ def _rises_again(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
         "rising-loss",
         "warning",
         f"The loss rises again from about step {step} on: {curve.name} falls from {number(top)} to "
-        f"{number(low)} and is {number(end)} at the end.",
+        f"{number(low)}, then rises to {number(end)}.",
         {"metric": curve.name, "first": top, "lowest": low, "last": end, "since": step},
         (step, int(curve.steps[-1])),
-        advice="Lower the learning rate or let it decay; check that the data do not change during the run.",
+        advice="Lower the learning rate or let it decay, and check that the data do not change during the "
+        "run.",
         link=facts.command("plot", curve.name),
     )
 
 
 def _goes_up(blocks: NDArray[np.float64], low: float) -> bool:
-    """Whether the latter half is above the first half, and nowhere near the lowest again."""
+    """Return whether the second half is higher than the first half and never near the minimum again."""
     half = len(blocks) // 2
     first, second = np.median(blocks[: half or 1]), np.median(blocks[half:])
     return bool(second >= first and blocks[half:].min() > low + 0.5 * (second - low))
 
 
-def _at_chance(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
-    """Where a classifier ends that says the same of every example: at the logarithm of the classes."""
+def _at_chance(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None:
+    """Return a finding if the loss stays at ln(classes), as when all examples get the same prediction."""
     half = len(curve) // 2
     level = float(np.median(curve.values[half:]))
     swing = float(np.ptp(shape.blocks[len(shape.blocks) // 2 :]))
@@ -274,24 +274,24 @@ def _at_chance(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
         f"({curve.name}, steps {int(curve.steps[half])} to {int(curve.steps[-1])}).",
         {"metric": curve.name, "level": level, "classes": classes},
         (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="Check that labels belong to their inputs, that the loss is computed from the model's output, "
+        advice="Check that the labels match the inputs, that the loss is computed from the model's output, "
         "and the learning rate.",
         link=facts.command("plot", curve.name),
     )
 
 
-def _most_swing(curve: Curve, shape: Shape, level: float) -> float:
-    """How far apart the medians of parts may be that have the same level."""
+def _most_swing(curve: MetricCurve, shape: Shape, level: float) -> float:
+    """Return the largest difference between medians of parts that have the same level."""
     error = 1.2533 * shape.noise / math.sqrt(len(curve) / len(shape.blocks))
     return min(max(SWING * level, 5 * error), 0.1 * level)
 
 
-def _chance_of(level: float, known: int | None, curve: Curve, shape: Shape) -> int | None:
-    """The number of classes whose chance level this is."""
-    if known is not None:
-        is_near = abs(level / math.log(known) - 1) < NEAR_KNOWN_CHANCE
-        return known if is_near and shape.noise < 0.2 * level else None
-    # A healthy loss may well end near such a level, but not without noise.
+def _chance_of(level: float, classes: int | None, curve: MetricCurve, shape: Shape) -> int | None:
+    """Return the number of classes that has this chance level; ``classes`` is the configured number."""
+    if classes is not None:
+        is_near = abs(level / math.log(classes) - 1) < NEAR_KNOWN_CHANCE
+        return classes if is_near and shape.noise < 0.2 * level else None
+    # A healthy loss may end near such a level by accident, but not without noise.
     if shape.noise > (0.1 if _is_flat(curve, shape) else 0.015) * level:
         return None
     error = 1.2533 * shape.noise / math.sqrt(len(curve) / 2)
@@ -300,7 +300,7 @@ def _chance_of(level: float, known: int | None, curve: Curve, shape: Shape) -> i
     return nearest if abs(level / math.log(nearest) - 1) < near else None
 
 
-def _flat(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
+def _flat(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None:
     level = float(np.median(curve.values))
     is_dense = float(np.median(np.diff(curve.steps))) <= MOST_APART
     if (
@@ -320,14 +320,14 @@ def _flat(facts: Facts, curve: Curve, shape: Shape) -> Finding | None:
         f"{int(curve.steps[-1])}).",
         {"metric": curve.name, "first": shape.first, "last": shape.last},
         (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="Try a larger learning rate; check that labels belong to their inputs, and that the loss is "
+        advice="Try a larger learning rate. Check that the labels match the inputs, and that the loss is "
         "computed from the model's output without detach() or no_grad().",
         link=facts.command("plot", curve.name),
     )
 
 
-def _is_flat(curve: Curve, shape: Shape) -> bool:
-    """Whether the noise rules out that the loss fell, in the first steps or over the whole run."""
+def _is_flat(curve: MetricCurve, shape: Shape) -> bool:
+    """Return whether the noise rules out that the loss fell, in the first steps or over the whole run."""
     values, level = curve.values, abs(float(np.median(curve.values)))
     if shape.first - shape.last + 2 * math.sqrt(2) * shape.error > FELL * level:
         return False
@@ -341,9 +341,9 @@ def _is_flat(curve: Curve, shape: Shape) -> bool:
 
 
 def is_not_meant_to_fall(facts: Facts) -> bool:
-    """Whether the run is one of reinforcement or adversarial learning by its metrics and configuration."""
+    """Return whether metrics and configuration suggest reinforcement or adversarial learning."""
     if sum(curve.name.startswith("loss/") for curve in facts.curves.losses) > 1:
-        # One for each of several optimizers.
+        # Several optimizers, with a loss each.
         return True
     names = [*facts.curves.names, *_keys(facts.run.config)]
     return any(REINFORCEMENT.search(name) for name in names) or any(
@@ -353,8 +353,8 @@ def is_not_meant_to_fall(facts: Facts) -> bool:
     )
 
 
-def _starts_trained(facts: Facts, curve: Curve) -> bool:
-    """Whether training goes on from weights that were trained before, as far as anything says so."""
+def _starts_trained(facts: Facts, curve: MetricCurve) -> bool:
+    """Return whether training continues from trained weights, as far as that was recorded."""
     if int(curve.steps[0]) > MOST_APART or facts.attempts > 1:
         return True
     if "restore" in ledger(facts.accounts, by=())["phase"].to_list():
@@ -363,7 +363,7 @@ def _starts_trained(facts: Facts, curve: Curve) -> bool:
 
 
 def _keys(config: Mapping[str, object]) -> Iterator[str]:
-    """The keys of a configuration whose value is not empty, nested ones too."""
+    """Yield the keys of a configuration with a value that is not empty, including nested keys."""
     for key, value in config.items():
         if value not in (None, False, "", 0):
             yield str(key)

@@ -1,4 +1,4 @@
-"""Other programs that take the processors of the machine from the run."""
+"""Other programs that use the CPUs of the machine."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepwell._core.text import percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import percent
 
 FULL = 90.0
-"""Per cent of the machine's processors."""
+"""Percentage of the machine's CPUs from which on the machine counts as full."""
 LESS = 0.8
-"""Of the processor time at the start: a run that gets less on a full machine shares it with others."""
+"""Share of the initial CPU time: a run that gets less on a full machine shares it with others."""
 STARVED = 50.0
-"""Per cent of one processor: a process that gets less on a full machine waits for its turn in every step."""
+"""Percentage of one CPU: a process that gets less on a full machine waits for the CPU in every step."""
 FEWEST = 5
-"""Readings for that."""
+"""Least number of readings to call a process starved."""
 
 
 @dataclass(frozen=True)
 class Contention:
-    """The processors of a full machine, and what a rank with its workers got of them.
+    """The use of a full machine, and the CPU time that a rank with its workers got.
 
     Attributes:
-        busy: per cent of all processors that were in use, the median.
-        own: per cent of one processor that the rank used, by reading.
+        busy: median percentage of all CPUs in use.
+        own: percentage of one CPU that the rank used, for each reading.
         is_taken: whether other programs used at least half of the machine.
     """
 
@@ -42,14 +42,14 @@ class Contention:
 
     @property
     def is_starved(self) -> bool:
-        """Whether others had the processor for so much of the time that pauses anywhere are theirs."""
+        """Whether other programs used the CPUs so much that they explain pauses in any phase."""
         if len(self.own) < FEWEST or not self.is_taken:
             return False
         return float(np.median(self.own)) < STARVED
 
 
 def contention(facts: Facts, rank: int) -> Contention | None:
-    """Return how a rank shared a full machine with other programs; None if the machine was not full."""
+    """Return the CPU use of a rank on a full machine; None if the machine was not full."""
     readings = facts.machine
     node = readings.filter(name="system/node_cpu_percent")["value"].to_numpy()
     own = readings.filter(name="system/cpu_percent")
@@ -62,15 +62,15 @@ def contention(facts: Facts, rank: int) -> Contention | None:
 
 
 def is_starved(facts: Facts, rank: int) -> bool:
-    """Return whether other programs held this rank up in all parts of its steps."""
+    """Return whether other programs slowed down this rank in all phases."""
     shared = contention(facts, rank)
     return shared is not None and shared.is_starved
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """A note where a rank got little of a full machine."""
-    found = {rank: contention(facts, rank) for rank in facts.statuses}
-    starved = {rank: shared for rank, shared in found.items() if shared and shared.is_starved}
+def find_busy_machine(facts: Facts) -> Iterator[Finding]:
+    """Yield a note if a rank got little CPU time on a full machine."""
+    loads = {rank: contention(facts, rank) for rank in facts.statuses}
+    starved = {rank: shared for rank, shared in loads.items() if shared and shared.is_starved}
     if not starved:
         return
     busy = max(shared.busy for shared in starved.values())
@@ -79,18 +79,18 @@ def rule(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "busy-machine",
         "note",
-        f"Other programs use the machine: its processors are {percent(busy / 100)} busy, and {who} gets "
-        f"{percent(own / 100)} of one on average. Pauses and slow steps without a rhythm probably come "
-        "from that.",
+        f"Other programs use the machine: its CPUs are {percent(busy / 100)} busy, and {who} gets "
+        f"{percent(own / 100)} of one CPU on average. Irregular pauses and slow steps are probably "
+        "caused by this.",
         {"busy_percent": busy, "own_percent": own},
         ranks=tuple(starved) if facts.ranks > 1 else (),
-        advice="Measure times on a machine that is not shared.",
+        advice="Measure times on a machine without other load.",
         link=facts.command("plot", "system/*"),
     )
 
 
 def _processors(facts: Facts) -> int:
-    """How many the machine has, at least 1: all of its nodes together."""
+    """Return the number of CPUs of all nodes together, at least 1."""
     attempts = facts.run.about.get("attempts") or [{}]
     count = (attempts[-1].get("host") or {}).get("cpu_count")
     nodes = len({document.get("host") for document in facts.latest})

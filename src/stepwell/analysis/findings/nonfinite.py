@@ -1,4 +1,4 @@
-"""A loss or gradients that are NaN or infinite: since which step, and in which layer first."""
+"""A loss or gradients that are NaN or infinite: from which step on, and in which layer first."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from stepwell.analysis.findings.curves import Curve
+from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 
 LOSS = r"(^|[/_.-])loss([/_.-]|$)"
 GRADIENT = r"grad(ient)?s?[/_.-]*norm"
 IN_A_ROW = 3
-"""So many gradients that are not finite, one after the other, are more than a scaler finding its scale."""
+"""Fewer non-finite gradients in a row are normal for a GradScaler that looks for its scale."""
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding: what was not finite first, with where it came from."""
+def find_nonfinite(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding: the first metric that was not finite, and where it started."""
     every = [facts.curves.curve(name) for name in facts.curves.names]
-    # Of several losses the first to go.
+    # Of several losses, the first that was not finite.
     losses = sorted((c for c in every if _is(LOSS, c)), key=_first_odd)
     gradients = sorted((c for c in every if _is(GRADIENT, c)), key=_first_odd)
     gradients = [c for c in gradients if losses or _lasts(c)]
@@ -40,13 +40,12 @@ def rule(facts: Facts) -> Iterator[Finding]:
     text += f"{_last_finite(main)}{_then_nan(facts, main, kind)}" if ends else ""
     if gradient_step is not None and losses:
         gradient_kind, _ = _kind(facts, gradients, gradient_step)
-        so = "so" if gradient_kind == kind else gradient_kind
         if gradient_step < _first_odd(main):
-            text += f"; gradients were {so} already at step {gradient_step}"
+            text += f"; gradients were already {gradient_kind} at step {gradient_step}"
         else:
             sparse = _last_finite(gradients[0])
             when = f"at step {gradient_step}{sparse}" if sparse else f"from step {gradient_step} on"
-            text += f"; gradients are {so} {when}"
+            text += f"; gradients are {gradient_kind} {when}"
     if layer:
         text += f", first in layer {layer}"
     if facts.ranks > 1 and ranks:
@@ -58,32 +57,30 @@ def rule(facts: Facts) -> Iterator[Finding]:
         {"metric": main.name, "metrics": names, "step": first, "layer": layer, "kind": kind},
         (first,),
         ranks if facts.ranks > 1 else (),
-        "Look at the batch of that step; lower the learning rate, clip gradients, guard log and "
-        "division, or use bfloat16 in place of float16.",
+        "Check the batch of that step. Then try a lower learning rate, gradient clipping, or bfloat16 "
+        "instead of float16, and guard log() and division.",
         facts.command("plot", main.name),
     )
 
 
-def _is(pattern: str, curve: Curve) -> bool:
+def _is(pattern: str, curve: MetricCurve) -> bool:
     return len(curve.odd) > 0 and bool(re.search(pattern, curve.name, re.IGNORECASE))
 
 
-def _first_odd(curve: Curve) -> int:
+def _first_odd(curve: MetricCurve) -> int:
     return int(curve.odd[0])
 
 
-def _last_finite(curve: Curve) -> str:
-    """When it was last known to be finite, to follow the first step at which it was not; "" for the step
-    before.
-    """
+def _last_finite(curve: MetricCurve) -> str:
+    """Return `` (last finite at step 9)``, or "" if that is the step just before."""
     before = curve.steps[curve.steps < _first_odd(curve)]
     if not len(before) or _first_odd(curve) - int(before[-1]) <= 1:
         return ""
     return f" (last finite at step {int(before[-1])})"
 
 
-def _then_nan(facts: Facts, curve: Curve, kind: str) -> str:
-    """Since when it is NaN, where it was infinite first; "" otherwise."""
+def _then_nan(facts: Facts, curve: MetricCurve, kind: str) -> str:
+    """Return from which step on it is NaN, if it was infinite first, else ""."""
     if kind == "NaN":
         return ""
     rows = facts.curves.rows(curve.name).filter(pl.col("value").is_nan())
@@ -91,8 +88,8 @@ def _then_nan(facts: Facts, curve: Curve, kind: str) -> str:
     return f", and NaN from step {first} on" if isinstance(first, int) else ""
 
 
-def _lasts(curve: Curve) -> bool:
-    """Whether it was not finite several times in a row."""
+def _lasts(curve: MetricCurve) -> bool:
+    """Return whether it was not finite several times in a row."""
     if len(curve) == 0:
         return True
     every = np.sort(np.concatenate([curve.steps, curve.odd]))
@@ -101,10 +98,10 @@ def _lasts(curve: Curve) -> bool:
     return bool(runs.max() >= IN_A_ROW)
 
 
-def _layer(facts: Facts, gradients: list[Curve], step: int | None) -> str | None:
-    """The layer that it began in, when some others were still finite then.
+def _layer(facts: Facts, gradients: list[MetricCurve], step: int | None) -> str | None:
+    """Return the layer in which it started; None if all or no layers were not finite at that step.
 
-    Gradients are computed from the last layer to the first, so it is the last one of those.
+    Gradients are computed from the last layer to the first, so it is the last layer that is not finite.
     """
     if step is None:
         return None
@@ -116,8 +113,8 @@ def _layer(facts: Facts, gradients: list[Curve], step: int | None) -> str | None
     return odd[-1].partition("/")[2]
 
 
-def _kind(facts: Facts, curves: list[Curve], step: int) -> tuple[str, tuple[int, ...]]:
-    """NaN or infinite, and on which ranks, at the first step."""
+def _kind(facts: Facts, curves: list[MetricCurve], step: int) -> tuple[str, tuple[int, ...]]:
+    """Return "NaN" or "infinite", and the ranks, at this step."""
     rows = [facts.curves.rows(c.name).filter(pl.col("step") == step) for c in curves]
     table = pl.concat(rows).filter(~pl.col("value").is_finite())
     has_nan = bool(table["value"].is_nan().any())

@@ -1,4 +1,4 @@
-"""Time in no span: long pauses after some steps, or most of the time of each step."""
+"""Time outside any span: long pauses after some steps, or most of the time of each step."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from stepwell._core.text import duration, percent
+from stepwell.analysis.findings.bursts import affects_all_phases, find_burst, frequency
 from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import is_starved
-from stepwell.analysis.findings.recurring import is_everywhere, recurring
-from stepwell.analysis.findings.wording import duration, listed, ordinal, percent, phase_word
+from stepwell.analysis.findings.phrases import listed, phase_word
 from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.time import Burst, phase_of_span
-from stepwell.analysis.time.words import CODE_MASK, NOTHING, OWN_NAME, OWN_SPAN, TRAINING, code_of
+from stepwell.analysis.time.phases import CODE_MASK, NOTHING, OWN_NAME, OWN_SPAN, TRAINING, code_of
 
 WARN = 0.1
 CRITICAL = 0.3
 LONG_NS = 10_000_000
-"""Shorter pauses are not worth a finding."""
+"""Shorter pauses are not reported."""
 PHASE = "other"
 MOST = 0.6
-"""Of the wall time: in each step less than this may be the loss, metrics, logging."""
+"""Share of the wall time. Less may be the loss, metrics and logging of each step."""
 SAMPLE = 100
-"""Steps in the middle of a run that show where in a step the uncovered time is."""
+"""Number of steps in the middle of a run that are read to find the place of the uncovered time."""
 GPU = "system/gpu_"
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding for the run, about the median rank.
+def find_uncovered_time(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding for the run, about the median rank.
 
-    Code in no span that takes about as long in each step is part of the loop: the loss, metrics, waiting for
-    a device. It has a line in the time table, and is a finding only if it takes most of the time. Pauses that
-    only some steps have are one much earlier.
+    Uncovered code that takes about as long in each step is part of the loop: the loss, metrics, waiting for a
+    device. It has a line in the time table and is reported only if it takes most of the time. Pauses in only
+    some steps are reported from a much smaller share on.
     """
     if facts.steady.height < FEWEST or not facts.has_parts:
         return
@@ -53,12 +54,14 @@ def rule(facts: Facts) -> Iterator[Finding]:
 
 
 def _pauses(facts: Facts, rank: int, spent_ns: int) -> Burst | None:
-    """The pauses of some steps, if they are most of the time in no span."""
+    """Return the pauses of some steps if they are most of the uncovered time, else None."""
     rows = facts.steady.filter(pl.col("rank") == rank)
-    burst = recurring(rows["step"].to_numpy(), rows[PHASE].to_numpy(), PHASE, rank)
+    burst = find_burst(rows["step"].to_numpy(), rows[PHASE].to_numpy(), PHASE, rank)
     if burst is None or burst.lost_ns < spent_ns / 2 or burst.slow_ns < LONG_NS:
         return None
-    if burst.period is None and (is_starved(facts, rank) or is_everywhere(facts, rank, [PHASE])):
+    if burst.period is None and (
+        is_starved(facts, rank) or affects_all_phases(facts, rank, [PHASE])
+    ):
         return None
     if (epochs := slow_epochs(facts)) is not None and epochs.follow(burst.steps):
         return None
@@ -66,10 +69,10 @@ def _pauses(facts: Facts, rank: int, spent_ns: int) -> Burst | None:
 
 
 def _uncovered(facts: Facts, rank: int) -> Iterator[Finding]:
-    """Code that no span covers takes most of the time, in most steps.
+    """Yield a finding if uncovered code takes most of the time, in most steps.
 
-    Not with a GPU: passes only start its work there, and what waits for it is often in no span. Not with
-    stragglers either: ranks may wait for them in no span.
+    Not with a GPU: passes only start work on it, and waiting for it is often not covered. Not with stragglers
+    either: ranks may wait for them outside any span.
     """
     ns = facts.table.get(PHASE, 0)
     rows = facts.steady.filter(pl.col("rank") == rank)
@@ -83,17 +86,17 @@ def _uncovered(facts: Facts, rank: int) -> Iterator[Finding]:
     yield Finding(
         "uncovered-time",
         "warning",
-        f"{percent(share)} of the wall time is in code that no span covers: {duration(each)} of each "
+        f"Code outside any span takes {percent(share)} of the wall time: {duration(each)} of each "
         f"{duration(whole)} step{_place(facts, rank)}.",
         {"phase": PHASE, "share": share, "ns": ns, "typical_ns": each, "step_ns": whole},
-        advice='Put it into `with stepwell.span("…")` to see what it is.',
+        advice='Put it in `with stepwell.span("…"):` to see what it is.',
         link=facts.command("show"),
         cost_ns=ns,
     )
 
 
 def _place(facts: Facts, rank: int) -> str:
-    """Where in a step most of the uncovered time is, to follow its length; "" if it is in no one place."""
+    """Return the place of most of the uncovered time in a step as a continuation; "" if it is spread out."""
     rows = facts.steady.filter(pl.col("rank") == rank)
     sample = rows[max(0, (rows.height - SAMPLE) // 2) :][:SAMPLE]
     attempt, steps = sample["attempt"][0], sample.filter(attempt=sample["attempt"][0])["step"]
@@ -134,16 +137,12 @@ def _pass(phase: str) -> str:
 
 
 def _finding(facts: Facts, burst: Burst, share: float) -> Finding:
-    often = (
-        f"After every {ordinal(burst.period)} step"
-        if burst.period
-        else f"After 1 step in {max(2, round(1 / burst.share))}"
-    )
     return Finding(
         "pauses",
         "critical" if share >= CRITICAL else "warning",
-        f"{often} there is a pause of {duration(burst.slow_ns)} in no span ({listed(burst.steps)}). "
-        f"These pauses take {percent(facts.part_of_wall(burst.lost_ns))} of the wall time.",
+        f"A pause of {duration(burst.slow_ns)} outside any span follows {frequency(burst, 'step')} "
+        f"({listed(burst.steps)}). These pauses take {percent(facts.part_of_wall(burst.lost_ns))} of the "
+        "wall time.",
         {
             "phase": PHASE,
             "share": share,
@@ -152,8 +151,8 @@ def _finding(facts: Facts, burst: Burst, share: float) -> Finding:
             "slow_ns": burst.slow_ns,
         },
         burst.steps,
-        advice='If you want this work, put it into a span, with stepwell.span("rollout"): … The time table '
-        "then has a line for it.",
+        advice='If this work is intended, put it in a span, such as `with stepwell.span("rollout"):`. The '
+        "time table then has a line for it.",
         link=facts.command("show"),
         cost_ns=burst.lost_ns,
     )

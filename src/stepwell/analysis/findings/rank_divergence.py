@@ -1,4 +1,4 @@
-"""Ranks that should be the same and are not, or one that learns worse than the others."""
+"""Replicas that are not identical, or a rank that learns worse than the others."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.findings.curves import Curve
+from stepwell._core.text import number
+from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.wording import capital, number, ranks_listed
+from stepwell.analysis.findings.phrases import capital, ranks_listed
 
 SAME = (
     r"^(learning_rate/|gradient_norm/overall|weight_(norm|delta|stats)/.*)|"
     r"(^|[/_.-])(weight|param|parameter)s?[/_.-]*(norm|checksum|hash)"
 )
-"""What replicas of one model have in common."""
+"""Metrics that are the same on all replicas of a model."""
 DIFFERENT = 0.01
 CHECKSUM = "weight_checksum"
 DIFFERENT_WEIGHTS = 1e-3
@@ -26,8 +27,8 @@ WORSE = 0.3
 ERRORS = 6.0
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most one finding: replicas that drifted apart, else a rank with a loss of its own."""
+def find_rank_divergence(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding: replicas that differ, or else a rank with a higher loss."""
     if facts.ranks < 2:
         return
     apart = [_apart(facts, curve.name) for curve in facts.curves.matching(SAME)]
@@ -36,14 +37,14 @@ def rule(facts: Facts) -> Iterator[Finding]:
         yield first
         return
     for curve in facts.curves.losses:
-        found = _worse(facts, curve.name)
-        if found is not None:
-            yield found
+        finding = _worse(facts, curve.name)
+        if finding is not None:
+            yield finding
             return
 
 
-def _side_by_side(curves: dict[int, Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The steps that all ranks have, and a row of values for each rank."""
+def _side_by_side(curves: dict[int, MetricCurve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the steps that all ranks have, and a row of values for each rank."""
     common = next(iter(curves.values())).steps
     for curve in curves.values():
         common = np.intersect1d(common, curve.steps)
@@ -60,17 +61,17 @@ def _apart(facts: Facts, name: str) -> Finding | None:
         return None
     middle = np.sort(values, axis=0)[(len(values) - 1) // 2]
     is_checksum = name.startswith(CHECKSUM)
-    # A checksum is in units of the norm of the weights, and may be 0.
+    # A checksum is relative to the norm of the weights, and may be 0.
     least, share = (1.0, DIFFERENT_WEIGHTS) if is_checksum else (1e-30, DIFFERENT)
     off = np.abs(values - middle) > share * np.maximum(np.abs(middle), least)
     some = off.any(axis=0)
-    # From where on they never agree again.
+    # The first step after which the ranks never agree again.
     since = len(some) - int(np.argmax(~some[::-1])) if not some.all() else 0
     if len(some) - since < IN_A_ROW:
         return None
     ranks = [r for r, row in zip(curves, off[:, since:], strict=True) if row.mean() > 0.5]
     if len(curves) == 2:
-        # Nobody can say which of the two is right.
+        # Of two ranks it is unknown which one is right.
         ranks = list(curves)
     if not ranks:
         return None
@@ -86,11 +87,10 @@ def _apart(facts: Facts, name: str) -> Finding | None:
         {"metric": name, "since": int(steps[since]), "ranks": ranks},
         (int(steps[since]), int(steps[-1])),
         tuple(ranks),
-        "Give all ranks the weights of rank 0 before the first step, as DistributedDataParallel does; load "
-        "checkpoints on all ranks."
+        "Copy the weights of rank 0 to all ranks before the first step, as DistributedDataParallel does, and "
+        "load checkpoints on all ranks."
         if is_checksum
-        else "Replicas must not drift apart: a missing all-reduce, another seed, or a step that one rank "
-        "skipped.",
+        else "Check for a missing all-reduce, a different seed, or a step that one rank skipped.",
         facts.command("plot", name, "--by-rank"),
     )
 
@@ -99,13 +99,15 @@ def _sentence(name: str, step: int, ranks: list[int], values: dict[int, float]) 
     first, *more = ranks
     if len(values) == 2:
         a, b = (number(float(values[rank])) for rank in ranks)
-        return f"Ranks {first} and {more[0]} differ since step {step}: {name} is {a} and {b} there."
+        return (
+            f"Ranks {first} and {more[0]} differ from step {step} on: {name} is {a} and {b} there."
+        )
     rest = [value for rank, value in values.items() if rank not in ranks]
     others = float(np.median(rest or list(values.values())))
     which = f"Rank {first} differs" if not more else f"{capital(ranks_listed(ranks))} differ"
     where = f" of rank {first}" if more else ""
     return (
-        f"{which} from the others since step {step}: {name}{where} is "
+        f"{which} from the others from step {step} on: {name}{where} is "
         f"{number(float(values[first]))} there, {number(others)} on the others."
     )
 
@@ -133,11 +135,11 @@ def _worse(facts: Facts, name: str) -> Finding | None:
     return Finding(
         "rank-divergence",
         "warning",
-        f"Rank {rank} does worse and worse: its {name} is {number(float(levels[place]))} in the last "
+        f"Rank {rank} learns worse than the others: its {name} is {number(float(levels[place]))} in the last "
         f"third of the steps, {number(float(others.mean()))} on the others.",
         {"metric": name, "level": float(levels[place]), "others": float(others.mean())},
         (int(steps[-third]), int(steps[-1])),
         (rank,),
-        "It sees other data than the rest, or its gradients are not shared.",
+        "Check whether it gets different data, and whether its gradients are synchronised.",
         facts.command("plot", name, "--by-rank"),
     )

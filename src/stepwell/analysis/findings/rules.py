@@ -1,4 +1,4 @@
-"""All rules, and going through them."""
+"""The list of rules, and their application to a run."""
 
 from __future__ import annotations
 
@@ -7,36 +7,26 @@ from collections.abc import Callable, Iterator
 
 from stepwell.analysis.findings import (
     batches,
-    checkpoints,
-    clipping,
+    between_steps,
+    coverage,
     data_bound,
     died,
-    dropped,
-    first_steps,
-    frozen,
-    garbage,
-    generalising,
+    generalisation,
     goodput,
     gradients,
-    hanging,
+    hang,
     learning_rate,
+    loop_setup,
     loss,
     machine_load,
     memory,
     nonfinite,
-    optimizer,
-    overfitting,
-    passes,
     pauses,
     rank_divergence,
     slow_steps,
     spikes,
-    stalls,
-    straggling,
-    stuck,
+    stragglers,
     throughput,
-    validation_mode,
-    validation_time,
 )
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding, by_weight
@@ -45,46 +35,42 @@ from stepwell.reading import RecordedRun
 Rule = Callable[[Facts], Iterator[Finding]]
 
 RULES: dict[str, Rule] = {
-    module.__name__.rpartition(".")[2]: module.rule
-    for module in (
-        died,
-        hanging,
-        nonfinite,
-        optimizer,
-        clipping,
-        passes,
-        loss,
-        validation_mode,
-        overfitting,
-        stuck,
-        generalising,
-        gradients,
-        rank_divergence,
-        frozen,
-        learning_rate,
-        batches,
-        spikes,
-        straggling,
-        data_bound,
-        pauses,
-        validation_time,
-        slow_steps,
-        throughput,
-        stalls,
-        checkpoints,
-        garbage,
-        memory,
-        goodput,
-        machine_load,
-        first_steps,
-        dropped,
-    )
+    "died": died.find_first_death,
+    "hanging": hang.find_hang,
+    "nonfinite": nonfinite.find_nonfinite,
+    "optimizer": loop_setup.find_missing_parameters,
+    "clipping": gradients.find_clipping,
+    "passes": loop_setup.find_stopped_passes,
+    "loss": loss.find_loss_problems,
+    "validation_mode": loop_setup.find_validation_in_training_mode,
+    "overfitting": generalisation.find_overfitting,
+    "stuck": generalisation.find_stuck_validation,
+    "generalising": generalisation.find_high_validation_loss,
+    "gradients": gradients.find_exploding_or_vanishing,
+    "rank_divergence": rank_divergence.find_rank_divergence,
+    "frozen": gradients.find_frozen_layers,
+    "learning_rate": learning_rate.find_wrong_learning_rate,
+    "batches": batches.find_batch_problems,
+    "spikes": spikes.find_spikes,
+    "straggling": stragglers.find_stragglers,
+    "data_bound": data_bound.find_waiting_for_data,
+    "pauses": pauses.find_uncovered_time,
+    "validation_time": between_steps.find_long_validation,
+    "slow_steps": slow_steps.find_recurring_slow_steps,
+    "throughput": throughput.find_slowdown,
+    "stalls": slow_steps.find_stalls,
+    "checkpoints": between_steps.find_checkpoint_stalls,
+    "garbage": memory.find_garbage_collection,
+    "memory": memory.find_memory_growth,
+    "goodput": goodput.find_low_goodput,
+    "machine_load": machine_load.find_busy_machine,
+    "first_steps": slow_steps.find_slow_first_steps,
+    "dropped": coverage.find_dropped_records,
 }
-"""By the name of the file that each is in, in the order in which they are told among equals."""
+"""Rules by name. Findings of the same severity and cost are shown in this order."""
 
 LEAST_COST_NS = 300_000_000
-"""What cost less time than this in all is not worth a sentence, whatever share of a tiny run it is."""
-
+"""A finding that cost less time than this is left out, even if that is a large share of a short run."""
 
 NOT_LEARNING = {
     "flat-loss",
@@ -95,7 +81,7 @@ NOT_LEARNING = {
     "not-generalising",
 }
 CONSEQUENCES: dict[str, set[str]] = {
-    # The time that it hangs is part of a phase, too.
+    # The time spent hanging is also counted in some phase.
     "hang": {"data-bound", "low-goodput", "uncovered-time", "validation-time"},
     "validation-time": {"low-goodput"},
     "uncovered-time": {"low-goodput"},
@@ -124,7 +110,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "vanishing-gradients": {"flat-loss", "at-chance"},
     "frozen-layers": {"flat-loss", "at-chance"},
 }
-"""By rule, the findings that follow from it and are left out beside it: one cause, one finding."""
+"""For a finding, its consequences, which are left out if it is present: one cause, one finding."""
 
 LASTING = (
     "clipping",
@@ -134,30 +120,30 @@ LASTING = (
     "uncovered-time",
     "validation-time",
 )
-"""Rules that explain others also with findings that are not critical."""
+"""Findings that explain their consequences even if they are not critical."""
 
 
 def findings(run: RecordedRun | Facts) -> list[Finding]:
-    """All that is wrong with a run, what matters most first; nothing for a healthy one.
+    """Return the problems of a run, the most important first; an empty list for a healthy run.
 
-    A rule that fails says so as a finding of its own: one of them does not take the others away.
+    A rule that raises is reported as a finding ``rule-failed``, and the other rules still apply.
     """
     facts = run if isinstance(run, Facts) else Facts(run)
-    found: list[Finding] = []
+    results: list[Finding] = []
     for name, rule in RULES.items():
         try:
-            found += rule(facts)
+            results += rule(facts)
         except Exception as error:
             if os.environ.get("STEPWELL_STRICT") == "1":
                 raise
-            text = f"The rule {name} could not be applied: {type(error).__name__}: {error}"
-            found.append(Finding("rule-failed", "note", text, {"metric": name}))
-    found = [f for f in found if not f.cost_ns or f.cost_ns >= LEAST_COST_NS]
-    return sorted(_without_consequences(found), key=by_weight)
+            text = f"The rule {name!r} failed: {type(error).__name__}: {error}"
+            results.append(Finding("rule-failed", "note", text, {"metric": name}))
+    results = [f for f in results if not f.cost_ns or f.cost_ns >= LEAST_COST_NS]
+    return sorted(_without_consequences(results), key=by_weight)
 
 
-def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """The findings without those that others explain; warnings and notes of most rules explain nothing."""
-    causes = {f.rule for f in found if f.severity == "critical" or f.rule in LASTING}
+def _without_consequences(results: list[Finding]) -> list[Finding]:
+    """Leave out the consequences of other findings. Only critical ones and ``LASTING`` have any."""
+    causes = {f.rule for f in results if f.severity == "critical" or f.rule in LASTING}
     explained = set().union(*(CONSEQUENCES.get(rule, set()) for rule in causes))
-    return [f for f in found if f.rule not in explained]
+    return [f for f in results if f.rule not in explained]

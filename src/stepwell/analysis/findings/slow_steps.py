@@ -1,4 +1,4 @@
-"""Some steps that are much slower than the others, again and again."""
+"""Steps that are much slower than the others: repeatedly, once (a stall), or at the start."""
 
 from __future__ import annotations
 
@@ -6,57 +6,70 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from stepwell.analysis.findings.facts import Facts
-from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.machine_load import is_starved
-from stepwell.analysis.findings.recurring import (
-    again_ns,
+from stepwell._core.text import duration, percent
+from stepwell.analysis.findings.bursts import (
+    affects_all_phases,
     frequency,
-    is_everywhere,
-    is_one_time,
+    is_single_episode,
+    recurring_cost_ns,
     without_waits,
 )
-from stepwell.analysis.findings.wording import capital, duration, listed, percent, phase_word
-from stepwell.analysis.time import Burst
+from stepwell.analysis.findings.data_bound import slow_epochs
+from stepwell.analysis.findings.facts import FEWEST, WARM_UP, Facts
+from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.machine_load import is_starved
+from stepwell.analysis.findings.phrases import capital, listed, phase_word
+from stepwell.analysis.time import Burst, Outlier, phase_columns
 
 ELSEWHERE = ("data", "garbage collection")
-"""Phases whose bursts other rules report; so is ``other``, where the parts of steps are known."""
+"""Phases whose bursts other rules report. So is ``other``, if the phases of steps were recorded."""
 NOW_AND_THEN = ("optimizer", "communication", "transfer")
-"""Phases that some steps do without where gradients are accumulated: that some have them is no fault."""
+"""Phases that not all steps have with gradient accumulation, which is intended."""
 LEAST = 0.05
-"""Share of the wall time for a finding."""
 CRITICAL = 0.3
+"""Shares of the running time and the wall time for a warning and a critical finding."""
+STALL_LEAST_SHARE = 0.02
+STALL_LEAST_NS = 1_000_000_000
+STALL_TIMES = 10
+MOST_STALLS = 3
+FIRST_TIMES = 10.0
+FIRST_LEAST_NS = 2_000_000_000
+FIRST_LEAST_SHARE = 0.05
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """One finding for each phase that is slow now and then, on the rank where that costs most."""
-    told: set[str] = set()
+def find_recurring_slow_steps(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding for each phase that is repeatedly slow, on the rank where it costs most."""
+    reported: set[str] = set()
     blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
     whole = max(1, facts.running_ns)
     elsewhere = {*ELSEWHERE, "other"} if facts.has_parts else set(ELSEWHERE)
     for raw in facts.bursts:
-        if raw.phase in elsewhere or raw.phase in told or again_ns(raw) < LEAST * whole:
+        if (
+            raw.phase in elsewhere
+            or raw.phase in reported
+            or recurring_cost_ns(raw) < LEAST * whole
+        ):
             continue
         burst = without_waits(facts, raw)
-        cost = 0 if burst is None else again_ns(burst)
+        cost = 0 if burst is None else recurring_cost_ns(burst)
         if burst is None or cost < LEAST * whole:
             continue
         if burst.phase in NOW_AND_THEN and burst.typical_ns == 0:
             continue
         if sum(step in blamed for step in burst.steps) > len(burst.steps) / 2:
-            # Other ranks wait for a straggler then: that is one thing, not two.
+            # Other ranks wait for a straggler in these steps, which is reported already.
             continue
         if burst.period is None and (
-            is_starved(facts, burst.rank) or is_everywhere(facts, burst.rank, [burst.phase])
+            is_starved(facts, burst.rank) or affects_all_phases(facts, burst.rank, [burst.phase])
         ):
             continue
-        if is_one_time(burst):
+        if is_single_episode(burst):
             continue
-        told.add(burst.phase)
-        yield _finding(facts, burst, cost, facts.part_of_wall(cost))
+        reported.add(burst.phase)
+        yield _slow_steps(facts, burst, cost, facts.part_of_wall(cost))
 
 
-def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
+def _slow_steps(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
     rows = facts.steady.filter(pl.col("rank") == burst.rank)
     is_slow = pl.col("step").is_in(list(burst.steps))
     slow, typical = _median(rows.filter(is_slow)), _median(rows.filter(~is_slow))
@@ -65,7 +78,7 @@ def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
         "warning" if share < CRITICAL else "critical",
         f"{capital(frequency(burst, 'step'))} takes {duration(slow)}, the others {duration(typical)} "
         f"({listed(burst.steps)}): {phase_word(burst.phase)} takes {duration(burst.slow_ns)} there "
-        f"instead of {duration(burst.typical_ns)}, which costs {percent(share)} of the wall time.",
+        f"instead of {duration(burst.typical_ns)}. This costs {percent(share)} of the wall time.",
         {
             "phase": burst.phase,
             "period": burst.period,
@@ -78,7 +91,7 @@ def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
         },
         burst.steps,
         (burst.rank,) if facts.ranks > 1 else (),
-        "Look at what is done only in these steps: logging, a metric, a copy, a longer batch.",
+        "Check what runs only in these steps: logging, a metric, a copy, a longer batch.",
         facts.command("export", "--to", "chrome", "--steps", f"{burst.first}"),
         cost,
     )
@@ -87,3 +100,126 @@ def _finding(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
 def _median(rows: pl.DataFrame) -> int:
     value = rows["period_ns"].median()
     return int(value) if isinstance(value, int | float) else 0
+
+
+def find_stalls(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding for each of the few longest. A stall of one rank is reported as a straggler."""
+    blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
+    whole = max(1, facts.running_ns)
+    reported: set[int] = set()
+    under_way = _under_way(facts)
+    epochs = slow_epochs(facts)
+    # Workers that start in each epoch are reported by the rule for waiting for data.
+    epochs_begin = {("data", step) for step in epochs.steps} if epochs else set()
+    epochs_begin |= {("other", step - 1) for step in epochs.steps} if epochs else set()
+    # After the last epoch the workers end.
+    epochs_begin |= {("data", int(facts.steps["step"][-1]))} if epochs else set()
+    for outlier in [*_among_slow(facts), *facts.outliers]:
+        waited = facts.waited_ns(outlier.rank, outlier.phase).get(
+            (outlier.attempt, outlier.step), 0
+        )
+        lost = outlier.ns - outlier.typical_ns - waited
+        is_long = lost >= max(
+            STALL_LEAST_NS, STALL_LEAST_SHARE * whole, STALL_TIMES * outlier.typical_ns
+        )
+        if (
+            outlier.phase == "ending"
+            or not is_long
+            or outlier.step in reported
+            or outlier.step in blamed
+            or (outlier.phase, outlier.step) in epochs_begin
+            or (outlier.rank, outlier.attempt, outlier.step) in under_way
+            or len(reported) == MOST_STALLS
+        ):
+            continue
+        reported.add(outlier.step)
+        yield Finding(
+            "stall",
+            "warning",
+            f"Step {outlier.step} took {duration(outlier.ns)}, others take {duration(outlier.typical_ns)}: "
+            f"{phase_word(outlier.phase)} took {duration(outlier.phase_ns)}. "
+            f"This cost {percent(facts.part_of_wall(lost))} of the wall time.",
+            {"phase": outlier.phase, "ns": outlier.ns, "typical_ns": outlier.typical_ns},
+            (outlier.step,),
+            (outlier.rank,) if facts.ranks > 1 else (),
+            "Check what else the machine did at that time.",
+            facts.command("export", "--to", "chrome", "--steps", f"{outlier.step}"),
+            lost,
+        )
+
+
+def _among_slow(facts: Facts) -> Iterator[Outlier]:
+    """Yield steps that took much longer than others that are repeatedly slow in the same phase."""
+    for burst in facts.bursts:
+        if recurring_cost_ns(burst) == burst.lost_ns:
+            continue
+        rows = facts.steady.filter(pl.col("rank") == burst.rank)
+        typical = int(rows["period_ns"].median())  # type: ignore[arg-type]
+        for row in rows.filter(pl.col(burst.phase) > STALL_TIMES * burst.slow_ns).iter_rows(
+            named=True
+        ):
+            phase_ns = int(row[burst.phase])
+            yield Outlier(
+                burst.rank,
+                int(row["attempt"]),
+                int(row["step"]),
+                int(row["period_ns"]),
+                typical,
+                burst.phase,
+                phase_ns,
+                burst.typical_ns,
+            )
+
+
+def _under_way(facts: Facts) -> set[tuple[int, int, int]]:
+    """Return rank, attempt and step of the last step of each rank, if the run has not finished.
+
+    A long last step may still run, and may be a hang or nothing. Or it waited for a rank that had died.
+    """
+    if facts.status == "finished" or facts.steps.is_empty():
+        return set()
+    latest = facts.steps.filter(pl.col("attempt") == pl.col("attempt").max())
+    last = latest.group_by("rank", "attempt").agg(pl.col("step").last())
+    return set(last.select("rank", "attempt", "step").iter_rows())
+
+
+def find_slow_first_steps(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding, for the rank with the slowest first steps."""
+    if facts.steady.height < FEWEST:
+        return
+    order = pl.int_range(pl.len()).over("rank", "attempt")
+    first = facts.steps.filter(order < WARM_UP).sort("period_ns").row(-1, named=True)
+    rank, names = first["rank"], phase_columns(facts.steps)
+    usual = facts.steady.filter(pl.col("rank") == rank).select(
+        pl.col("period_ns").median(), *(pl.col(name).median() for name in names)
+    )
+    typical = usual.row(0, named=True)
+    lost = int(first["period_ns"] - typical["period_ns"])
+    is_slow = first["period_ns"] >= FIRST_TIMES * typical["period_ns"] and lost >= FIRST_LEAST_NS
+    # Validation and checkpoints after a step do not make the step itself slow.
+    phase = max(names, key=lambda name: first[name] - typical[name])
+    if (
+        not is_slow
+        or lost < FIRST_LEAST_SHARE * facts.running_ns
+        or phase in ("validation", "checkpoint")
+    ):
+        return
+    if phase == "data" and slow_epochs(facts) is not None:
+        # All epochs start like that, which the rule for waiting for data reports.
+        return
+    yield Finding(
+        "slow-first-steps",
+        "note",
+        f"Step {first['step']} took {duration(first['period_ns'])} (mostly {phase_word(phase)}), later steps "
+        f"take {duration(typical['period_ns'])}. This cost {percent(facts.part_of_wall(lost))} of the wall "
+        "time.",
+        {"phase": phase, "ns": first["period_ns"], "typical_ns": typical["period_ns"]},
+        (first["step"],),
+        (rank,) if facts.ranks > 1 else (),
+        "Compilation, filling caches and starting workers take time at first. A compilation cache or fewer "
+        "different shapes help."
+        if phase != "data"
+        else "DataLoader workers start and fill their queues. Use fewer workers or a lighter dataset object.",
+        facts.command("show"),
+        lost,
+    )

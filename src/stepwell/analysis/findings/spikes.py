@@ -1,4 +1,4 @@
-"""A loss that jumps up: it comes down again, or stays there."""
+"""A loss that jumps up, and comes down again (a spike) or stays there (a jump)."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.findings.curves import Curve
+from stepwell._core.text import number
+from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.loss import is_not_meant_to_fall, judged_losses
-from stepwell.analysis.findings.wording import listed, number
+from stepwell.analysis.findings.phrases import listed
 
 FEWEST = 30
 WINDOW = 25
 TIMES = 2.0
-"""A spike is at least so many times what the loss was just before …"""
+"""A high value is at least this many times the level just before …"""
 NOISES = 10.0
-"""… and so many times farther away than values commonly are …"""
+"""… above it by this many times the noise …"""
 LOG_NOISES = 6.0
-"""… the same of their logarithms …"""
+"""… and the noise of the logarithms …"""
 OF_RANGE = 0.2
-"""… and that far up again of the way that the loss has come down."""
+"""… and by this share of the total decrease of the loss."""
 LATE = 10
-"""Values at the beginning, when a loss may do anything."""
+"""The first values are ignored: a loss may vary strongly there."""
 RARE = 0.05
-"""Of the values: more of them are how this loss is."""
+"""Share of the values: a loss with more spikes is just noisy."""
 FEWEST_AFTER = 10
-"""Values after a rise that tell whether it lasts."""
+"""Least number of values after a rise to judge whether it lasts."""
 APART = 2.0
-"""Spikes are so many times as high as what is no spike: small batches have losses of all heights."""
+"""Spikes are this many times as high as other rises. With small batches losses of all heights occur."""
 
 
-def rule(facts: Facts) -> Iterator[Finding]:
-    """At most a jump and the spikes of the training loss that was logged most often."""
+def find_spikes(facts: Facts) -> Iterator[Finding]:
+    """Yield at most one finding, a jump or else spikes, for the training loss logged most often."""
     losses = [curve for curve in judged_losses(facts) if len(curve) >= FEWEST]
     if not losses or is_not_meant_to_fall(facts):
         return
@@ -51,14 +52,14 @@ def rule(facts: Facts) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True)
-class High:
-    """Where a loss is far above what it was just before.
+class HighValues:
+    """The values of a loss that are far above the level just before.
 
     Attributes:
-        starts: where it begins to be so.
-        is_high: whether each value is.
+        starts: the index at which each group of high values starts.
+        is_high: whether each value is high.
         usual: the level before each value.
-        rise: how far each value is above that.
+        rise: the difference of each value from that level.
     """
 
     starts: NDArray[np.intp]
@@ -67,7 +68,7 @@ class High:
     rise: NDArray[np.float64]
 
 
-def _high(curve: Curve) -> High:
+def _high(curve: MetricCurve) -> HighValues:
     values = curve.values
     padded = np.concatenate([np.full(WINDOW, values[0]), values[:-1]])
     before = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
@@ -81,18 +82,18 @@ def _high(curve: Curve) -> High:
         & (rise > OF_RANGE * abs(came_down))
     )
     if values.min() > 0:
-        # Noise in proportion to the loss has values of all heights, which a logarithm makes even.
+        # If the noise is proportional to the loss, only its logarithm has a constant noise.
         logs, usual_logs = np.log(values), np.log(usual)
         log_spread = np.median(np.abs(np.log(before) - usual_logs[:, None]), axis=1) * 1.4826
         log_noise = float(np.median(np.abs(np.diff(logs)))) / 0.954
         is_high &= logs - usual_logs > LOG_NOISES * np.maximum(log_spread, log_noise)
     starts = np.flatnonzero(is_high & ~np.concatenate([[False], is_high[:-1]]))
     is_high[:LATE] = False
-    return High(starts[starts >= LATE], is_high, usual, rise)
+    return HighValues(starts[starts >= LATE], is_high, usual, rise)
 
 
-def _stays(curve: Curve, high: High, at: int) -> bool:
-    """Whether the loss does not come down to half of a rise again, until the end."""
+def _stays(curve: MetricCurve, high: HighValues, at: int) -> bool:
+    """Return whether the loss stays above half of the rise until the end."""
     after = curve.values[at:]
     if len(after) < FEWEST_AFTER:
         return False
@@ -101,23 +102,23 @@ def _stays(curve: Curve, high: High, at: int) -> bool:
     return all(float(np.median(part)) > limit for part in parts)
 
 
-def _jump(facts: Facts, curve: Curve, high: High, at: int) -> Finding:
+def _jump(facts: Facts, curve: MetricCurve, high: HighValues, at: int) -> Finding:
     step, before = int(curve.steps[at]), float(high.usual[at])
     after = float(np.median(curve.values[at:]))
     return Finding(
         "loss-jump",
         "critical",
-        f"{curve.name} jumped from {number(before)} to {number(after)} at step {step} and stayed there "
+        f"{curve.name} jumps from {number(before)} to {number(after)} at step {step} and stays there "
         f"until step {int(curve.steps[-1])}.",
         {"metric": curve.name, "before": before, "after": after, "since": step},
         (step, int(curve.steps[-1])),
-        advice=f"Go back to a checkpoint before step {step}; look at the batch, the learning rate and the "
-        "data from there on.",
+        advice=f"Go back to a checkpoint before step {step}. Check the batch, the learning rate and the data "
+        "from that step on.",
         link=facts.command("plot", curve.name),
     )
 
 
-def _spiking(facts: Facts, curve: Curve, high: High, at: NDArray[np.intp]) -> Finding:
+def _spiking(facts: Facts, curve: MetricCurve, high: HighValues, at: NDArray[np.intp]) -> Finding:
     steps = curve.steps[at].tolist()
     worst = int(at[high.rise[at].argmax()])
     usual, value = float(high.usual[worst]), float(curve.values[worst])
@@ -128,15 +129,16 @@ def _spiking(facts: Facts, curve: Curve, high: High, at: NDArray[np.intp]) -> Fi
         f"{number(value)} at step {int(curve.steps[worst])}.",
         {"metric": curve.name, "count": len(steps), "highest": value, "usual": usual},
         tuple(steps[:1000]),
-        advice="Look at the batches of these steps; clip gradients, lower or warm up the learning rate.",
+        advice="Check the batches of these steps. Then try gradient clipping, a lower learning rate or a "
+        "warm-up.",
         link=facts.command("plot", curve.name),
     )
 
 
-def _spikes(curve: Curve, high: High) -> NDArray[np.intp]:
-    """Where spikes begin."""
+def _spikes(curve: MetricCurve, high: HighValues) -> NDArray[np.intp]:
+    """Return the indices at which spikes start."""
     values, is_high, rise = curve.values, high.is_high, high.rise
-    # A loss that goes up and stays there is no spike.
+    # A loss that rises and stays there does not have a spike.
     if is_high[-1] and is_high.sum() > len(values) // 10:
         return np.empty(0, np.intp)
     starts = high.starts
@@ -148,7 +150,7 @@ def _spikes(curve: Curve, high: High) -> NDArray[np.intp]:
 
 
 def _least_peak(peaks: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """How high a peak must be: above the widest gap between them, or all the rest; infinite without one."""
+    """Return the height above which peaks are spikes: above the widest gap; infinite if there is none."""
     heights = np.sort(np.append(peaks, others.max(initial=0.0)))
     ratios = heights[1:] / np.maximum(heights[:-1], 1e-300)
     widest = int(ratios.argmax())

@@ -1,7 +1,7 @@
 """The goodput of a job.
 
-One job is one timeline, however many ranks it has: from the start of its first process to the last sign of
-life, over all attempts, and over runs that go on from each other. Every nanosecond is in one part.
+A job is one timeline, independent of the number of ranks: from the start of the first process to the last
+record, over all attempts, and over runs that continue each other. Each nanosecond belongs to one part.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepwell.analysis.goodput.attempts import JobAttempt, make_attempts
-from stepwell.analysis.goodput.evidence import Evidence, read_evidence
-from stepwell.analysis.goodput.losses import Loss
-from stepwell.analysis.goodput.parts import PARTS, split_attempt
-from stepwell.analysis.goodput.rates import Known, Rates, read_rates
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell.analysis.goodput.attempts import Evidence, JobAttempt, make_attempts, read_evidence
+from stepwell.analysis.goodput.parts import PARTS, Loss, split_attempt
+from stepwell.analysis.goodput.rates import JobTotals, Rates, read_rates
 from stepwell.reading import RecordedRun
 
 OVERLAP_NS = 60_000_000_000
-"""So much later than the next one began may the last sign of life of an attempt be."""
+"""The last record of an attempt may be later than the start of the next one by this much."""
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Where the wall time of a job went."""
+    """The wall time of a job by what it was spent on."""
 
     wall_ns: int
     start_ns: int
@@ -35,16 +33,16 @@ class Goodput:
     """Nanoseconds by part; they sum to ``wall_ns``."""
     attempts: int
     steps: int
-    """Different steps that were completed."""
+    """Number of different completed steps."""
     redone_steps: int
-    """Steps that were completed, and had to be done again after a restart."""
+    """Completed steps that were repeated after a restart."""
     losses: list[Loss] = field(default_factory=list)
-    """What can be named: stragglers, stalls, steps that waited for data, restarts; the costliest first."""
+    """Single losses: stragglers, stalls, steps that waited for data, restarts; the costliest first."""
     rates: Rates = field(default_factory=Rates)
 
     @property
     def share(self) -> float:
-        """Of the wall time, what was productive."""
+        """Productive share of the wall time."""
         return self.parts["productive"] / self.wall_ns if self.wall_ns else 0.0
 
 
@@ -53,25 +51,29 @@ def goodput(
     *,
     peak_flops: float | None = None,
     price_per_hour: float | None = None,
-    known: Evidence | None = None,
+    evidence: Evidence | None = None,
 ) -> Goodput:
-    """The goodput of a run over its attempts, or of runs that go on from each other.
+    """Return the goodput of a run over its attempts, or of several runs that continue each other.
 
-    ``peak_flops`` of one rank's device and ``price_per_hour`` of the whole job are taken from the
-    run's config (``peak_flops_per_device``, ``price_per_hour``) when they are not given; what needs them is
-    None when nobody knows. ``known`` is what was read of a single run already.
+    Args:
+        runs: one run, or several.
+        peak_flops: peak FLOPS of one rank's device; by default ``peak_flops_per_device`` of the run's config.
+        price_per_hour: price of the whole job; by default ``price_per_hour`` of the run's config.
+        evidence: the evidence of a single run, if it has been read already.
+
+    Rates that need an unknown number are None.
     """
     chosen = [runs] if isinstance(runs, RecordedRun) else list(runs)
-    read = [read_evidence(run) for run in chosen] if known is None else [known]
+    read = [read_evidence(run) for run in chosen] if evidence is None else [evidence]
     attempts = [
         attempt
-        for run, evidence in zip(chosen, read, strict=True)
-        for attempt in make_attempts(run, evidence)
+        for run, its_evidence in zip(chosen, read, strict=True)
+        for attempt in make_attempts(run, its_evidence)
     ]
-    energy = [joules for evidence in read for joules in evidence.joules]
+    energy = [joules for its_evidence in read for joules in its_evidence.joules]
     attempts.sort(key=lambda attempt: attempt.start_ns)
     if not attempts:
-        raise StepwellError("there is nothing to take the goodput of: no process was recorded")
+        raise StepwellError("goodput needs at least one recorded process; the run has none")
     _cut_overlaps(attempts)
     parts = dict.fromkeys(PARTS, 0)
     losses: list[Loss] = []
@@ -88,24 +90,27 @@ def goodput(
     unique = done[0] if len(done) == 1 else np.unique(np.concatenate(done))
     redone = sum(map(len, done)) - len(unique)
     wall = end - start
-    told = Known(wall, parts["productive"], len(unique), peak_flops, price_per_hour)
-    rates = read_rates(chosen, told, energy)
+    totals = JobTotals(wall, parts["productive"], len(unique), peak_flops, price_per_hour)
+    rates = read_rates(chosen, totals, energy)
     losses.sort(key=lambda loss: -loss.ns)
     return Goodput(wall, start, end, parts, len(attempts), len(unique), redone, losses, rates)
 
 
 def runs_of_session(runs: Sequence[RecordedRun], tag: str) -> list[RecordedRun]:
-    """Those of the runs that carry this session tag, the oldest first."""
-    found = [run for run in runs if run.labels.get("session_tag") == tag]
-    return sorted(found, key=lambda run: run.created_ns)
+    """Return the runs with this session tag, the oldest first."""
+    session = [run for run in runs if run.labels.get("session_tag") == tag]
+    return sorted(session, key=lambda run: run.created_ns)
 
 
 def _cut_overlaps(attempts: list[JobAttempt]) -> None:
-    """A heartbeat may come after the next attempt has begun; jobs side by side are something else."""
+    """End each attempt where the next one starts. Refuse attempts that really ran at the same time.
+
+    The last heartbeat of an attempt may be written after the next attempt has started.
+    """
     for before, after in pairwise(attempts):
         if before.end_ns - after.start_ns > OVERLAP_NS:
             raise StepwellError(
                 f"attempt {before.number} of {before.run} and attempt {after.number} of {after.run} ran at "
-                "the same time: take the goodput of each by itself"
+                "the same time: compute the goodput of each run separately"
             )
         before.end_ns = max(before.start_ns, min(before.end_ns, after.start_ns))

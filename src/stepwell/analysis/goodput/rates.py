@@ -1,4 +1,4 @@
-"""Throughput, and what a sample costs: in operations, money and energy, where that is known."""
+"""Throughput, and the cost of a sample in operations, money and energy."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any
 
 import polars as pl
 
-from stepwell.journal.names import METRIC
+from stepwell.journal.format import METRIC
 from stepwell.reading import RecordedRun
 from stepwell.reading.tables import ProcessTables
 
 HOUR_NS = 3_600_000_000_000
 ENERGY = re.compile("energy(?:_cpu)?_(measured|estimated)_joules$")
-"""Metrics that count energy."""
+"""The end of the names of energy metrics."""
+Joules = dict[str, float]
+"""Energy by its origin: measured or estimated."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """None is what cannot be told from what was recorded."""
+    """Rates and costs of a job. None if the recorded data are not enough."""
 
     samples: int | None = None
     samples_per_second: float | None = None
     """Over the whole wall time."""
     productive_samples_per_second: float | None = None
-    """Over the productive time alone."""
+    """Over the productive time only."""
     mfu: float | None = None
-    """Of the operations that the devices could have done in the wall time, those that the model needed."""
+    """Model FLOPS utilisation: operations of the model relative to the peak of all devices."""
     cost: float | None = None
     cost_per_sample: float | None = None
     joules: float | None = None
@@ -37,8 +39,8 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What rates are worked out from, beside the config of the runs."""
+class JobTotals:
+    """The totals of a job from which rates are computed, in addition to the config of its runs."""
 
     wall_ns: int
     productive_ns: int
@@ -47,17 +49,13 @@ class Known:
     price_per_hour: float | None
 
 
-Joules = dict[str, float]
-"""Energy by how it was found out: measured or estimated."""
-
-
 def joules_of(tables: ProcessTables, metrics: Iterable[pl.DataFrame] | None = None) -> Joules:
-    """What one process says that it used. Each counts from its own start.
+    """Return the energy that one process recorded. Each process counts from its own start.
 
-    ``metrics`` are its frames with ``name`` and ``value``, when they have been read already.
+    ``metrics`` are its frames with ``name`` and ``value``, if they have been read already.
     """
     names = {name for kind, _, name in tables.process.names.values() if kind == METRIC}
-    kinds = {name: found[1] for name in names if (found := ENERGY.search(name))}
+    kinds = {name: match[1] for name in names if (match := ENERGY.search(name))}
     if not kinds:
         return {}
     is_energy = pl.col("name").is_in(list(kinds)) & pl.col("value").is_finite()
@@ -79,28 +77,28 @@ def _added(parts: Iterable[Joules]) -> Joules:
 
 
 def total_joules(parts: Iterable[Joules]) -> tuple[float | None, bool]:
-    """In all, and whether that is an estimate: what was measured counts where there is any."""
+    """Return the total energy, and whether it is an estimate: measured values take precedence."""
     total = _added(parts)
     if "measured" in total:
         return total["measured"], False
     return total.get("estimated"), "estimated" in total
 
 
-def read_rates(runs: Sequence[RecordedRun], known: Known, energy: Iterable[Joules]) -> Rates:
-    """What can be told of these runs together."""
+def read_rates(runs: Sequence[RecordedRun], totals: JobTotals, energy: Iterable[Joules]) -> Rates:
+    """Return the rates of these runs together."""
     batch = _number(runs, "global_batch_size")
-    samples = int(known.steps * batch) if batch else None
-    per_second = _per(samples, known.wall_ns / 1e9)
+    samples = int(totals.steps * batch) if batch else None
+    per_second = _per(samples, totals.wall_ns / 1e9)
     work = _number(runs, "flops_per_sample")
-    peak = known.peak_flops or _number(runs, "peak_flops_per_device")
+    peak = totals.peak_flops or _number(runs, "peak_flops_per_device")
     devices = max((int(run.about.get("world_size") or 1) for run in runs), default=1)
-    price = known.price_per_hour or _number(runs, "price_per_hour")
-    cost = price * known.wall_ns / HOUR_NS if price else None
+    price = totals.price_per_hour or _number(runs, "price_per_hour")
+    cost = price * totals.wall_ns / HOUR_NS if price else None
     joules, is_estimated = total_joules(energy)
     return Rates(
         samples=samples,
         samples_per_second=per_second,
-        productive_samples_per_second=_per(samples, known.productive_ns / 1e9),
+        productive_samples_per_second=_per(samples, totals.productive_ns / 1e9),
         mfu=per_second * work / (peak * devices) if per_second and work and peak else None,
         cost=cost,
         cost_per_sample=_per(cost, samples),
@@ -111,12 +109,12 @@ def read_rates(runs: Sequence[RecordedRun], known: Known, energy: Iterable[Joule
 
 
 def _per(amount: float | None, count: float | None) -> float | None:
-    """One for each of the other; None when either is unknown, or there is none."""
+    """Return the quotient; None if either is unknown or the count is 0."""
     return amount / count if amount is not None and count else None
 
 
 def _number(runs: Sequence[RecordedRun], key: str) -> float | None:
-    """A positive number from the config of the latest run that has it."""
+    """Return a positive number from the config of the latest run that has one, else None."""
     for run in reversed(runs):
         value: Any = run.config.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:

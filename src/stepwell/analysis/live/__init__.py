@@ -1,7 +1,7 @@
-"""Live: how a run is at this moment, from what is new in its files since the last look.
+"""Live: the current state of a run, updated with what is new in its files.
 
-``LiveRun(run).look()`` gives a ``Snapshot``. Imports the journal's followers, time and findings; only reads
-files, and knows nothing of terminals.
+``LiveRun(run).look()`` returns a ``Snapshot``. Imports the journal's followers, time and findings. Only reads
+files, and draws nothing.
 """
 
 from stepwell.analysis.live.run import LiveRun

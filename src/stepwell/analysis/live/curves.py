@@ -1,4 +1,4 @@
-"""The metrics of a running job: what was logged before the first look, and what comes in."""
+"""The metrics of a running job: those logged before the first look, and new ones."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections import deque
 
 import polars as pl
 
-from stepwell.analysis.compare.metrics import goal_of
+from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.live.snapshot import MetricNow
 from stepwell.journal.records import MetricRecord
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import SYSTEM
 
-SYSTEM = "system/"
 KEPT = 512
-"""So many values of each are kept for its curve."""
+"""Number of values of each metric that are kept."""
 
 
 class LiveCurves:
-    """The last values of each metric, of the lowest rank that logs it."""
+    """The last values of each metric, from the lowest rank that logs it.
+
+    Attributes:
+        epoch_start: an epoch and a step near its beginning, from metrics before the first look.
+    """
 
     def __init__(self, run: RecordedRun) -> None:
         self._points: dict[str, deque[tuple[int | None, float]]] = {}
         self._ranks: dict[str, int] = {}
         self._seen: dict[tuple[int, str], int] = {}
         self.epoch_start: tuple[int, int] | None = None
-        """An epoch and a step near its beginning, as values before the first look tell."""
         self._read(run)
 
     def _read(self, run: RecordedRun) -> None:
@@ -47,15 +50,15 @@ class LiveCurves:
             self._seen[rank, str(name)] = int(part["time_ns"][-1])
 
     def _note_epoch(self, table: pl.DataFrame) -> None:
-        known = table.drop_nulls(["epoch", "step"])
-        if known.height:
-            latest = known.filter(pl.col("epoch") == pl.col("epoch").max())
+        numbered = table.drop_nulls(["epoch", "step"])
+        if numbered.height:
+            latest = numbered.filter(pl.col("epoch") == pl.col("epoch").max())
             epoch, step = latest["epoch"][0], latest["step"].min()
             if isinstance(step, int):
                 self.epoch_start = int(epoch), step
 
     def take(self, rank: int, record: MetricRecord, step: int | None) -> None:
-        """A value that was logged; ``step`` is the one under way then, if any was set."""
+        """Add a value that was logged. ``step`` is the step in progress at that time, if any."""
         name = record.name
         if name.startswith(SYSTEM) or record.time_ns <= self._seen.get((rank, name), 0):
             return
@@ -68,7 +71,7 @@ class LiveCurves:
         self._points.setdefault(name, deque(maxlen=KEPT)).append((at, record.value))
 
     def latest(self, most: int) -> tuple[MetricNow, ...]:
-        """Those of which less or more is better first, then what else was logged."""
+        """Return the metrics that have a goal first (lower or higher is better), then the others."""
         names = sorted(self._points, key=lambda name: (goal_of(name) is None, name))
         return tuple(_now(name, self._points[name]) for name in names[:most])
 

@@ -1,4 +1,4 @@
-"""One rank of a running job, followed."""
+"""One rank of a running job, followed from a minute ago on."""
 
 from __future__ import annotations
 
@@ -8,29 +8,63 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from stepwell._core import clock
 from stepwell.analysis.live.curves import LiveCurves
-from stepwell.analysis.live.phases import KEPT_S, SECOND, PhaseClock
-from stepwell.analysis.live.recent import RecentLog, RecentSpans
+from stepwell.analysis.live.phase_clock import KEPT_S, SECOND, PhaseClock
 from stepwell.analysis.live.snapshot import RankNow
 from stepwell.analysis.progress import is_overdue
+from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.throughput import Throughput, rates_of
-from stepwell.journal import clock
-from stepwell.journal.follow_document import ALWAYS
+from stepwell.journal.follower.document import ALWAYS
+from stepwell.journal.follower.log import LogFollower
+from stepwell.journal.follower.trace import Follower
 from stepwell.journal.records import EventRecord, MetricRecord, SpanRecord
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
-MAIN = "MainThread"
 LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 RATES = {
     "samples": ("window_samples_per_second", "avg_samples_per_second"),
     "tokens": ("window_tokens_per_second", "avg_tokens_per_second"),
 }
 MOST_S = 0.5
-"""Seconds that a look may take; where more than that is new, the rest is skipped."""
+"""Seconds that a look may take. New records that take longer to read are skipped."""
+MOST_EVENTS = 1 << 20
+"""Bytes of older events that are read."""
+MOST_SPANS = 40_000
+"""Older spans that are read. If a job records more, less than a minute is covered."""
+MOST_SEGMENTS = 2
+"""Older segments of metrics that are read."""
+
+
+class RecentSpans(Follower):
+    """The spans and events of a process in the last ``seconds``, and the spans that were open before.
+
+    Attributes:
+        since_ns: the time from which on all spans of ``thread`` are read; 0 for the beginning.
+    """
+
+    def __init__(self, folder: Path, seconds: float, thread: str) -> None:
+        super().__init__(folder)
+        left_out = self.skip_older(seconds, MOST_SPANS, MOST_EVENTS)
+        self.since_ns = left_out.get(thread, 0)
+
+
+class RecentLog(LogFollower):
+    """The metrics of a process in the last ``seconds``.
+
+    Attributes:
+        contexts: time, step and epoch of each change; the reader removes them.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        super().__init__(folder)
+        self.contexts: deque[tuple[int, int | None, int | None]] = deque()
+        self.on_context = lambda *context: self.contexts.append(context)
+        self.skip_older(seconds, MOST_SEGMENTS)
 
 
 class LiveRank:
-    """What a rank is inside of, at which step it is and how fast it goes."""
+    """The open spans of a rank, its step and its speed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,18 +81,18 @@ class LiveRank:
         self._steps: deque[tuple[int, int]] = deque()
 
     @property
-    def about(self) -> dict[str, Any]:
-        """process.json as last read."""
+    def document(self) -> dict[str, Any]:
+        """The latest content of process.json."""
         return self.spans.about
 
     @property
     def rank(self) -> int:
-        """Its number."""
-        rank = self.about.get("rank")
+        """The number of the rank."""
+        rank = self.document.get("rank")
         return rank if isinstance(rank, int) else 0
 
     def look(self, curves: LiveCurves) -> None:
-        """Take in what is new; what is more than there is time for is skipped."""
+        """Read new records. If there are more than time allows, skip the rest."""
         if not self._read_log(curves):
             self.log = RecentLog(self.folder, 0)
             self._read_log(curves)
@@ -69,7 +103,7 @@ class LiveRank:
             self._read_spans()
 
     def _read_log(self, curves: LiveCurves) -> bool:
-        """Whether all of it could be read."""
+        """Return whether all new records could be read in time."""
         began = time.monotonic()
         while not self.log.over and (metrics := self.log.poll()):
             for record in metrics:
@@ -82,7 +116,7 @@ class LiveRank:
         return True
 
     def _read_spans(self) -> bool:
-        """Whether all of it could be read."""
+        """Return whether all new records could be read in time."""
         began = time.monotonic()
         while records := self.spans.poll():
             for item in records:
@@ -95,7 +129,7 @@ class LiveRank:
         if not isinstance(item, SpanRecord):
             self._note_rates(item.attributes)
             return
-        # What it was inside of when it was killed is given out as ended; here it is what to tell.
+        # The follower ends the open spans of a killed process; here they stay open, to be shown.
         if item.thread == MAIN and not (item.type == "stop" and self._was_killed(item)):
             self.clock.take(item)
         if item.name == LOOP:
@@ -105,7 +139,7 @@ class LiveRank:
         return item.status == "unfinished" and self.spans.status == "killed"
 
     def _take_contexts(self, until: int) -> None:
-        """Let the steps begin that began up to this time."""
+        """Apply the changes of step and epoch up to this time."""
         contexts = self.log.contexts
         while contexts and contexts[0][0] <= until:
             at, step, epoch = contexts.popleft()
@@ -126,7 +160,7 @@ class LiveRank:
                     break
 
     def pace(self, until: int) -> float | None:
-        """Steps in a second, over the last minute; None while too little is known, or the next is overdue."""
+        """Return steps per second in the last minute; None with too few steps, or if the next is overdue."""
         while len(self._steps) > 2 and self._steps[0][0] < until - KEPT_S * SECOND:
             self._steps.popleft()
         if len(self._steps) < 2:
@@ -134,7 +168,7 @@ class LiveRank:
         (first_at, first), (last_at, last) = self._steps[0], self._steps[-1]
         if last <= first or last_at <= first_at:
             return None
-        # A step that takes longer than all before slows it down.
+        # A current step that takes longer than usual lowers the pace.
         typical = (last_at - first_at) / (last - first)
         waited = until - last_at if self.spans.status == "running" else 0
         times = [
@@ -145,7 +179,7 @@ class LiveRank:
         return (last - first) * 1e9 / (last_at - first_at + max(0.0, waited - typical))
 
     def now(self, until: int) -> RankNow:
-        """What it is inside of."""
+        """Return the open spans and the step of the rank."""
         inside = self.clock.inside
         since = inside[-1].start_ns if inside else self.clock.at_ns
         seconds = 0.0 if since is None else max(0, until - since) / 1e9
@@ -153,8 +187,8 @@ class LiveRank:
         return RankNow(self.rank, self.spans.status, self.step, names, seconds)
 
     def until(self) -> int:
-        """As of when something is known of it: now, or when it ended."""
+        """Return the time that the state describes: now, or when the rank ended."""
         if self.spans.status == "running":
             return clock.wall()
-        known = [self.about.get("heartbeat"), self.clock.at_ns]
-        return max((n for n in known if isinstance(n, int)), default=clock.wall())
+        signs = [self.document.get("heartbeat"), self.clock.at_ns]
+        return max((n for n in signs if isinstance(n, int)), default=clock.wall())

@@ -1,11 +1,15 @@
-"""A running job, followed: each look reads what is new since the one before."""
+"""A running job: each look reads the records that are new since the last one."""
 
 from __future__ import annotations
 
-from stepwell.analysis.findings.wording import phase_title
+import threading
+import time
+
+from stepwell._core import clock
+from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.phrases import phase_title
 from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.rank import LiveRank
-from stepwell.analysis.live.rules import LiveFindings
 from stepwell.analysis.live.snapshot import Snapshot
 from stepwell.analysis.progress import (
     EPOCHS,
@@ -13,24 +17,27 @@ from stepwell.analysis.progress import (
     loader_target,
     whole_number,
 )
-from stepwell.analysis.ranks.peers import is_lost_peer
 from stepwell.analysis.throughput import Throughput
-from stepwell.journal import clock
+from stepwell.analysis.tracebacks import is_lost_peer
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import error_text
 from stepwell.reading.process import process_folders, read_document
 
 MOST_RANKS = 64
-"""So many are followed; of a larger job the first ones."""
+"""Ranks that are followed: the first ones of a larger job."""
 MOST_METRICS = 8
+EVERY_S = 30.0
+REST = 20
+"""The pause after applying the rules is this many times their duration: they use at most 1/20 of a core."""
+Findings = tuple[Finding, ...]
 
 
 class LiveRun:
-    """Follows a run, from a minute ago on.
+    """Follows a run from a minute ago on.
 
     Args:
         run: the run.
-        findings: whether rules are applied now and then, in a thread of their own; these read all of it.
+        findings: whether to apply the rules, which read the whole run, from time to time in a thread.
     """
 
     def __init__(self, run: RecordedRun, findings: bool = True) -> None:
@@ -45,18 +52,18 @@ class LiveRun:
         self._findings = LiveFindings(run) if findings else None
 
     def look(self, last: bool = False) -> Snapshot:
-        """How the run is now. With ``last`` its findings are waited for."""
+        """Return the current state of the run. With ``last``, wait for its findings."""
         self._find_ranks()
-        # First: what is read afterwards is at least as new.
+        # Read first: all that is read afterwards is at least as new as the status.
         status = self.run.status
         for rank in self._ranks.values():
             rank.look(self._curves)
-        found, new = ((), ()) if self._findings is None else self._findings.take(last)
+        findings, new = ((), ()) if self._findings is None else self._findings.take(last)
         ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
         until = max((rank.until() for rank in ranks), default=clock.wall())
         leader = next((rank for rank in ranks if rank.step is not None), None)
-        # While it hangs there is no pace, and nobody knows how long it will take.
-        hangs = any(finding.rule == "hang" for finding in found)
+        # While it hangs there is no pace, and the time left is unknown.
+        hangs = any(finding.rule == "hang" for finding in findings)
         pace = leader.pace(until) if leader is not None and not hangs else None
         target = self._target(leader)
         step = leader.step if leader is not None else None
@@ -86,19 +93,22 @@ class LiveRun:
             time_seconds=covered,
             ranks=tuple(rank.now(max(until, rank.until())) for rank in ranks),
             not_followed=self._others,
-            findings=found,
+            findings=findings,
             new=new,
         )
 
     def _find_ranks(self) -> None:
-        """Take in ranks that have begun, or the next attempt; a document is read once for each."""
+        """Follow new ranks, or those of the next attempt. Reads the document of each process once."""
         for folder in process_folders(self.run.path):
             if folder.name in self._started or folder.name in self._past:
                 continue
-            about = read_document(folder)
-            if about is None:
+            document = read_document(folder)
+            if document is None:
                 continue
-            attempt, started = int(about["attempt"]), int(about.get("started") or clock.wall())
+            attempt, started = (
+                int(document["attempt"]),
+                int(document.get("started") or clock.wall()),
+            )
             self._first_ns = min(started, self._first_ns or started)
             if attempt > self._attempt:
                 self._attempt = attempt
@@ -116,37 +126,37 @@ class LiveRun:
                 self._others += 1
 
     def _target(self, leader: LiveRank | None) -> int | None:
-        """To how many steps it is to go on, as the loop, the configuration or its epochs tell."""
+        """Return the planned number of steps, from the loop, the configuration or the epochs."""
         config = RecordedRun(self.run.path).config if not self.run.config else self.run.config
         loop = leader.loop if leader is not None else {}
-        known, epochs = explicit_target(config, loop), whole_number(config, EPOCHS)
-        if known is not None or epochs is None:
-            return known
+        explicit, epochs = explicit_target(config, loop), whole_number(config, EPOCHS)
+        if explicit is not None or epochs is None:
+            return explicit
         start = (leader.epoch_start if leader is not None else None) or self._curves.epoch_start
         each = start[1] / start[0] if start is not None and start[0] > 0 else None
         return loader_target(epochs, loop, each) or (round(epochs * each) if each else None)
 
     def _error(self) -> str | None:
-        texts = (error_text(rank.about.get("error")) for rank in self._ranks.values())
-        known = [text[:400] for text in texts if text]
-        # Of several errors one that is not about a lost peer.
-        return min(known, key=is_lost_peer, default=None)
+        texts = (error_text(rank.document.get("error")) for rank in self._ranks.values())
+        errors = [text[:400] for text in texts if text]
+        # Prefer an error that is not about a lost peer.
+        return min(errors, key=is_lost_peer, default=None)
 
 
 def _rate(ranks: list[LiveRank], kind: str) -> float | None:
-    """Each rank counts what the whole job has done."""
-    known = [rank.rates[kind] for rank in ranks if kind in rank.rates]
-    return max(known) if known else None
+    """Return the largest rate: each rank counts the samples of the whole job."""
+    rates = [rank.rates[kind] for rank in ranks if kind in rank.rates]
+    return max(rates) if rates else None
 
 
 def _throughput(ranks: list[LiveRank]) -> Throughput | None:
-    """That of the rank with the most samples, as each counts what the whole job has done."""
-    known = [rank.throughput for rank in ranks if rank.throughput is not None]
-    return max(known, key=lambda each: each.samples_per_second or 0.0, default=None)
+    """Return the throughput of the rank with the highest rate: each counts the samples of the whole job."""
+    each_rank = [rank.throughput for rank in ranks if rank.throughput is not None]
+    return max(each_rank, key=lambda each: each.samples_per_second or 0.0, default=None)
 
 
 def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:
-    """Shares of phases, and how many seconds of a rank these are about."""
+    """Return the share of each phase, and the seconds per rank that these cover."""
     sums: dict[str, int] = {}
     for rank in ranks:
         for phase, ns in rank.clock.shares(max(until, rank.until())).items():
@@ -155,3 +165,49 @@ def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:
     order = sorted(sums, key=lambda phase: (phase == "other", -sums[phase]))
     shares = {phase_title(phase): sums[phase] / whole for phase in order if sums[phase]}
     return shares, whole / 1e9 / max(1, len(ranks))
+
+
+class LiveFindings:
+    """The findings of a running job. The rules run in a separate thread from time to time."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self._run = run
+        self._thread: threading.Thread | None = None
+        self._due = time.monotonic()
+        self._findings: Findings = ()
+        self._returned: set[object] = set()
+
+    def take(self, wait: bool = False) -> tuple[Findings, Findings]:
+        """Return all findings of the last time, and those that were not returned before.
+
+        With ``wait``, apply the rules now and wait for them.
+        """
+        if wait:
+            if self._thread is not None:
+                self._thread.join()
+            self._apply()
+        elif self._is_due():
+            # A daemon: the program may end while it runs.
+            self._thread = threading.Thread(target=self._apply, daemon=True)
+            self._thread.start()
+        current = self._findings
+        new = tuple(f for f in current if f.key not in self._returned)
+        self._returned.update(finding.key for finding in new)
+        return current, new
+
+    def _is_due(self) -> bool:
+        is_running = self._thread is not None and self._thread.is_alive()
+        return not is_running and time.monotonic() >= self._due
+
+    def _apply(self) -> None:
+        from stepwell.analysis.findings import findings
+
+        began = time.monotonic()
+        try:
+            all_findings = findings(RecordedRun(self._run.path))
+            self._findings = tuple(f for f in all_findings if f.severity != "note")
+        except Exception:
+            # A file may disappear while it is read. The rules run again later.
+            pass
+        took = time.monotonic() - began
+        self._due = time.monotonic() + max(EVERY_S, REST * took)

@@ -1,4 +1,4 @@
-"""What is known of a running job at one moment."""
+"""The state of a running job at one moment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from stepwell.analysis.throughput import Throughput
 
 @dataclass(frozen=True)
 class RankNow:
-    """What a rank is inside of: the spans of its main thread, the outermost first."""
+    """A rank and the open spans of its main thread, the outermost first."""
 
     rank: int
     status: str
     step: int | None
     inside: tuple[str, ...]
     seconds: float
-    """For how long it is in the innermost one, or in none."""
+    """Time in the innermost span, or since the last one ended."""
 
 
 @dataclass(frozen=True)
 class MetricNow:
-    """A metric: its last value, and how it went."""
+    """A metric: its last value and its curve."""
 
     name: str
     last: float
@@ -33,11 +33,11 @@ class MetricNow:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How a run is.
+    """The state of a run.
 
-    ``time`` has the share of each phase in the last ``time_seconds`` of all ranks, the largest first; that is
-    a minute, or less where there was less, or more spans than can be gone through. ``new`` are the
-    findings that no earlier snapshot had, ``findings`` are all.
+    ``time`` has the share of each phase in the last ``time_seconds`` of all ranks, the largest first. That is
+    a minute, or less if the run is younger or records too many spans to read. ``findings`` are all findings,
+    ``new`` those that no earlier snapshot had.
     """
 
     id: str
@@ -56,24 +56,24 @@ class Snapshot:
     samples_per_second: float | None
     tokens_per_second: float | None
     throughput: Throughput | None
-    """Over the whole training loop; the two above are of the latest update alone."""
+    """Over the whole training loop; the two rates above are from the latest update alone."""
     metrics: tuple[MetricNow, ...]
     time: dict[str, float]
     time_seconds: float
     ranks: tuple[RankNow, ...]
     not_followed: int
-    """Ranks that are more than can be followed."""
+    """Number of ranks that are not followed."""
     findings: tuple[Finding, ...] = field(default=())
     new: tuple[Finding, ...] = field(default=())
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the run has ended."""
         return self.status not in ("running", "empty")
 
     @property
     def done(self) -> float | None:
-        """Which share of the steps is done."""
+        """Share of the steps that are done."""
         if not self.target or self.step is None:
             return None
         return min(1.0, (self.step + 1) / self.target)

@@ -1,13 +1,13 @@
-"""Curves of a run as panels: plain values first, then a PNG or one HTML file made of them.
+"""Plots: the metrics of runs as panels of curves, saved as a PNG or as one HTML file.
 
     from stepwell.analysis import plots
     plots.save(plots.panels([stepwell.open_run(path)]), "curves.html")
 
-Imports reading; matplotlib only inside of the function that needs it. Knows nothing of terminals.
+Panels are plain values that any renderer can draw. Imports reading; matplotlib only when a PNG is saved.
 """
 
+from stepwell.analysis.plots.builder import Options, metric_names, panels
 from stepwell.analysis.plots.curves import Curve, Mark, Panel
-from stepwell.analysis.plots.making import Options, metric_names, panels
-from stepwell.analysis.plots.saving import save
+from stepwell.analysis.plots.export import save
 
 __all__ = ["Curve", "Mark", "Options", "Panel", "metric_names", "panels", "save"]

@@ -1,4 +1,4 @@
-"""What is drawn: panels of curves, and what is done to the numbers of one before it is drawn."""
+"""Panels of curves as plain values, and the smoothing and thinning of a curve before it is drawn."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from dataclasses import dataclass, field
 
 Numbers = list[float]
 MOST_POINTS = 1500
-"""Of one curve; more cannot be told apart on a page."""
+"""Most points of a curve; more cannot be distinguished on a page."""
 SMOOTH_FROM = 300
-"""A curve with so many values is smoothed unless something else is asked for."""
+"""From this number of values on, a curve is smoothed by default."""
 LARGEST = 1e300
-"""What is larger counts as infinite: the difference of two such may be."""
+"""Larger values count as infinite, because their differences may overflow."""
 LOG_FROM = 300.0
-"""Positive values that differ by this factor are drawn on a logarithmic scale."""
+"""Positive values that differ by more than this factor get a logarithmic scale."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line. ``y`` is as logged, ``smooth`` the same smoothed or empty; all finite.
+    """One line in a panel.
 
-    ``low`` and ``high`` are the least and the greatest over ranks, where ``y`` is their mean.
-    ``nonfinite`` is where values are NaN or infinite. A ``faint`` one is background to the others.
-    ``count`` is how many values there were. Curves of one ``colour`` belong together; -1: to nobody.
+    Attributes:
+        label: the name in the legend.
+        x: the positions of the values.
+        y: the logged values, all finite; the mean if there are several ranks.
+        smooth: the smoothed values, or empty.
+        low: the minimum over ranks, or empty.
+        high: the maximum over ranks, or empty.
+        nonfinite: the positions of NaN and infinite values.
+        faint: whether it is drawn as background to other curves.
+        count: the number of logged values.
+        colour: the index of the colour. Curves of one run share it; -1 for the next free one.
     """
 
     label: str
@@ -39,13 +47,13 @@ class Curve:
 
     @property
     def drawn(self) -> Numbers:
-        """The values that are drawn strongly."""
+        """The values of the main line: smoothed if there are any."""
         return self.smooth or self.y
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at one place of the x axis, such as a restart."""
+    """An event at one position of the x axis, such as a restart."""
 
     x: float
     label: str
@@ -53,7 +61,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Panel:
-    """A few curves that share their axes."""
+    """Curves that share their axes."""
 
     title: str
     x_label: str
@@ -65,9 +73,9 @@ class Panel:
 
 
 def smoothed(values: Numbers, weight: float) -> Numbers:
-    """The mean of the exponential moving averages from both ends, which lags behind in no direction.
+    """Return the mean of the exponential moving averages from both ends, which has no lag.
 
-    ``weight`` from 0 to below 1 is how much of the average so far is kept at each value.
+    ``weight``, from 0 to below 1, is the share of the previous average that is kept at each value.
     """
     forward = _average(values, weight)
     backward = _average(values[::-1], weight)[::-1]
@@ -75,7 +83,7 @@ def smoothed(values: Numbers, weight: float) -> Numbers:
 
 
 def _average(values: Numbers, weight: float) -> Numbers:
-    """The exponential moving average; early values are not drawn towards zero."""
+    """Return the exponential moving average, without a bias of the first values towards zero."""
     result: Numbers = []
     total = share = 0.0
     for value in values:
@@ -86,12 +94,12 @@ def _average(values: Numbers, weight: float) -> Numbers:
 
 
 def default_weight(count: int) -> float:
-    """How much a curve of so many values is smoothed by itself: over about a fiftieth of it."""
+    """Return the default smoothing weight for this number of values: over about 2 % of the curve."""
     return 0.0 if count < SMOOTH_FROM else 1 - 50 / count
 
 
 def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
-    """The curve with at most about so many points: of every stretch the least and the greatest."""
+    """Return the curve with at most about ``most`` points: the minimum and the maximum of each part."""
     if len(curve.x) <= most:
         return curve
     size = math.ceil(2 * len(curve.x) / most)
@@ -101,7 +109,7 @@ def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
         least = min(stretch, key=curve.y.__getitem__)
         greatest = max(stretch, key=curve.y.__getitem__)
         kept += sorted({least, greatest})
-    # The last value is the one that people look for.
+    # Always keep the last value, which readers look for.
     if kept[-1] != len(curve.x) - 1:
         kept.append(len(curve.x) - 1)
 
@@ -120,11 +128,11 @@ def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
 
 
 def wants_log(curves: list[Curve]) -> bool:
-    """Whether values are all positive and far apart."""
+    """Return whether all values are positive and differ by a large factor."""
     values = [value for curve in curves for value in curve.y if not curve.faint]
     if len(values) < 2 or min(values) <= 0:
         return False
     ordered = sorted(values)
-    # A single spike should not make the scale.
+    # Ignore the extremes: a single spike should not decide the scale.
     low, high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
     return high / low > LOG_FROM

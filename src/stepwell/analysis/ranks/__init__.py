@@ -1,21 +1,20 @@
-"""Ranks against each other, from their spans alone: who is slow, who waits for whom, who never came.
+"""Ranks compared with each other, from their spans alone: stragglers, waits and hangs.
 
-Nothing here needs a collective, neither when recording nor now: the ranks of a run share one clock.
-Imports reading and the vocabulary.
+Needs no collective, neither when recording nor when reading: the ranks of a run share one clock. Imports
+reading, the vocabulary and ``analysis.time``.
 """
 
 from stepwell.analysis.ranks.arrivals import Waits, waits_by_step
 from stepwell.analysis.ranks.grid import Grid, read_grids
 from stepwell.analysis.ranks.hang import Hang, hang
-from stepwell.analysis.ranks.skew import skew, waits
-from stepwell.analysis.ranks.stacks import Frame, Stack, stacks
-from stepwell.analysis.ranks.stragglers import Straggler, stragglers
+from stepwell.analysis.ranks.stacks import Stack, StackFrame, stacks
+from stepwell.analysis.ranks.stragglers import Straggler, skew, stragglers, waits
 
 __all__ = [
-    "Frame",
     "Grid",
     "Hang",
     "Stack",
+    "StackFrame",
     "Straggler",
     "Waits",
     "hang",

@@ -1,8 +1,8 @@
-"""Who arrives last where ranks wait for each other, and what it did before.
+"""Late arrivals: which rank comes last to a synchronisation point, and why.
 
-Ranks that come to a collective, or to a pass that contains one, leave it together. The last rank to arrive is
-the cause; the time that the others spend there until it comes is waiting, whatever span that is in. What the
-last rank did since they all left the meeting before, and for how much longer than the others, is the reason.
+All ranks leave a collective, or a pass that contains one, together. The last rank to arrive is the cause of a
+delay; the others wait until it comes, whatever span they are in. The reason is the phase in which the last
+rank spent more time than the others since the synchronisation point before.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.grid import BETWEEN, IDLE, Grid, Layer
-from stepwell.analysis.time.words import CODES
+from stepwell.analysis.time.phases import CODES
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 LEAST_SHARE = 0.1
-"""Of a typical step: who is late by less is not late."""
+"""Smallest delay that counts, as a share of a typical step."""
 SIGMAS = 6.0
+"""Smallest delay that counts, in standard deviations of the arrivals."""
 ALWAYS = 0.75
-"""Share of the steps in which a rank is last, for a delay below the noise to count."""
+"""Share of the steps in which a rank must be last for a delay within the noise to count."""
 TOGETHER = 0.5
-"""Ranks leave together if the last to arrive leaves later by less than this share of its delay."""
+"""Ranks leave together if the rank that arrived last leaves later by less than this share of its delay."""
 CELLS = 1 << 18
-"""Ranks times steps that are looked at together, to bound memory."""
+"""Ranks times steps processed at once, to bound memory."""
 DELAYS = "delays"
-MEETINGS = "meetings"
+SYNC_POINTS = "sync points"
 TRAINING = "training"
 COMMUNICATION = "communication"
 STEP = "step"
-"""Phase of a layer that is the whole step."""
+"""Phase of the layer that stands for the whole step."""
 
 
 @dataclass(frozen=True)
 class Delays:
-    """Late arrivals that others waited for, an entry for each rank, step and reason."""
+    """Late arrivals that others waited for: one entry for each rank, step and reason."""
 
     place: Ints
     """Row of the rank in the grid."""
@@ -47,19 +48,19 @@ class Delays:
     waited: Ints
     """Column of the step in which the others waited."""
     code: Ints
-    """Phase of the time, as in ``CODES``: idle or training where no span with a phase covers it."""
+    """Code of the phase: idle or training if no span with a phase covers the time."""
     ns: Ints
-    """How long the others waited: those in the middle, if there are several."""
+    """How long the others waited (median)."""
     typical: Ints
-    """How long the same took on the others."""
+    """Time of the other ranks in the same phase (median)."""
 
     @property
     def fields(self) -> tuple[Ints, ...]:
-        """All of them, in this order."""
+        """All columns, in this order."""
         return self.place, self.column, self.waited, self.code, self.ns, self.typical
 
     def where(self, chosen: Bools | Ints) -> Delays:
-        """Some of them."""
+        """Return a selection of the entries."""
         return Delays(*(values[chosen] for values in self.fields))
 
     def __len__(self) -> int:
@@ -67,29 +68,29 @@ class Delays:
 
 
 @dataclass(frozen=True)
-class _Meeting:
-    """A layer in which ranks wait for each other; by step: the last rank, and its delay."""
+class _SyncPoint:
+    """A layer in which ranks may wait for each other, with the last rank and its delay in each step."""
 
     layer: Layer
     ranks: Ints
     columns: Ints
     last: Ints
-    """Place of the rank."""
+    """Row of the rank that arrives last."""
     delay: Ints
     is_together: Bools
     apart: Ints
-    """How much later than the others the last rank leaves."""
+    """How much later than the others the last rank to leave does."""
     noise: float
 
     def releases(self, columns: Ints, least: float) -> Bools:
-        """In which of these columns all ranks leave it together, however they came."""
+        """Return in which of these columns all ranks leave together, whenever they arrived."""
         at = np.minimum(np.searchsorted(self.columns, columns), len(self.columns) - 1)
         is_released = self.apart[at] <= np.maximum(least, TOGETHER * self.delay[at])
         return np.asarray(is_released & (self.columns[at] == columns))
 
 
 def step_ns(grid: Grid) -> int:
-    """How long a step takes typically, from its beginning to that of the next one."""
+    """Return the median time from the beginning of a step to the beginning of the next."""
     lasted = np.diff(grid.begin, axis=1)[(grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)]
     if len(lasted):
         return max(1, int(np.median(lasted)))
@@ -97,61 +98,61 @@ def step_ns(grid: Grid) -> int:
     return max(1, int(np.median(done))) if done.size else 1
 
 
-def meeting_layers(grid: Grid) -> list[Layer]:
-    """The layers in which ranks wait for each other."""
-    return [meeting.layer for meeting in _meetings(grid)]
+def sync_layers(grid: Grid) -> list[Layer]:
+    """Return the layers in which ranks wait for each other."""
+    return [point.layer for point in _sync_points(grid)]
 
 
 def delays(grid: Grid) -> Delays:
-    """The late arrivals of an attempt; none with a single rank."""
-    if DELAYS not in grid.notes:
+    """Return the late arrivals of an attempt; none if it has a single rank."""
+    if DELAYS not in grid.cache:
         parts = [_NONE]
         if len(grid.ranks) > 1 and len(grid.steps):
             least = LEAST_SHARE * step_ns(grid)
-            parts += [_delays_at(grid, meeting, least) for meeting in _meetings(grid)]
+            parts += [_delays_at(grid, point, least) for point in _sync_points(grid)]
             parts.append(_delays_at_steps(grid, _joined(parts), least))
-        grid.notes[DELAYS] = _joined(parts)
-    found: Delays = grid.notes[DELAYS]
-    return found
+        grid.cache[DELAYS] = _joined(parts)
+    result: Delays = grid.cache[DELAYS]
+    return result
 
 
 @dataclass(frozen=True)
 class Waits:
-    """By step of an attempt: for which rank the others waited in a phase, and how long."""
+    """For each step of an attempt: the rank that the others waited for in a phase, and how long."""
 
     attempt: int
     phase: str
     steps: Ints
     last: Ints
-    """The rank that came last, and did not wait."""
+    """The rank that arrived last."""
     ns: Ints
 
 
 def waits_by_step(grid: Grid) -> list[Waits]:
-    """How long ranks waited for each other in each step."""
+    """Return how long ranks waited for each other in each step."""
     ranks = np.array(grid.ranks, np.int64)
     return [
         Waits(
             grid.attempt,
-            meeting.layer.phase,
-            grid.steps[meeting.columns],
-            ranks[meeting.last],
-            np.where(meeting.is_together, meeting.delay, 0),
+            point.layer.phase,
+            grid.steps[point.columns],
+            ranks[point.last],
+            np.where(point.is_together, point.delay, 0),
         )
-        for meeting in (_meetings(grid) if len(grid.ranks) > 1 else [])
+        for point in (_sync_points(grid) if len(grid.ranks) > 1 else [])
     ]
 
 
-def _meetings(grid: Grid) -> list[_Meeting]:
-    if MEETINGS not in grid.notes:
+def _sync_points(grid: Grid) -> list[_SyncPoint]:
+    if SYNC_POINTS not in grid.cache:
         candidates = [_arrivals(layer) for layer in grid.layers if layer.phase != IDLE]
-        grid.notes[MEETINGS] = [c for c in candidates if c is not None and _is_meeting(c)]
-    found: list[_Meeting] = grid.notes[MEETINGS]
-    return found
+        grid.cache[SYNC_POINTS] = [c for c in candidates if c is not None and _is_sync_point(c)]
+    points: list[_SyncPoint] = grid.cache[SYNC_POINTS]
+    return points
 
 
-def _arrivals(layer: Layer) -> _Meeting | None:
-    """Who comes last to a layer, by how much, and whether all leave together; None for a single rank."""
+def _arrivals(layer: Layer) -> _SyncPoint | None:
+    """Return who arrives last in a layer, by how much, and whether all leave together; None for one rank."""
     here = layer.taking_part
     if here is None:
         return None
@@ -172,18 +173,20 @@ def _arrivals(layer: Layer) -> _Meeting | None:
         delay[low:high] = start[which, each] - median_of_others(start, which)
         last[low:high] = ranks[which]
         is_together[low:high] = np.abs(leaves) < TOGETHER * delay[low:high]
-    return _Meeting(layer, ranks, columns, last, delay, is_together, apart, float(np.median(noise)))
+    return _SyncPoint(
+        layer, ranks, columns, last, delay, is_together, apart, float(np.median(noise))
+    )
 
 
-def _is_meeting(found: _Meeting) -> bool:
-    """Whether ranks that are late leave with the others, for the greater part of the time."""
-    late = int(found.delay.sum())
-    together = int(found.delay[found.is_together].sum())
-    return 2 * together > late or (late == 0 and found.layer.phase == COMMUNICATION)
+def _is_sync_point(point: _SyncPoint) -> bool:
+    """Return whether late ranks leave together with the others, for most of the delay."""
+    late = int(point.delay.sum())
+    together = int(point.delay[point.is_together].sum())
+    return 2 * together > late or (late == 0 and point.layer.phase == COMMUNICATION)
 
 
 def _noise(start: Ints) -> float:
-    """How much arrivals vary from step to step. A shift that lasts is no noise."""
+    """Return the standard deviation of arrivals from step to step. A lasting shift is not noise."""
     if start.shape[1] < 3:
         return 0.0
     count = len(start)
@@ -191,59 +194,60 @@ def _noise(start: Ints) -> float:
     return float(np.median(changes)) / 0.954 * count / (count - 1)
 
 
-def _delays_at_steps(grid: Grid, known: Delays, least: float) -> Delays:
-    """The delays of ranks that begin a step late, and the next one with the others.
+def _delays_at_steps(grid: Grid, without: Delays, least: float) -> Delays:
+    """Return the delays of ranks that begin a step late and the next one together with the others.
 
-    The others wait within the step, whatever span they are in: with a GPU that is where they fetch a result.
+    The others wait within the step, in any span: with a GPU that is where they fetch a result. Leaves out
+    steps with a delay in ``without``, which was found at a synchronisation point.
     """
     ns = np.full(grid.begin.shape, -1, np.int64)
-    is_known = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)
-    ns[:, :-1] = np.where(is_known, np.diff(grid.begin, axis=1), -1)
+    is_whole = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)
+    ns[:, :-1] = np.where(is_whole, np.diff(grid.begin, axis=1), -1)
     whole = Layer(STEP, 0, grid.begin, np.zeros_like(ns), ns)
-    meeting = _arrivals(whole)
-    return _NONE if meeting is None else _delays_at(grid, meeting, least, known.waited)
+    point = _arrivals(whole)
+    return _NONE if point is None else _delays_at(grid, point, least, without.waited)
 
 
-def _delays_at(grid: Grid, meeting: _Meeting, least: float, without: Ints | None = None) -> Delays:
-    """The delays at one meeting, each with its reasons, without those in some columns."""
-    late = meeting.delay > max(least, SIGMAS * meeting.noise)
-    # A rank that is last nearly always is no accident, however much arrivals vary.
-    counts = np.bincount(meeting.last[meeting.delay > least], minlength=len(grid.ranks))
-    late |= (meeting.delay > least) & (counts >= ALWAYS * len(late))[meeting.last]
-    for place in np.unique(meeting.last[late]).tolist():
-        # A root that sends does not wait for those who receive: each rank is judged by itself.
-        mine = late & (meeting.last == place)
-        together = int(meeting.delay[mine & meeting.is_together].sum())
-        late[mine] = 2 * together > int(meeting.delay[mine].sum())
-    late &= meeting.is_together
+def _delays_at(grid: Grid, point: _SyncPoint, least: float, without: Ints | None = None) -> Delays:
+    """Return the delays at one synchronisation point with their reasons, without some columns."""
+    late = point.delay > max(least, SIGMAS * point.noise)
+    # A rank that is nearly always last is not an accident, however much arrivals vary.
+    counts = np.bincount(point.last[point.delay > least], minlength=len(grid.ranks))
+    late |= (point.delay > least) & (counts >= ALWAYS * len(late))[point.last]
+    for place in np.unique(point.last[late]).tolist():
+        # Each rank is judged by itself: the root of a broadcast does not wait for the receivers.
+        mine = late & (point.last == place)
+        together = int(point.delay[mine & point.is_together].sum())
+        late[mine] = 2 * together > int(point.delay[mine].sum())
+    late &= point.is_together
     if without is not None:
-        late &= ~np.isin(meeting.columns, without)
+        late &= ~np.isin(point.columns, without)
     chosen = np.flatnonzero(late)
     parts = [_NONE]
-    for _, block in _blocks(chosen, len(meeting.ranks)):
-        parts.append(_Reasons(grid, meeting, block, least).split())
+    for _, block in _blocks(chosen, len(point.ranks)):
+        parts.append(_Reasons(grid, point, block, least).split())
     return _joined(parts)
 
 
 class _Reasons:
-    """What ranks did between the meeting before and this one, in the steps in which one of them came late."""
+    """The time of all ranks since the synchronisation point before, in steps in which one arrived late."""
 
-    def __init__(self, grid: Grid, meeting: _Meeting, chosen: Ints, least: float) -> None:
+    def __init__(self, grid: Grid, point: _SyncPoint, chosen: Ints, least: float) -> None:
         self.grid = grid
         self.least = least
-        self.layer = meeting.layer
-        self.ranks = meeting.ranks
-        self.columns = meeting.columns[chosen]
+        self.layer = point.layer
+        self.ranks = point.ranks
+        self.columns = point.columns[chosen]
         self.before = np.maximum(self.columns - 1, 0)
-        self.delay = meeting.delay[chosen]
-        self.last = meeting.last[chosen]
+        self.delay = point.delay[chosen]
+        self.last = point.last[chosen]
         self.own = np.searchsorted(self.ranks, self.last)
         self.each = np.arange(len(chosen))
         self.arrival = self.layer.cells(self.ranks, self.columns)[0]
         self.since = self._since()
 
     def _since(self) -> Ints:
-        """When each rank left the meeting before, or began the step if there was none."""
+        """Return when each rank left the synchronisation point before, or else began the step."""
         begin = self.grid.begin[np.ix_(self.ranks, self.before)]
         begin = np.where(begin < 0, self.grid.begin[np.ix_(self.ranks, self.columns)], begin)
         if self.layer.phase == STEP:
@@ -251,29 +255,32 @@ class _Reasons:
         since = np.full(self.arrival.shape, -1, np.int64)
         for columns in (self.columns, self.before):
             is_open = since < 0
-            for meeting in _meetings(self.grid):
-                if meeting.layer is self.layer and columns is self.columns:
+            for point in _sync_points(self.grid):
+                if point.layer is self.layer and columns is self.columns:
                     continue
-                start, ns = meeting.layer.cells(self.ranks, columns)
+                start, ns = point.layer.cells(self.ranks, columns)
                 is_past = is_open & (ns >= 0) & (start < self.arrival)
-                is_past &= meeting.releases(columns, self.least)
+                is_past &= point.releases(columns, self.least)
                 since = np.where(is_past, np.maximum(since, start + ns), since)
         return np.minimum(np.where(since < 0, begin, since), self.arrival)
 
     def split(self) -> Delays:
-        """Charge each delay to what took longest beyond the usual; what is less than ``least`` is dropped."""
+        """Divide each delay among the phases that took longer than on other ranks.
+
+        Shares below ``least`` are dropped.
+        """
         least = self.least
         totals, in_steps, earlier = self._totals()
         rest = self.arrival - self.since
         for total in totals.values():
             rest -= total
-        # Who takes longer in a collective waits there itself.
+        # A rank that takes longer in a collective waits there itself.
         totals.pop(CODES[COMMUNICATION], None)
         reasons = []
         for code, total in totals.items():
             more, typical = self._against_others(total)
             if code in in_steps:
-                # Stages of a pipeline do the same one after the other: none of them takes longer.
+                # Stages of a pipeline do the same work one after the other: none of them takes longer.
                 more = np.minimum(more, self._against_others(in_steps[code])[0])
             reasons.append(((more, typical), np.full(len(self.each), code), earlier[code]))
         amounts = self._against_others(np.maximum(rest, 0))
@@ -288,7 +295,8 @@ class _Reasons:
             ns[ns <= least] = 0
             shares[row, self.each] = ns
             left -= ns
-        # Small differences elsewhere cancel out: the greatest has the rest, without what came from earlier.
+        # Small differences elsewhere cancel out: the largest reason gets the rest, without lateness that was
+        # carried over from earlier.
         top = order[0], self.each
         shares[top] = np.clip(excess[top] + int(least), 0, left)
         row, at = np.nonzero(shares > least)
@@ -302,14 +310,15 @@ class _Reasons:
         )
 
     def _totals(self) -> tuple[dict[int, Ints], dict[int, Ints], dict[int, Bools]]:
-        """By phase the time of each rank between the two meetings, and the time in both steps.
+        """Return by phase the time of each rank since the point before, the time in both steps, and whether
+        most of it is in the step before.
 
-        Also whether it lies in the step before. Only spans that have a phase: what they leave is code that no
-        such span covers. Time in which ranks meet counts as communication.
+        Counts only spans with a phase: the rest is code that no such span covers. Time at synchronisation
+        points counts as communication.
         """
         totals: dict[int, Ints] = {}
         in_steps: dict[int, Ints] = {}
-        met = [meeting.layer for meeting in _meetings(self.grid)]
+        met = [point.layer for point in _sync_points(self.grid)]
         own: dict[int, list[Ints]] = {}
         for layer in self.grid.layers:
             if layer.phase in (IDLE, TRAINING) or layer is self.layer:
@@ -333,7 +342,7 @@ class _Reasons:
         return totals, in_steps, earlier
 
     def _events(self, code: int) -> tuple[Ints, Ints]:
-        """The same for checkpoints and the like; and when the first of them began on the last rank."""
+        """Return the same for checkpoints and the like, and when the first of them began on the last rank."""
         total = np.zeros(self.arrival.shape, np.int64)
         first = np.zeros(len(self.each), np.int64)
         for row, place in enumerate(self.ranks.tolist()):
@@ -346,12 +355,12 @@ class _Reasons:
         return np.minimum(total, self.arrival - self.since), first
 
     def _against_others(self, values: Ints) -> tuple[Ints, Ints]:
-        """How much more than the others the last rank has, and what they have."""
+        """Return the excess of the last rank over the others, and the median of the others."""
         others = median_of_others(values, self.own)
         return values[self.own, self.each] - others, others
 
     def _outside(self, excess: Ints) -> tuple[Ints, Bools]:
-        """The phase of code that no span with a phase covers, and whether it is in the step before."""
+        """Return the phase of time without a span that has a phase, and whether it is in the step before."""
         since, arrival = (edge[self.own, self.each] for edge in (self.since, self.arrival))
         is_earlier = crosses = since < self.grid.begin[self.last, self.columns]
         code = np.full(len(self.each), CODES[IDLE])
@@ -364,10 +373,10 @@ class _Reasons:
                 before = np.where(crosses, before, 0)
                 is_training = 2 * (now + before) >= excess
                 code[is_training] = CODES[TRAINING]
-                # If both steps have it, it is in each step, and this one's.
+                # If both steps have it, it occurs in each step and belongs to this one.
                 is_earlier = np.where(is_training, before > 2 * now, is_earlier)
             elif layer.phase not in (IDLE, COMMUNICATION):
-                # The rest of a pass with several collectives in it.
+                # The rest of a pass that contains several collectives.
                 start, ns = (
                     cells[self.own, self.each] for cells in layer.cells(self.ranks, self.columns)
                 )
@@ -377,7 +386,7 @@ class _Reasons:
         return code, is_earlier
 
     def _met(self) -> Ints:
-        """How long the last rank was in collectives in each of the steps."""
+        """Return the time of the last rank in collectives in each of the steps."""
         total = np.zeros(len(self.each), np.int64)
         for layer in self.grid.layers:
             if layer.phase == COMMUNICATION:
@@ -388,13 +397,13 @@ class _Reasons:
 
 
 def median_of_others(values: Ints, which: Ints) -> Ints:
-    """Column by column the median of all rows but one.
+    """Return the median of each column without one row, whose index is in ``which``.
 
-    Of two in the middle it is their mean, unless they are far apart: then one of them may be slow itself, and
-    it is the lower one.
+    Of two middle values it is the mean, unless they are far apart: then one of the two ranks may be slow
+    itself, and it is the lower value.
     """
     each = np.arange(values.shape[1])
-    # Transposed, since that is faster to sort.
+    # Transposed: faster to sort.
     others = values.T.copy()
     others[each, which] = np.iinfo(np.int64).min
     at = 1 + (len(values) - 2) // 2
@@ -409,7 +418,7 @@ def median_of_others(values: Ints, which: Ints) -> Ints:
 
 
 def _blocks(columns: Ints, ranks: int) -> Iterator[tuple[int, Ints]]:
-    """Some columns at a time, with the place of the first of them."""
+    """Yield some columns at a time, with the index of the first."""
     size = max(1, CELLS // max(1, ranks))
     for low in range(0, len(columns), size):
         yield low, columns[low : low + size]

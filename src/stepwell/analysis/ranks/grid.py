@@ -1,6 +1,6 @@
-"""Ranks by steps: what every rank did in every step, side by side.
+"""Ranks by steps: the time of every rank in every step and phase, as arrays.
 
-A process is summed up into a row first, by itself and wherever it is read; a grid is made of rows alone.
+Each process is first summed up into a row, where it is read. A grid is made of rows alone.
 """
 
 from __future__ import annotations
@@ -12,34 +12,77 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.memory import give_back
-from stepwell.analysis.ranks.compact import Compact
-from stepwell.analysis.ranks.stretches import CODES, NAMES, Stretches, read_stretches
+from stepwell.analysis.memory import trim_malloc
+from stepwell.analysis.ranks.phase_intervals import PhaseIntervals, read_phase_intervals
+from stepwell.analysis.time.phases import CODES, NAMES
 from stepwell.reading import RecordedRun
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 IDLE = "idle"
-"""The time between the stretches of a step and the next step, in which no span was open."""
+"""The time between a step and the next, in which no span is open."""
 IN_STEP = ("data", "transfer", "forward", "backward", "optimizer", "communication", "training")
 BETWEEN = ("checkpoint", "validation", "testing", "restore")
 _IS_IN_STEP = np.isin(np.arange(len(NAMES) + 2), [CODES[phase] for phase in IN_STEP])
 _IS_BETWEEN = np.isin(np.arange(len(NAMES) + 2), [CODES[phase] for phase in BETWEEN])
 MOST_NUMBERS = 6
-"""So many stretches of one phase are kept apart in a step; more are taken together with the last."""
+"""Intervals of one phase that are kept apart in a step; further ones are added to the last."""
 NEVER = np.iinfo(np.int64).max
 LARGE = 1_000_000
-"""Ranks times steps from which on memory is thought of."""
+"""Ranks times steps from which on freed memory is returned to the system."""
 BLOCK = 1 << 16
-"""Stretches that are looked through at once."""
+"""Intervals processed at once."""
+LEAST, MOST = -(1 << 31) + 1, (1 << 31) - 1
+"""Range of the integers that fit into 32 bits: most times within a step are below two seconds."""
+ELSEWHERE = -(1 << 31)
+"""Stands for an integer that does not fit."""
+
+
+class Compact:
+    """An array of 64-bit integers, stored with 32 bits each; the few that need more are stored beside it."""
+
+    def __init__(self, values: Ints) -> None:
+        fits = values.min(initial=0) >= LEAST and values.max(initial=0) <= MOST
+        none: Ints = np.empty(0, np.int64)
+        large = none if fits else np.flatnonzero((values < LEAST) | (values > MOST))
+        self._small = values.astype(np.int32)
+        self._at = large
+        self._exact = values.ravel()[large]
+        self._small.ravel()[large] = ELSEWHERE
+
+    def __getstate__(self) -> tuple[NDArray[np.int32], Ints | None, Ints | None]:
+        # Usually all integers fit, and sending two empty arrays costs as much as sending a full one.
+        some = len(self._at) > 0
+        return self._small, self._at if some else None, self._exact if some else None
+
+    def __setstate__(self, state: tuple[NDArray[np.int32], Ints | None, Ints | None]) -> None:
+        none: Ints = np.empty(0, np.int64)
+        self._small, at, exact = state
+        self._at, self._exact = none if at is None else at, none if exact is None else exact
+
+    @property
+    def full(self) -> Ints:
+        """All integers, computed anew each time."""
+        values = self._small.astype(np.int64)
+        if len(self._at):
+            values.ravel()[self._at] = self._exact
+        return values
+
+    def cells(self, rows: Ints, columns: Ints) -> Ints:
+        """Return some rows and columns."""
+        values = self._small[np.ix_(rows, columns)].astype(np.int64)
+        if len(self._at):
+            row, column = np.nonzero(values == ELSEWHERE)
+            flat = rows[row] * self._small.shape[1] + columns[column]
+            values[row, column] = self._exact[np.searchsorted(self._at, flat)]
+        return values
 
 
 class Layer:
-    """The n-th stretch of one phase: when it began and its own time, rank by step; -1 for none.
+    """The n-th interval of one phase: its start and its own time, rank by step; -1 for none.
 
-    There is one for every step of every rank, so they are kept small: starts as what lies between them and
-    the beginning of the step.
+    There may be very many, so they are stored compactly: starts relative to the beginning of the step.
     """
 
     def __init__(self, phase: str, number: int, begin: Ints, since: Ints, ns: Ints) -> None:
@@ -52,25 +95,25 @@ class Layer:
 
     @property
     def ns(self) -> Ints:
-        """Own time."""
+        """Own times."""
         return self._ns.full
 
     @property
     def start(self) -> Ints:
-        """When it began."""
+        """Starts."""
         return np.where(self._ns.full >= 0, self._begin + self._since.full, -1)
 
     def cells(self, ranks: Ints, columns: Ints) -> tuple[Ints, Ints]:
-        """Start and own time of some ranks in some steps."""
+        """Return starts and own times of some ranks in some steps."""
         ns = self._ns.cells(ranks, columns)
         start = self._begin[np.ix_(ranks, columns)] + self._since.cells(ranks, columns)
         return np.where(ns >= 0, start, -1), ns
 
     @property
     def taking_part(self) -> tuple[Ints, Ints] | None:
-        """The ranks that do this, and the steps in which they all do; None for fewer than two ranks.
+        """Ranks that have this phase, and steps in which all of them do; None for fewer than two ranks.
 
-        A rank that does it in less than half as many steps as another one does not count.
+        A rank that has it in less than half as many steps as another one does not count.
         """
         has = self._ns.full >= 0
         often = np.count_nonzero(has, axis=1)
@@ -81,52 +124,52 @@ class Layer:
 
 @dataclass(frozen=True)
 class Events:
-    """Checkpoints, validations and the like of one process, in the order in which they began."""
+    """Checkpoints, validations and the like of one process, sorted by start."""
 
     starts: Ints
     ns: Ints
     codes: NDArray[np.uint8]
 
     def of(self, code: int) -> tuple[Ints, Ints]:
-        """Starts and own times of those of one phase."""
+        """Return starts and own times of one phase."""
         chosen = self.codes == code
         return self.starts[chosen], self.ns[chosen]
 
 
 @dataclass
 class Grid:
-    """One attempt."""
+    """The ranks and steps of one attempt."""
 
     attempt: int
     ranks: list[int]
     steps: Ints
     """The steps that were begun, ascending."""
     begin: Ints
-    """When each rank began each step, with the data for it; -1 where it did not."""
+    """When each rank began each step, with loading its data; -1 if it did not."""
     is_done: Bools
     """Whether each rank completed each step."""
     layers: list[Layer] = field(default_factory=list)
     between: dict[str, Ints] = field(default_factory=dict)
-    """Checkpoints and the like by rank and step after which they were; what came before is in ``before``."""
+    """Nanoseconds of checkpoints and the like, by rank and the step before them."""
     events: list[Events] = field(default_factory=list)
-    """The same by rank, each with its start."""
+    """Checkpoints and the like by rank, with their starts."""
     before: dict[str, Ints] = field(default_factory=dict)
-    """Nanoseconds by rank of what came before the first step: startup, restore, …"""
+    """Nanoseconds by rank before the first step: startup, restore, …"""
     last_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """When the last stretch of each rank was over, or began if it never was."""
+    """When the last interval of each rank ended, or began if it is open."""
     failed: list[tuple[int, int]] = field(default_factory=list)
-    """Rank and step of the iterations that an exception went through."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What was worked out of it for several purposes."""
+    """Rank and step of iterations that ended with an exception."""
+    cache: dict[str, Any] = field(default_factory=dict)
+    """Results derived from the grid that several callers need."""
 
     @property
     def complete(self) -> Bools:
-        """Which steps were completed by all ranks that began them."""
+        """Mask of the steps that all ranks that began them completed."""
         begun = self.begin >= 0
         return np.asarray(begun.any(axis=0) & (self.is_done | ~begun).all(axis=0))
 
     def total(self, phase: str) -> Ints:
-        """Nanoseconds in a phase, rank by step."""
+        """Return nanoseconds in a phase, rank by step."""
         total = np.zeros(self.begin.shape, np.int64)
         for layer in self.layers:
             if layer.phase == phase:
@@ -135,13 +178,13 @@ class Grid:
 
     @property
     def phases(self) -> list[str]:
-        """The phases that steps consist of here."""
+        """The phases of the steps."""
         return list(dict.fromkeys(layer.phase for layer in self.layers))
 
 
 @dataclass
 class GridRow:
-    """One process, summed up by step: what a grid is made of. -1 for none."""
+    """One process, summed up by step: a row of a grid. -1 for none."""
 
     attempt: int
     rank: int
@@ -149,7 +192,7 @@ class GridRow:
     begin: Ints
     is_done: Bools
     layers: dict[tuple[int, int], tuple[Compact, Compact]]
-    """By phase and number: from the beginning of the step to its start, and own time."""
+    """By phase and number: the start relative to the beginning of the step, and the own time."""
     between: dict[str, Compact]
     events: Events
     before: dict[str, int]
@@ -158,26 +201,26 @@ class GridRow:
 
 
 def read_grids(run: RecordedRun) -> list[Grid]:
-    """The attempts of a run. Processes without any span are left out, and workers."""
+    """Return a grid for each attempt of a run, without workers and processes that have no spans."""
     rows = []
     for tables in run.by_process():
         if tables.process.about["role"] != "worker":
-            stretches = read_stretches(tables)
-            rows += [] if stretches is None else [make_row(stretches)]
+            intervals = read_phase_intervals(tables)
+            rows += [] if intervals is None else [make_row(intervals)]
     return make_grids(rows)
 
 
 def make_grids(rows: Iterable[GridRow | None]) -> list[Grid]:
-    """A grid for each attempt. The rows are used up, so that there are never two copies of them."""
-    found: dict[int, list[GridRow]] = {}
+    """Return a grid for each attempt. Empties the rows, so that there are never two copies in memory."""
+    by_attempt: dict[int, list[GridRow]] = {}
     for row in rows:
         if row is not None:
-            found.setdefault(row.attempt, []).append(row)
-    return [make_grid(number, found[number]) for number in sorted(found)]
+            by_attempt.setdefault(row.attempt, []).append(row)
+    return [make_grid(number, by_attempt[number]) for number in sorted(by_attempt)]
 
 
 def make_grid(attempt: int, rows: Iterable[GridRow]) -> Grid:
-    """Put the processes of one attempt side by side."""
+    """Return the grid of the processes of one attempt."""
     rows = sorted(rows, key=lambda row: row.rank)
     grid = Grid(
         attempt,
@@ -207,7 +250,7 @@ def make_grid(attempt: int, rows: Iterable[GridRow]) -> Grid:
         grid.layers += [layer] if layer.is_used else []
         del pairs, since, ns
         if grid.begin.size >= LARGE:
-            give_back()
+            trim_malloc()
     for phase in (*BETWEEN, "startup"):
         grid.before[phase] = np.array([row.before.get(phase, 0) for row in rows], np.int64)
         amounts = [row.between.pop(phase, None) for row in rows]
@@ -219,7 +262,7 @@ def make_grid(attempt: int, rows: Iterable[GridRow]) -> Grid:
 
 
 def _all_steps(rows: list[GridRow]) -> Ints:
-    """As a rule all ranks go through the same ones."""
+    """Return the steps of all rows. Usually all ranks have the same ones."""
     steps = rows[0].steps
     for row in rows[1:]:
         if not np.array_equal(row.steps, steps):
@@ -228,7 +271,7 @@ def _all_steps(rows: list[GridRow]) -> Ints:
 
 
 def _columns(steps: Ints, own: Ints) -> Ints | slice:
-    """Where the steps of a row are among all."""
+    """Return the columns of the steps of a row."""
     return slice(None) if len(own) == len(steps) else np.searchsorted(steps, own)
 
 
@@ -238,103 +281,107 @@ def _side_by_side(
     rows: Sequence[NDArray[Any] | Compact | None],
     fill: int,
 ) -> Ints:
-    found = np.full((len(columns), width), fill, np.int64)
+    table = np.full((len(columns), width), fill, np.int64)
     for place, (column, values) in enumerate(zip(columns, rows, strict=True)):
         if values is not None:
-            found[place, column] = values.full if isinstance(values, Compact) else values
-    return found
+            table[place, column] = values.full if isinstance(values, Compact) else values
+    return table
 
 
 def _unique(steps: Ints) -> Ints:
-    """The different ones, of numbers that are mostly in order; in any order if they are not."""
+    """Return sorted steps without duplicates."""
     is_new = np.ones(len(steps), bool)
     is_new[1:] = steps[1:] != steps[:-1]
     return steps[is_new]
 
 
-def make_row(found: Stretches) -> GridRow | None:
-    """Sum up the stretches of a process by step; None when there are none."""
-    if not len(found.step):
+def make_row(intervals: PhaseIntervals) -> GridRow | None:
+    """Sum up the intervals of a process by step; None if there are none."""
+    if not len(intervals.step):
         return None
-    own = _in_steps(found)
-    step = found.step[own]
+    own = _in_steps(intervals)
+    step = intervals.step[own]
     changes = _changes(step)
     steps = _unique(np.sort(step[changes]))
     column = _places(steps, step, changes)
     is_done = np.ones(len(steps), bool)
-    is_done[column[found.is_open[own]]] = False
+    is_done[column[intervals.is_open[own]]] = False
     row = GridRow(
-        found.attempt,
-        found.rank,
+        intervals.attempt,
+        intervals.rank,
         steps,
-        _first(found, own, column, changes, len(steps)),
+        _first(intervals, own, column, changes, len(steps)),
         is_done,
         layers={},
         between={},
-        events=_events(found),
+        events=_events(intervals),
         before={},
-        last_ns=found.last_ns,
-        failed=found.failed,
+        last_ns=intervals.last_ns,
+        failed=intervals.failed,
     )
-    _add_between(row, found, own, column)
-    phase = found.phase[own]
+    _add_between(row, intervals, own, column)
+    phase = intervals.phase[own]
     for code in np.flatnonzero(_IS_IN_STEP).tolist():
         chosen = np.flatnonzero(phase == code)
         if len(chosen):
-            _add_layers(row, code, column[chosen], _among(own, chosen), found)
+            _add_layers(row, code, column[chosen], _among(own, chosen), intervals)
     return row
 
 
-def _in_steps(found: Stretches) -> Ints | slice:
-    """Those that are part of a step; as a rule all but the first and the last, so that none is copied."""
-    in_step = np.empty(len(found.step), bool)
+def _in_steps(intervals: PhaseIntervals) -> Ints | slice:
+    """Return the intervals that are part of a step: a slice if they are adjacent, which avoids copies."""
+    in_step = np.empty(len(intervals.step), bool)
     for low in range(0, len(in_step), BLOCK):
         these = slice(low, low + BLOCK)
-        in_step[these] = _IS_IN_STEP[found.phase[these]] & (found.step[these] >= 0)
+        in_step[these] = _IS_IN_STEP[intervals.phase[these]] & (intervals.step[these] >= 0)
     first = int(in_step.argmax())
     after = len(in_step) - int(in_step[::-1].argmax()) if in_step[first] else first
     return slice(first, after) if in_step[first:after].all() else np.flatnonzero(in_step)
 
 
 def _changes(values: Ints) -> Ints:
-    """Where there is another value than before, the first one included."""
+    """Return the indices at which the value changes, and the first index."""
     later = np.flatnonzero(values[1:] != values[:-1]) + 1
     return np.concatenate([np.zeros(min(1, len(values)), np.int64), later])
 
 
-def _first(found: Stretches, own: Ints | slice, column: Ints, changes: Ints, count: int) -> Ints:
-    """The earliest start of each column."""
+def _first(
+    intervals: PhaseIntervals, own: Ints | slice, column: Ints, changes: Ints, count: int
+) -> Ints:
+    """Return the earliest start of each step."""
     first = np.full(count, NEVER)
     if len(changes) == count:
-        # Each step in one go.
-        first[column[changes]] = found.start(_among(own, changes))
+        # No step is interrupted by another.
+        first[column[changes]] = intervals.start(_among(own, changes))
     else:
-        np.minimum.at(first, column, found.start(own))
+        np.minimum.at(first, column, intervals.start(own))
     return first
 
 
 def _among(own: Ints | slice, chosen: Ints) -> Ints:
-    """Which of all stretches these are, chosen from those that are part of a step."""
+    """Return the indices among all intervals of some that are chosen among those in steps."""
     if isinstance(own, slice):
         return chosen + own.start if own.start else chosen
     return own[chosen]
 
 
-def _add_layers(row: GridRow, code: int, column: Ints, source: Ints, found: Stretches) -> None:
-    """The stretches of one phase: the first of each step, the second, and so on."""
-    closed = ~found.is_open[source]
+def _add_layers(
+    row: GridRow, code: int, column: Ints, source: Ints, intervals: PhaseIntervals
+) -> None:
+    """Add the layers of one phase: the first interval of each step, the second, and so on."""
+    closed = ~intervals.is_open[source]
     if len(column) == len(row.steps) and (column[1:] > column[:-1]).all() and closed.all():
-        # Once in every step, as most are.
-        since = found.start(source) - row.begin
-        row.layers[code, 0] = Compact(since), Compact(found.ns[source])
+        # The usual case: once in every step.
+        since = intervals.start(source) - row.begin
+        row.layers[code, 0] = Compact(since), Compact(intervals.ns[source])
         return
     number = np.minimum(_numbers(column), MOST_NUMBERS - 1)
     for each in range(int(number.max()) + 1):
         these = np.flatnonzero((number == each) & closed)
         at, where = column[these], source[these]
-        start, ns = found.start(where), found.ns[where]
+        start, ns = intervals.start(where), intervals.ns[where]
         since, total = np.zeros(len(row.steps), np.int64), np.full(len(row.steps), -1, np.int64)
-        # Backwards, so that of several the first one's start stays.
+        # Backwards: of several in a step, the start of the first one remains.
         since[at[::-1]] = (start - row.begin[at])[::-1]
         total[at] = 0
         np.add.at(total, at, ns)
@@ -342,13 +389,13 @@ def _add_layers(row: GridRow, code: int, column: Ints, source: Ints, found: Stre
 
 
 def _places(steps: Ints, values: Ints, changes: Ints) -> Ints:
-    """Where each of these values, which mostly come in order, is among the steps."""
+    """Return the column of each of these values, of which most follow an equal one."""
     lengths = np.diff(np.append(changes, len(values)))
     return np.repeat(np.searchsorted(steps, values[changes]), lengths)
 
 
 def _numbers(column: Ints) -> Ints:
-    """How many of the same step came before each."""
+    """Return for each entry how many entries of the same step come before it."""
     if (column[1:] > column[:-1]).all():
         return np.zeros(len(column), np.int64)
     is_sorted = bool((column[1:] >= column[:-1]).all())
@@ -361,38 +408,38 @@ def _numbers(column: Ints) -> Ints:
     return numbers
 
 
-def _events(found: Stretches) -> Events:
-    chosen = np.flatnonzero(_IS_BETWEEN[found.phase] & ~found.is_open)
-    return Events(found.start(chosen), found.ns[chosen], found.phase[chosen])
+def _events(intervals: PhaseIntervals) -> Events:
+    chosen = np.flatnonzero(_IS_BETWEEN[intervals.phase] & ~intervals.is_open)
+    return Events(intervals.start(chosen), intervals.ns[chosen], intervals.phase[chosen])
 
 
-def _add_between(row: GridRow, found: Stretches, own: Ints | slice, column: Ints) -> None:
-    """What is no part of a step, after the step that began last before it."""
+def _add_between(row: GridRow, intervals: PhaseIntervals, own: Ints | slice, column: Ints) -> None:
+    """Add phases between steps to the step that began last before them."""
     begins = row.begin.min(initial=NEVER)
     for phase in (*BETWEEN, "startup"):
-        chosen = np.flatnonzero((found.phase == CODES[phase]) & ~found.is_open)
-        early = found.start(chosen) < begins
-        row.before[phase] = int(found.ns[chosen[early]].sum())
+        chosen = np.flatnonzero((intervals.phase == CODES[phase]) & ~intervals.is_open)
+        early = intervals.start(chosen) < begins
+        row.before[phase] = int(intervals.ns[chosen[early]].sum())
         late = chosen[~early]
         if len(late):
-            before = np.searchsorted(found.start(own), found.start(late), side="right")
+            before = np.searchsorted(intervals.start(own), intervals.start(late), side="right")
             last = column[before - 1]
             amounts = np.zeros(len(row.steps), np.int64)
-            np.add.at(amounts, last, found.ns[late])
+            np.add.at(amounts, last, intervals.ns[late])
             row.between[phase] = Compact(amounts)
 
 
 def _idle(grid: Grid) -> Layer:
-    """What is left of a step until the next one begins."""
+    """Return the layer of the time that remains of each step until the next one begins."""
     busy = np.zeros_like(grid.begin)
     for layer in grid.layers:
         busy += np.maximum(layer.ns, 0)
     for ns in grid.between.values():
         busy += ns
     gap = np.full(grid.begin.shape, -1, np.int64)
-    known = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0) & grid.is_done[:, :-1]
+    has_next = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0) & grid.is_done[:, :-1]
     left = grid.begin[:, 1:] - grid.begin[:, :-1] - busy[:, :-1]
-    gap[:, :-1] = np.where(known, np.maximum(left, 0), -1)
+    gap[:, :-1] = np.where(has_next, np.maximum(left, 0), -1)
     since = np.zeros(grid.begin.shape, np.int64)
-    since[:, :-1] = np.where(known, np.diff(grid.begin, axis=1) - gap[:, :-1], 0)
+    since[:, :-1] = np.where(has_next, np.diff(grid.begin, axis=1) - gap[:, :-1], 0)
     return Layer(IDLE, 0, grid.begin, since, gap)

@@ -1,43 +1,43 @@
-"""Hangs: which ranks sit in which collective or fetch since when, and who never came."""
+"""Hangs: which ranks wait in which operation, for how long, and which ranks never came."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepwell.analysis.ranks.habits import Habits
+from stepwell._core.text import duration
+from stepwell.analysis.ranks.history import SpanHistory, TypicalDurations, read_typical_durations
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
-from stepwell.analysis.ranks.usual import Usual, usual
-from stepwell.analysis.time.words import phase_of_span
-from stepwell.journal.liveness import status_of
+from stepwell.analysis.time.phases import phase_of_span
+from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 
 AFTER_S = 10.0
-"""What has taken fewer seconds does not hang yet."""
+"""Seconds that a rank must be in a span before it may count as hanging."""
 HEARTBEATS = 2.0
-"""A rank whose last sign of life is this many heartbeats older than that of the others ended before them."""
+"""A rank whose last heartbeat is this many intervals older than that of the others ended before them."""
 PASSES = ("forward", "backward", "optimizer")
-"""Phases in which ranks wait for each other without a span of its own."""
+"""Phases that may contain collectives without a span of their own."""
 MESSAGES = ("send", "receive")
-"""Operations between two ranks: one is the counterpart of the other."""
+"""Operations between two ranks, each the counterpart of the other."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Ranks that sit in spans of one name, at one step."""
+    """Ranks that wait in spans of one name, at one step."""
 
     name: str
     step: int | None
     phase: str | None
     ranks: tuple[int, ...]
     since_ns: int
-    """When the first of them came."""
+    """When the first of them began to wait."""
     seconds: float
-    """For how long that one has been there."""
+    """How long the first of them has waited."""
     number: int | None
-    """How many of these each of them began before; None where they differ, or where it is no collective."""
+    """Collectives that each of them began before; None if these differ, or outside collectives."""
     place: str | None = None
-    """The line of Python code that the first of them is at, if that was recorded."""
+    """The line of Python code that the first of them is at, if recorded."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +47,29 @@ class Missing:
     rank: int
     status: str
     inside: tuple[str, ...]
-    """The spans that it is in instead, the outermost first; empty when it is in none."""
+    """The spans that it is in instead, the outermost first."""
     seconds: float | None
-    """For how long it is in the innermost one, or since its last one ended; None when it has no span."""
+    """Time in the innermost span, or since its last span ended; None if it has no span."""
     last: str | None
-    """The span that ended last, when it is in none."""
+    """The span that ended last, if it is in none."""
     place: str | None = None
-    """The line of Python code that it is at, if that was recorded."""
+    """The line of Python code that it is at, if recorded."""
     ended_s: float | None = None
-    """How long before the last sign of life of the others it ended; None when it did not."""
+    """How long before the last heartbeat of the others it ended; None if it is running."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Ranks that wait, and the ranks that never came. ``missing`` is empty when all are there."""
+    """Ranks that wait, and ranks that never came. ``missing`` is empty if all are there."""
 
     step: int | None
     attempt: int
     collective: str | None
-    """What they wait in, where that is a collective."""
+    """The collective that they wait in; None if it is another operation."""
     waiting: tuple[Waiting, ...]
     missing: tuple[Missing, ...]
     ranks: int
-    """How many ranks the run has."""
+    """Number of ranks of the run."""
 
     @property
     def is_complete(self) -> bool:
@@ -78,7 +78,7 @@ class Hang:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The different operations that the ranks wait for each other in; empty where it is one."""
+        """The operations, if ranks wait for each other in different ones; else empty."""
         if self.missing or any(group.phase != "communication" for group in self.waiting):
             return ()
         names = tuple(dict.fromkeys(_operation(group.name) for group in self.waiting))
@@ -86,12 +86,11 @@ class Hang:
 
     @property
     def sentence(self) -> str:
-        """All of it in one sentence."""
+        """The hang in one sentence."""
         if self.operations:
             return self._in_different_operations()
         first = self.waiting[0]
-        sits = "sits" if len(first.ranks) == 1 else "sit"
-        text = f"{_ranks(first.ranks)} {sits} in {first.name} for {first.seconds:.0f} s"
+        text = f"{_have_been(first)} in {first.name} for {duration(first.seconds * 1e9)}"
         if self.step is not None:
             text += f" (step {self.step})"
         if first.place is not None and not self.missing:
@@ -101,19 +100,15 @@ class Hang:
         if len(self.missing) > 3:
             text += f"; nor did {len(self.missing) - 3} more"
         for other in self.waiting[1:] if not self.missing else ():
-            text += f"; {_ranks(other.ranks)} in {other.name} for {other.seconds:.0f} s"
+            text += f"; {_ranks(other.ranks)} in {other.name} for {duration(other.seconds * 1e9)}"
             text += f" (step {other.step})" if other.step not in (None, self.step) else ""
         return text
 
     def _in_different_operations(self) -> str:
         first, *others = self.waiting
-        waits = "waits" if len(first.ranks) == 1 else "wait"
-        text = f"{_ranks(first.ranks)} {waits} in {_operation_words(first)} while "
-        text += " and ".join(
-            f"{_ranks(other.ranks)} {'is' if len(other.ranks) == 1 else 'are'} in "
-            f"{_operation_words(other)}"
-            for other in others[:3]
-        )
+        text = f"{_have_been(first)} in {_operation_words(first)}"
+        for other in others[:3]:
+            text += f", {_ranks(other.ranks)} in {_operation_words(other)}"
         if set(self.operations).issubset(MESSAGES):
             return text
         return f"{text}: the ranks are in different operations"
@@ -123,82 +118,93 @@ def hang(
     run: RecordedRun,
     *,
     after_s: float = AFTER_S,
-    known: list[Stack] | None = None,
-    habits: list[Habits] | None = None,
+    open_stacks: list[Stack] | None = None,
+    history: list[SpanHistory] | None = None,
 ) -> Hang | None:
-    """What hangs, or hung when it was killed; None when nothing has taken longer than it may.
+    """Return what hangs, or hung when the run was killed; None if no span takes longer than it may.
 
-    What may take how long is told by the run itself. Ranks in a collective hang when they wait for longer
-    than they ever had to, unless those that they wait for are at work: starting, validating or saving for no
-    longer than that takes. ``known`` are the stacks and ``habits`` what was done before, when they have been
-    read already.
+    The limits come from the run itself. Ranks in a collective hang if they wait longer than ever before,
+    unless the ranks that they wait for are busy: starting, validating or saving for no longer than usual.
+
+    Args:
+        run: the run.
+        after_s: seconds that a rank must be in a span to count.
+        open_stacks: the stacks, if they have been read already.
+        history: the spans of each process so far, if they have been read already.
     """
-    mains = [s for s in (stacks(run) if known is None else known) if _is_main(s)]
+    mains = [s for s in (stacks(run) if open_stacks is None else open_stacks) if _is_main(s)]
     inside = [s for s in mains if s.innermost is not None and s.innermost.seconds >= after_s]
     inside = [s for s in inside if s.status in ("running", "killed")]
     if not inside:
         return None
-    before = usual(run, mains[0].attempt, habits)
-    met = [s for s in inside if _phase(s) == "communication"]
-    if not met and len(mains) > 1:
+    typical = read_typical_durations(run, mains[0].attempt, history)
+    waiting = [s for s in inside if _phase(s) == "communication"]
+    if not waiting and len(mains) > 1:
         # The collectives of DDP and FSDP are part of the passes.
-        met = [s for s in inside if _phase(s) in PASSES and before.is_too_long(s)]
-    missing = _missing(run, mains, met, before)
-    if met and missing and _is_in_vain(met, missing, mains, before):
-        return _made(run, met, missing, before, is_meeting=True)
-    stuck = [s for s in inside if before.is_too_long(s)]
-    if met and missing:
-        # They wait for others, who are at work.
-        stuck = [s for s in stuck if s not in met]
-    is_meeting = any(s in met for s in stuck)
-    # Those that wait in another operation, which was never done before, belong to it.
-    return _made(run, met if is_meeting else stuck, [], before, is_meeting=is_meeting)
+        waiting = [s for s in inside if _phase(s) in PASSES and typical.is_too_long(s)]
+    missing = _missing(run, mains, waiting, typical)
+    if waiting and missing and _is_in_vain(waiting, missing, mains, typical):
+        return _make_hang(run, waiting, missing, typical, is_collective=True)
+    stuck = [s for s in inside if typical.is_too_long(s)]
+    if waiting and missing:
+        # They wait for ranks that are busy.
+        stuck = [s for s in stuck if s not in waiting]
+    is_collective = any(s in waiting for s in stuck)
+    # Ranks that wait in another operation, for which no limit is known, belong to it.
+    return _make_hang(
+        run, waiting if is_collective else stuck, [], typical, is_collective=is_collective
+    )
 
 
 def _is_in_vain(
-    met: list[Stack], missing: list[Missing], mains: list[Stack], habits: Usual
+    waiting: list[Stack], missing: list[Missing], mains: list[Stack], typical: TypicalDurations
 ) -> bool:
-    """Whether ranks wait in a collective for ranks that are not on their way to it."""
+    """Return whether ranks wait in a collective for ranks that will not come."""
     here = {stack.rank: stack for stack in mains}
-    running = any(stack.status == "running" for stack in met)
+    running = any(stack.status == "running" for stack in waiting)
     if running and any(m.status != "running" for m in missing):
         return True
-    late = [m for m in missing if (s := here.get(m.rank)) is None or not habits.is_at_work(s)]
-    return bool(late) and any(habits.is_too_long(stack) for stack in met)
+    late = [m for m in missing if (s := here.get(m.rank)) is None or not typical.is_at_work(s)]
+    return bool(late) and any(typical.is_too_long(stack) for stack in waiting)
 
 
-def _made(
+def _make_hang(
     run: RecordedRun,
     waiting: list[Stack],
     missing: list[Missing],
-    habits: Usual,
+    typical: TypicalDurations,
     *,
-    is_meeting: bool,
+    is_collective: bool,
 ) -> Hang | None:
     absent = {m.rank for m in missing}
-    groups: dict[tuple[str, int | None], list[Stack]] = {}
+    by_place: dict[tuple[str, int | None], list[Stack]] = {}
     for stack in waiting:
         if stack.rank not in absent and stack.innermost is not None:
-            groups.setdefault((stack.innermost.name, stack.step), []).append(stack)
-    made = sorted((_waiting(name, g, habits) for (name, _), g in groups.items()), key=_earliest)
-    if not made:
+            by_place.setdefault((stack.innermost.name, stack.step), []).append(stack)
+    groups = sorted(
+        (_waiting(name, g, typical) for (name, _), g in by_place.items()), key=_earliest
+    )
+    if not groups:
         return None
     documents = _documents(run, waiting[0].attempt)
-    worlds = [int(about["world_size"] or 0) for about in documents]
+    worlds = [int(document["world_size"] or 0) for document in documents]
     return Hang(
         step=max((s.step for s in waiting if s.step is not None), default=None),
         attempt=waiting[0].attempt,
-        collective=made[0].name if is_meeting else None,
-        waiting=tuple(made),
+        collective=groups[0].name if is_collective else None,
+        waiting=tuple(groups),
         missing=tuple(missing),
-        ranks=max(len({about["rank"] for about in documents}), *worlds),
+        ranks=max(len({document["rank"] for document in documents}), *worlds),
     )
 
 
 def _documents(run: RecordedRun, attempt: int) -> list[dict[str, Any]]:
-    """Those of the ranks of an attempt."""
     every = run.documents()
-    return [about for about in every if about["attempt"] == attempt and about["role"] != "worker"]
+    return [
+        document
+        for document in every
+        if document["attempt"] == attempt and document["role"] != "worker"
+    ]
 
 
 def _is_main(stack: Stack) -> bool:
@@ -206,7 +212,7 @@ def _is_main(stack: Stack) -> bool:
 
 
 def _phase(stack: Stack) -> str | None:
-    """The phase of the innermost span that has one."""
+    """Return the phase of the innermost span that has one."""
     for frame in reversed(stack.frames):
         phase = phase_of_span(frame.name, frame.category)
         if phase is not None:
@@ -215,67 +221,67 @@ def _phase(stack: Stack) -> str | None:
 
 
 def _position(stack: Stack) -> tuple[int, int]:
-    """How far a rank has come: its step, and the pass in it."""
+    """Return how far a rank has come: its step, and the pass in it."""
     phase = _phase(stack)
     step = -1 if stack.step is None else stack.step
     return step, PASSES.index(phase) if phase in PASSES else -1
 
 
 def _missing(
-    run: RecordedRun, mains: list[Stack], meeting: list[Stack], habits: Usual
+    run: RecordedRun, mains: list[Stack], waiting_stacks: list[Stack], typical: TypicalDurations
 ) -> list[Missing]:
-    """Those that are gone, have begun fewer collectives, or are in an earlier pass than those that wait."""
-    if not meeting:
+    """Return ranks that ended, began fewer collectives, or are in an earlier pass than those that wait."""
+    if not waiting_stacks:
         return []
-    is_pass = _phase(meeting[0]) in PASSES
-    most = max(habits.collectives.get(s.rank, 0) for s in meeting)
-    furthest = max(_position(s) for s in meeting)
+    is_pass = _phase(waiting_stacks[0]) in PASSES
+    most = max(typical.collectives.get(s.rank, 0) for s in waiting_stacks)
+    furthest = max(_position(s) for s in waiting_stacks)
     here = {s.rank: s for s in mains}
-    documents = _documents(run, meeting[0].attempt)
-    if not is_pass and _is_mutual(meeting, documents):
+    documents = _documents(run, waiting_stacks[0].attempt)
+    if not is_pass and _is_mutual(waiting_stacks, documents):
         return []
-    waiting = {stack.rank for stack in meeting}
+    waiting = {stack.rank for stack in waiting_stacks}
     last_ns = max(int(d["heartbeat"] or 0) for d in documents if int(d["rank"]) in waiting)
-    found = []
-    for about in documents:
-        rank = int(about["rank"])
+    absent = []
+    for document in documents:
+        rank = int(document["rank"])
         stack = here.get(rank)
         if stack is not None and (is_pass or _phase(stack) == "communication"):
             if is_pass:
                 is_there = _phase(stack) in PASSES and _position(stack) >= furthest
             else:
-                is_there = habits.collectives.get(rank, 0) >= most
+                is_there = typical.collectives.get(rank, 0) >= most
             if is_there:
                 continue
-        missing = _absent(rank, stack, status_of(about))
-        since_s = (last_ns - int(about["heartbeat"] or 0)) / 1e9
-        if missing.status != "running" and since_s > HEARTBEATS * about["interval"]:
+        missing = _absent(rank, stack, status_of(document))
+        since_s = (last_ns - int(document["heartbeat"] or 0)) / 1e9
+        if missing.status != "running" and since_s > HEARTBEATS * document["interval"]:
             missing = replace(missing, ended_s=since_s)
-        found.append(missing)
-    return sorted(found, key=lambda m: m.rank)
+        absent.append(missing)
+    return sorted(absent, key=lambda m: m.rank)
 
 
-def _is_mutual(meeting: list[Stack], documents: list[dict[str, Any]]) -> bool:
-    """Whether all ranks are alive and wait, in different operations."""
-    operations = {_operation(s.innermost.name) for s in meeting if s.innermost is not None}
-    if len(operations) < 2 or {int(d["rank"]) for d in documents} != {s.rank for s in meeting}:
+def _is_mutual(waiting: list[Stack], documents: list[dict[str, Any]]) -> bool:
+    """Return whether all ranks are alive and wait in different operations."""
+    operations = {_operation(s.innermost.name) for s in waiting if s.innermost is not None}
+    if len(operations) < 2 or {int(d["rank"]) for d in documents} != {s.rank for s in waiting}:
         return False
-    beats = [int(about["heartbeat"] or 0) for about in documents]
+    beats = [int(document["heartbeat"] or 0) for document in documents]
     apart_s = (max(beats) - min(beats)) / 1e9
-    is_same_time = apart_s <= HEARTBEATS * max(about["interval"] for about in documents)
-    return is_same_time and len({stack.status for stack in meeting}) == 1
+    is_same_time = apart_s <= HEARTBEATS * max(document["interval"] for document in documents)
+    return is_same_time and len({stack.status for stack in waiting}) == 1
 
 
 def _operation(name: str) -> str:
-    """The operation of a span: ``all_reduce`` of ``all_reduce.wait``."""
+    """Return the operation of a span: ``all_reduce`` for ``all_reduce.wait``."""
     return name.partition(".")[0]
 
 
 def _operation_words(waiting: Waiting) -> str:
-    about = [] if waiting.step is None else [f"step {waiting.step}"]
-    about += [] if waiting.place is None else [waiting.place]
-    in_brackets = f" ({', '.join(about)})" if about else ""
-    return f"{waiting.name} for {waiting.seconds:.0f} s{in_brackets}"
+    details = [] if waiting.step is None else [f"step {waiting.step}"]
+    details += [] if waiting.place is None else [waiting.place]
+    in_brackets = f" ({', '.join(details)})" if details else ""
+    return f"{waiting.name} for {duration(waiting.seconds * 1e9)}{in_brackets}"
 
 
 def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
@@ -288,10 +294,10 @@ def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
     return Missing(rank, stack.status, (), seconds, name, stack.place)
 
 
-def _waiting(name: str, group: list[Stack], habits: Usual) -> Waiting:
+def _waiting(name: str, group: list[Stack], typical: TypicalDurations) -> Waiting:
     frames = [s.innermost for s in group if s.innermost is not None]
     first = min(frames, key=lambda f: f.start_ns)
-    numbers = {habits.collectives.get(s.rank, 0) for s in group}
+    numbers = {typical.collectives.get(s.rank, 0) for s in group}
     phase = _phase(group[0])
     return Waiting(
         name=name,
@@ -309,6 +315,10 @@ def _earliest(waiting: Waiting) -> tuple[bool, int, int]:
     return _operation(waiting.name) in MESSAGES, -len(waiting.ranks), waiting.since_ns
 
 
+def _have_been(waiting: Waiting) -> str:
+    return f"{_ranks(waiting.ranks)} {'has' if len(waiting.ranks) == 1 else 'have'} been"
+
+
 def _ranks(ranks: tuple[int, ...]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -319,17 +329,18 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 def _whereabouts(missing: Missing) -> str:
     if missing.ended_s is not None:
         how = "was killed" if missing.status == "killed" else missing.status
-        return f"it {how} {missing.ended_s:.0f} s before"
+        return f"it {how} {duration(missing.ended_s * 1e9)} earlier"
     at = "" if missing.place is None else f", at {missing.place}"
     return _span_words(missing) + at
 
 
 def _span_words(missing: Missing) -> str:
     if missing.inside:
-        since = "" if missing.seconds is None else f" for {missing.seconds:.0f} s"
-        return f"it is in {' › '.join(missing.inside[-3:])}{since}"
+        spans = " › ".join(missing.inside[-3:])
+        return f"it has been in {spans} for {duration((missing.seconds or 0.0) * 1e9)}"
     if missing.status != "running":
         return "it was killed" if missing.status == "killed" else f"it has {missing.status}"
     if missing.last:
-        return f"it is in no span since {missing.last} ended {missing.seconds:.0f} s ago"
+        ago = duration((missing.seconds or 0.0) * 1e9)
+        return f"it has been in no span since {missing.last} ended {ago} ago"
     return "it is in no span"

@@ -1,4 +1,4 @@
-"""What every rank and thread is inside of now, or was when it died."""
+"""The open spans of every rank and thread, now or when its process died."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from stepwell.analysis.source_lines import own_line
-from stepwell.journal.liveness import STALE_HEARTBEATS, status_of
+from stepwell.analysis.tracebacks import own_line
+from stepwell.journal.document import STALE_HEARTBEATS, status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import PythonStacks, SourceLine
+from stepwell.reading.segments import ends_of
 from stepwell.reading.spans import SpanReader
 from stepwell.reading.tables import ProcessTables
-from stepwell.reading.window import ends_of
 
 MAIN = "MainThread"
 COLUMNS = {"thread", "step", "name", "category", "depth", "start_ns", "attributes", "id"}
@@ -24,20 +24,20 @@ ENDED = {"thread", "step", "name", "category", "start_ns", "duration_ns"}
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """One open span."""
 
     name: str
     category: str
     start_ns: int
     seconds: float
-    """For how long it is open, or was when its process ended."""
+    """How long it has been open, or was when its process ended."""
     attributes: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Last:
-    """The span that ended last, of a thread that is in none."""
+class LastSpan:
+    """The span that ended last, for a thread that is in none."""
 
     name: str
     category: str
@@ -47,28 +47,28 @@ class Last:
 
 @dataclass(frozen=True)
 class Stack:
-    """One thread: the spans that it is in, the outermost first."""
+    """One thread and its open spans, the outermost first."""
 
     rank: int
     attempt: int
     process: str
     role: str
     status: str
-    """Of its process: running, finished, failed, interrupted or killed."""
+    """Status of its process: running, finished, failed, interrupted or killed."""
     host: str
     pid: int
     thread: str
     step: int | None
-    frames: tuple[Frame, ...]
-    last: Last | None
+    frames: tuple[StackFrame, ...]
+    last: LastSpan | None
     seen_ns: int
-    """As of when: now, or the last sign of life of its process."""
+    """The time this describes: now, or the last sign of life of its process."""
     lines: tuple[SourceLine, ...] = ()
-    """Its Python stack, outermost first; written when its process made no progress."""
+    """Its Python stack, outermost first; recorded if its process made no progress."""
     quiet_s: float | None = None
-    """Seconds since its process recorded anything, where the stack was written for that reason."""
+    """Seconds since its process last recorded something, if the Python stack was recorded."""
     silent_s: float | None = None
-    """Seconds without a heartbeat of a process that lives here; None where it has one."""
+    """Seconds since the last heartbeat, if a running process has stopped sending them; else None."""
 
     @property
     def place(self) -> str | None:
@@ -77,65 +77,65 @@ class Stack:
         return None if line is None else line.place
 
     @property
-    def innermost(self) -> Frame | None:
-        """What it is in at the moment."""
+    def innermost(self) -> StackFrame | None:
+        """The innermost open span."""
         return self.frames[-1] if self.frames else None
 
 
 def stacks(run: RecordedRun, *, attempt: int | None = None) -> list[Stack]:
-    """The threads that are inside of something, by rank; of the latest attempt if none is given.
+    """Return the threads that have open spans, by rank, in the latest attempt if none is given.
 
-    A main thread is told of while its process runs, also when it is inside of nothing.
+    The main thread of a running process is always included.
     """
     documents = run.documents()
     if attempt is None:
         attempt = max((int(d["attempt"]) for d in documents), default=0)
     statuses = {str(d["process"]): status_of(d) for d in documents}
-    # Read first, looked at afterwards: what is open has been open since before that.
-    found = []
+    # The clock is read after the spans: an open span then never begins in the future.
+    result = []
     for tables in run.by_process(partial=True):
-        about = tables.process.about
-        if about["attempt"] == attempt:
-            found += stacks_of(tables, seen_status(about, statuses))
-    return in_order(found)
+        document = tables.process.about
+        if document["attempt"] == attempt:
+            result += stacks_of(tables, seen_status(document, statuses))
+    return in_order(result)
 
 
-def in_order(found: Iterable[Stack]) -> list[Stack]:
-    """By rank, of each the main thread first."""
-    return sorted(found, key=lambda s: (s.rank, s.role != "main", s.process, s.thread != MAIN))
+def in_order(unsorted: Iterable[Stack]) -> list[Stack]:
+    """Sort stacks by rank, with the main thread of each first."""
+    return sorted(unsorted, key=lambda s: (s.rank, s.role != "main", s.process, s.thread != MAIN))
 
 
-def seen_status(about: dict[str, Any], statuses: Mapping[str, str]) -> str:
-    """How a process is. A worker renews no heartbeat of its own: where its parent has ended, so has it."""
-    own = statuses.get(about["process"]) or status_of(about)
-    if about["role"] != "worker" or own != "running":
+def seen_status(document: dict[str, Any], statuses: Mapping[str, str]) -> str:
+    """Return the status of a process. A worker has no heartbeat of its own: it ends with its parent."""
+    own = statuses.get(document["process"]) or status_of(document)
+    if document["role"] != "worker" or own != "running":
         return own
-    return own if statuses.get(str(about.get("parent")), own) == "running" else "killed"
+    return own if statuses.get(str(document.get("parent")), own) == "running" else "killed"
 
 
 def stacks_of(tables: ProcessTables, status: str, now_ns: int | None = None) -> list[Stack]:
-    """The threads of one process that are inside of something, as of now if no time is given."""
+    """Return the threads of one process that have open spans, at ``now_ns`` or the current time."""
     frames = [f for f in tables.spans(COLUMNS, only_open=True) if f.height]
     spans = pl.concat(frames).sort("depth", "start_ns") if frames else None
     seen = _seen(tables, status, spans, time.time_ns() if now_ns is None else now_ns)
     python = tables.process.python_stacks() if status in ("running", "killed") else None
     step = tables.context.latest()[0]
-    found = []
+    result = []
     if spans is not None:
         for (thread,), part in spans.group_by("thread", maintain_order=True):
             inside = tuple(_frame(row, seen) for row in part.iter_rows(named=True))
-            # A loop that the main thread is in began long before.
+            # The current step: the main thread's loop began at an earlier one.
             own = step if thread == MAIN and step is not None else part["step"][-1]
-            found.append(_stack(tables, status, seen, str(thread), own, inside))
-    has_main = any(stack.thread == MAIN for stack in found)
+            result.append(_stack(tables, status, seen, str(thread), own, inside))
+    has_main = any(stack.thread == MAIN for stack in result)
     is_main = tables.process.about["role"] == "main"
     if not has_main and is_main and (status == "running" or python is not None):
-        found.append(_stack(tables, status, seen, MAIN, step, (), _last(tables, seen)))
-    return found if python is None else _with_lines(found, python)
+        result.append(_stack(tables, status, seen, MAIN, step, (), _last(tables, seen)))
+    return result if python is None else _with_lines(result, python)
 
 
-def _with_lines(found: list[Stack], python: PythonStacks) -> list[Stack]:
-    """Add the Python stacks that were taken since each thread entered its innermost span."""
+def _with_lines(bare: list[Stack], python: PythonStacks) -> list[Stack]:
+    """Add the Python stacks that were recorded since each thread entered its innermost span."""
     return [
         replace(
             stack,
@@ -144,7 +144,7 @@ def _with_lines(found: list[Stack], python: PythonStacks) -> list[Stack]:
         )
         if stack.innermost is None or stack.innermost.start_ns <= python.time_ns
         else stack
-        for stack in found
+        for stack in bare
     ]
 
 
@@ -154,20 +154,20 @@ def _stack(
     seen: int,
     thread: str,
     step: int | None,
-    frames: tuple[Frame, ...],
-    last: Last | None = None,
+    frames: tuple[StackFrame, ...],
+    last: LastSpan | None = None,
 ) -> Stack:
-    about = tables.process.about
-    silent = max(0, seen - int(about["heartbeat"] or seen)) / 1e9
-    is_silent = status == "running" and silent > STALE_HEARTBEATS * about["interval"]
+    document = tables.process.about
+    silent = max(0, seen - int(document["heartbeat"] or seen)) / 1e9
+    is_silent = status == "running" and silent > STALE_HEARTBEATS * document["interval"]
     return Stack(
-        rank=int(about["rank"]),
-        attempt=int(about["attempt"]),
+        rank=int(document["rank"]),
+        attempt=int(document["attempt"]),
         process=tables.process.name,
-        role=str(about["role"] or "main"),
+        role=str(document["role"] or "main"),
         status=status,
-        host=str(about["host"]),
-        pid=int(about["pid"]),
+        host=str(document["host"]),
+        pid=int(document["pid"]),
         thread=thread,
         step=step,
         frames=frames,
@@ -178,21 +178,21 @@ def _stack(
 
 
 def _seen(tables: ProcessTables, status: str, spans: pl.DataFrame | None, now_ns: int) -> int:
-    """Until when something is known of a process."""
+    """Return the time of the last sign of life of a process."""
     if status == "running":
         return now_ns
-    about = tables.process.about
+    document = tables.process.about
     latest = max((ends_of(s) for s in tables.process.of_kind("spans")), default=0)
     began = 0 if spans is None else int(spans["start_ns"].max() or 0)  # type: ignore[arg-type]
-    return max(int(about["heartbeat"] or 0), latest + tables.offset if latest else 0, began)
+    return max(int(document["heartbeat"] or 0), latest + tables.offset if latest else 0, began)
 
 
-def _frame(row: dict[str, Any], seen: int) -> Frame:
+def _frame(row: dict[str, Any], seen: int) -> StackFrame:
     try:
         attributes = json.loads(row["attributes"] or "{}")
     except (ValueError, RecursionError):
         attributes = {}
-    return Frame(
+    return StackFrame(
         name=row["name"],
         category=row["category"],
         start_ns=row["start_ns"],
@@ -201,8 +201,8 @@ def _frame(row: dict[str, Any], seen: int) -> Frame:
     )
 
 
-def _last(tables: ProcessTables, seen: int) -> Last | None:
-    """The span of the main thread that ended last; only its newest segment is read."""
+def _last(tables: ProcessTables, seen: int) -> LastSpan | None:
+    """Return the span of the main thread that ended last. Reads only its newest segments."""
     mine = [lane for lane, name in tables.threads.items() if name == MAIN]
     reader = SpanReader(tables.process)
     segments = [s for s in reader.segments if s.lane in mine]
@@ -213,5 +213,5 @@ def _last(tables: ProcessTables, seen: int) -> Last | None:
         )
         if ended.height:
             row = ended.sort("end_ns").row(-1, named=True)
-            return Last(row["name"], row["category"], max(0, seen - row["end_ns"]) / 1e9)
+            return LastSpan(row["name"], row["category"], max(0, seen - row["end_ns"]) / 1e9)
     return None

@@ -1,29 +1,29 @@
-"""Synthetic runs with planted faults, written in the journal's own format: for benchmarks and tests.
+"""Synthetic runs with planted faults, written in the journal's format, for benchmarks and tests.
 
-Imports the journal's writing and numpy. What was planted where, and how much, stands in ``truth.json``
-in the run folder; readers of runs do not look at it.
+``truth.json`` in the run folder describes the planted faults; readers of runs ignore it. Imports the write
+side of the journal and numpy.
 """
 
 from stepwell.analysis.simulate.plan import (
     DataBound,
-    Hang,
-    Pace,
-    Plan,
+    HangFault,
+    PlannedDurations,
     Restart,
+    RunPlan,
     Stall,
-    Straggler,
+    StragglerFault,
     make_plan,
 )
 from stepwell.analysis.simulate.run import simulate
 
 __all__ = [
     "DataBound",
-    "Hang",
-    "Pace",
-    "Plan",
+    "HangFault",
+    "PlannedDurations",
     "Restart",
+    "RunPlan",
     "Stall",
-    "Straggler",
+    "StragglerFault",
     "make_plan",
     "simulate",
 ]

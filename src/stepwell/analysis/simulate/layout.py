@@ -1,4 +1,4 @@
-"""Where each span of an attempt stands in its segments; the same for all ranks, so it is worked out once."""
+"""The position of each span of an attempt in its segments: the same for all ranks, so it is computed once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.simulate.plan import Plan
-from stepwell.analysis.simulate.timing import Attempt, saved_before, setup
+from stepwell.analysis.simulate.plan import RunPlan
+from stepwell.analysis.simulate.schedule import Attempt, saved_before, setup
 from stepwell.journal.format import (
     CARRIED,
     COLUMN_BYTES,
     LINK_WORD,
+    METRIC,
     NAME_SHIFT,
+    SPAN,
     SPAN_SLOTS,
     span_id,
 )
-from stepwell.journal.names import METRIC, SPAN, NameTable
+from stepwell.journal.names import NameTable
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -32,35 +34,35 @@ STEP: tuple[tuple[str, str, int], ...] = (
     ("all_reduce", "comm", 4),
     ("optimizer_update", "", 0),
 )
-"""The spans of a step: name, category, and which of them each is in; the first is in the loop."""
+"""The spans of a step: name, category, and index of the parent; the parent of the first is the loop."""
 PAUSE = ("checkpoint_save_sync", "validation_loop")
 HOOK = ("gradient hooks", "")
-"""What a collective looks like that is not recorded as one."""
+"""The span of a collective that is not recorded as such."""
 LOSS = "train/loss"
 
 
 class Names:
-    """Numbers of the names that are used."""
+    """The names in use and their numbers."""
 
     def __init__(self) -> None:
         self._table = NameTable()
 
     def span(self, name: str, category: str = "") -> int:
-        """The number of a span's name."""
+        """Return the number of a span's name."""
         return self._table.intern(SPAN, name, category)
 
     def metric(self, name: str) -> int:
-        """The number of a metric's name."""
+        """Return the number of a metric's name."""
         return self._table.intern(METRIC, name)
 
     def lines(self) -> bytes:
-        """What stands in the file of names."""
+        """Return the content of the file of names."""
         return self._table.lines()
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The rows of the main thread of one attempt, in the order in which they begin."""
+class SpanLayout:
+    """The spans of the main thread of one attempt, one row each, sorted by start."""
 
     names: Ints
     parents: Ints
@@ -68,14 +70,14 @@ class Layout:
     loop: int
     """Row of the training loop; row 0 is the application."""
     steps: Ints
-    """Row of the iteration of each step."""
+    """Row of the iteration span of each step."""
     pauses: Ints
-    """Row of the checkpoint before each step that has one, and of the one at the end."""
+    """Rows of the checkpoints: before some steps, and at the end."""
     cuts: Ints
-    """Rows at which a segment may begin: only the application and the loop are open there."""
+    """Rows at which a segment may begin, because only the application and the loop are open."""
 
     def segments(self) -> Iterator[SegmentLayout]:
-        """How the rows are spread over segments."""
+        """Yield the segments that contain the rows."""
         first, seq = 0, 0
         earlier: dict[int, int] = {}
         while first < len(self.names):
@@ -93,9 +95,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Some of the rows, as one segment. ``earlier`` tells which spans go on here, and their ids."""
+    """Some of the rows, as one segment. ``earlier`` has the rows and ids of spans that continue here."""
 
-    layout: Layout
+    layout: SpanLayout
     seq: int
     first: int
     end: int
@@ -103,16 +105,16 @@ class SegmentLayout:
 
     @property
     def is_last(self) -> bool:
-        """Whether no segment comes after it."""
+        """Whether it is the last segment."""
         return self.end == len(self.layout.names)
 
     @property
     def base(self) -> int:
-        """The slot of its first row; before it are two for each span that goes on here."""
+        """The slot of its first row, after two slots for each span that continues here."""
         return 1 + 2 * len(self.earlier)
 
     def metas(self) -> Words:
-        """The first column."""
+        """Return the column of metas."""
         layout, slots = self.layout, {}
         column = np.zeros(SPAN_SLOTS, np.uint64)
         for i, row in enumerate(sorted(self.earlier)):
@@ -129,7 +131,7 @@ class SegmentLayout:
         return column
 
     def body(self, metas: bytes, starts: Ints, ends: Ints) -> bytes:
-        """The columns of one rank, each as long as in a live segment."""
+        """Return the columns of one rank, each as long as in a live segment."""
         start, end = np.zeros(SPAN_SLOTS, np.uint64), np.zeros(SPAN_SLOTS, np.uint64)
         for i, (row, identity) in enumerate(sorted(self.earlier.items())):
             start[1 + 2 * i] = identity + 1
@@ -147,8 +149,8 @@ class SegmentLayout:
         return body
 
 
-def lay_out(plan: Plan, attempt: Attempt, names: Names) -> Layout:
-    """The rows of an attempt."""
+def lay_out(plan: RunPlan, attempt: Attempt, names: Names) -> SpanLayout:
+    """Return the rows of an attempt."""
     head = ["application", *(name for name, _ in setup(plan, attempt.number)), "training_loop"]
     loop = len(head) - 1
     pause = PAUSE if plan.pace.validation else PAUSE[:1]
@@ -172,4 +174,4 @@ def lay_out(plan: Plan, attempt: Attempt, names: Names) -> Layout:
             parent[steps + i] = steps + above
     for i, text in enumerate(pause):
         name[pauses + i] = names.span(text)
-    return Layout(name, parent, loop, steps, pauses, begins)
+    return SpanLayout(name, parent, loop, steps, pauses, begins)

@@ -1,4 +1,4 @@
-"""Writing a synthetic run: the folder of every process, run.json, and the truth about it."""
+"""The files of a synthetic run: the folder of every process, run.json and truth.json."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.simulate.layout import LOSS, Layout, Names, lay_out
-from stepwell.analysis.simulate.plan import SECOND, Hang, Plan, Restart
-from stepwell.analysis.simulate.timing import Attempt, attempts, saving, setup
-from stepwell.analysis.simulate.truth import make_truth
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import write_json
+from stepwell.analysis.simulate.layout import LOSS, Names, SpanLayout, lay_out
+from stepwell.analysis.simulate.plan import SECOND, HangFault, Restart, RunPlan
+from stepwell.analysis.simulate.schedule import Attempt, attempts, make_truth, saving, setup
 from stepwell.journal.archive import Archive
-from stepwell.journal.document import PROCESS, write_json
-from stepwell.journal.errors import StepwellError
 from stepwell.journal.format import (
     CONTEXT_NAME,
     ERROR,
     HEADER_BYTES,
     METRIC_ROWS,
+    NAMES,
+    PROCESS,
     STEP_BIAS,
     STEP_SHIFT,
     pack_header,
 )
-from stepwell.journal.journal import NAMES
 from stepwell.journal.seal import seal
 
 TRUTH = "truth.json"
@@ -40,15 +40,15 @@ Progress = Callable[[int, int], None]
 
 
 def simulate(
-    path: str | os.PathLike[str], plan: Plan, progress: Progress | None = None
+    path: str | os.PathLike[str], plan: RunPlan, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write a run folder, with ``truth.json`` in it; returns what that says.
+    """Write a run folder with ``truth.json`` in it. Return the content of ``truth.json``.
 
-    ``progress`` is called with the number of processes written, and of all of them.
+    ``progress`` is called with the number of processes written so far and in total.
     """
     folder = Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise StepwellError(f"{str(folder)!r} exists already: give a folder that does not")
+        raise StepwellError(f"{str(folder)!r} exists already: pass a new or empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     run = folder.resolve().name
     all_attempts = attempts(plan)
@@ -60,13 +60,13 @@ def simulate(
             done += 1
             if progress is not None:
                 progress(done, total)
-    write_json(folder / "run.json", _about(plan, run, all_attempts))
+    write_json(folder / "run.json", _run_document(plan, run, all_attempts))
     truth = make_truth(plan, all_attempts)
     write_json(folder / TRUTH, truth)
     return truth
 
 
-def _about(plan: Plan, run: str, all_attempts: list[Attempt]) -> dict[str, Any]:
+def _run_document(plan: RunPlan, run: str, all_attempts: list[Attempt]) -> dict[str, Any]:
     config = {"ranks": plan.ranks, "steps": plan.steps, "seed": plan.seed}
     return {
         "stepwell": 1,
@@ -94,7 +94,7 @@ def _about(plan: Plan, run: str, all_attempts: list[Attempt]) -> dict[str, Any]:
 class _AttemptWriter:
     """Writes the processes of one attempt."""
 
-    def __init__(self, plan: Plan, attempt: Attempt, folder: Path, run: str) -> None:
+    def __init__(self, plan: RunPlan, attempt: Attempt, folder: Path, run: str) -> None:
         self._plan = plan
         self._attempt = attempt
         self._folder = folder
@@ -106,14 +106,14 @@ class _AttemptWriter:
         self._segments = [(segment, segment.metas().tobytes()) for segment in segments]
 
     def write(self, rank: int) -> None:
-        """The folder of one rank."""
+        """Write the folder of one rank."""
         number = self._attempt.number
         pid = 1000 + rank % self._plan.ranks_per_node + 100 * number
         process = f"rank-{rank:05d}.attempt-{number}.pid-{pid}"
         place = self._folder / process
         place.mkdir()
         node = rank // self._plan.ranks_per_node
-        # Every machine has been up for another while.
+        # Each machine has its own uptime.
         offset = self._plan.began_ns - (node + 1) * 1000 * SECOND
         rows = _rank_rows(self._plan, self._attempt, self._layout, rank)
         spans = Archive(place, "spans")
@@ -130,7 +130,7 @@ class _AttemptWriter:
         write_json(place / PROCESS, self._document(rank, process, pid, offset))
 
     def _write_metrics(self, place: Path, process: str, rank: int, clock: Ints) -> None:
-        """The step from the beginning of each iteration on, and on rank 0 the loss."""
+        """Write the step at the beginning of each iteration, and on rank 0 the loss."""
         first, count = self._attempt.steps.start, len(clock)
         step = first + np.arange(count)
         rows = np.zeros((count, 4), np.uint64)
@@ -170,7 +170,7 @@ class _AttemptWriter:
             "parent": None,
             "spool": None,
             "started": attempt.started_ns,
-            # One that was killed says that it runs, and has not been heard of since.
+            # A killed process leaves the status "running" and an old heartbeat.
             "status": "finished"
             if attempt.dies is None
             else "failed"
@@ -195,14 +195,14 @@ def _fails(attempt: Attempt) -> bool:
     return isinstance(attempt.dies, Restart) and attempt.dies.failed
 
 
-def _loss(plan: Plan, step: Ints) -> NDArray[np.float64]:
+def _loss(plan: RunPlan, step: Ints) -> NDArray[np.float64]:
     random = np.random.default_rng([plan.seed, 7, int(step[0])])
     curve = 0.3 + 2.2 * np.exp(-3.0 * step / plan.steps)
     return np.asarray(curve * (1 + 0.01 * random.standard_normal(len(step))), np.float64)
 
 
-def _rank_rows(plan: Plan, attempt: Attempt, layout: Layout, rank: int) -> tuple[Ints, Ints]:
-    """When each row of a rank begins and ends, since the epoch; 0 for no end."""
+def _rank_rows(plan: RunPlan, attempt: Attempt, layout: SpanLayout, rank: int) -> tuple[Ints, Ints]:
+    """Return starts and ends of the rows of a rank, in nanoseconds since the epoch; 0 for no end."""
     starts, ends = np.zeros((2, len(layout.names)), np.int64)
     _fill_setup(plan, attempt, layout, starts, ends)
     parts = {name: values[rank] for name, values in attempt.parts.items()}
@@ -215,7 +215,9 @@ def _rank_rows(plan: Plan, attempt: Attempt, layout: Layout, rank: int) -> tuple
     return starts, ends
 
 
-def _fill_setup(plan: Plan, attempt: Attempt, layout: Layout, starts: Ints, ends: Ints) -> None:
+def _fill_setup(
+    plan: RunPlan, attempt: Attempt, layout: SpanLayout, starts: Ints, ends: Ints
+) -> None:
     at = attempt.started_ns + plan.pace.launch
     starts[0] = at
     for row, (_, ns) in enumerate(setup(plan, attempt.number), 1):
@@ -225,11 +227,11 @@ def _fill_setup(plan: Plan, attempt: Attempt, layout: Layout, starts: Ints, ends
 
 
 def _fill_steps(
-    attempt: Attempt, layout: Layout, parts: dict[str, Ints], starts: Ints, ends: Ints
+    attempt: Attempt, layout: SpanLayout, parts: dict[str, Ints], starts: Ints, ends: Ints
 ) -> None:
     sync = attempt.sync_ns
     arrive = sync - attempt.parts["communication"][0]
-    # All ranks begin relative to the last collective; who is early waits in this one.
+    # All ranks begin relative to the last collective; early ranks wait in this one.
     longest = _arrivals(attempt)
     began = arrive - longest
     own = [parts[name] for name in ("data", "zero", "forward", "backward")]
@@ -247,30 +249,30 @@ def _fill_steps(
 
 
 def _arrivals(attempt: Attempt) -> Ints:
-    """From the end of one collective until the last rank comes to the next."""
+    """Return the time from the end of each collective to the arrival of the last rank at the next."""
     before = np.concatenate([[attempt.first_ns], attempt.sync_ns[:-1]])
     longest: Ints = attempt.sync_ns - attempt.parts["communication"][0] - before
     return longest
 
 
-def _fill_pauses(plan: Plan, layout: Layout, starts: Ints, ends: Ints) -> None:
-    """Checkpoints right after the iteration before them, then validation."""
+def _fill_pauses(plan: RunPlan, layout: SpanLayout, starts: Ints, ends: Ints) -> None:
+    """Fill in checkpoints right after the iteration before them, then validation."""
     rows = layout.pauses
     if not len(rows):
         return
-    # Behind the seven rows of the iteration before.
+    # The iteration before has seven rows.
     after = ends[rows - 7]
     starts[rows], ends[rows] = after, after + plan.pace.checkpoint
     if plan.pace.validation:
         starts[rows + 1], ends[rows + 1] = ends[rows], after + saving(plan)
 
 
-def _fill_death(attempt: Attempt, layout: Layout, rank: int, starts: Ints, ends: Ints) -> None:
-    """The last step is never completed: what is open stays so, or ends with the exception."""
+def _fill_death(attempt: Attempt, layout: SpanLayout, rank: int, starts: Ints, ends: Ints) -> None:
+    """Leave the last step incomplete: its spans stay open, or end with the exception."""
     row = int(layout.steps[-1])
     inside = [0, layout.loop, row, row + 4, row + 5]
     never = [row + 6]
-    if isinstance(attempt.dies, Hang) and rank == attempt.dies.rank:
+    if isinstance(attempt.dies, HangFault) and rank == attempt.dies.rank:
         inside, never = (
             [0, layout.loop, row, row + 1],
             [row + 2, row + 3, row + 4, row + 5, row + 6],

@@ -1,7 +1,7 @@
-"""Time: every nanosecond of a rank's wall time has one owner, and so is in one phase of one step.
+"""Time: every nanosecond of a rank's wall time belongs to one phase of one step.
 
-``account`` reads the spans of a run once; the ledger, the table of steps and what stands out in it come from
-that. Imports reading and the vocabulary; knows nothing of goodput, other ranks or what to advise.
+``account`` reads the spans of a run once. The ledger, the table of steps and the patterns in it are computed
+from its result. Imports reading and the vocabulary, but neither goodput nor findings.
 """
 
 from stepwell.analysis.time.account import Accounts, RankTime, account
@@ -16,8 +16,8 @@ from stepwell.analysis.time.patterns import (
     outliers,
     patterns,
 )
+from stepwell.analysis.time.phases import PHASES, phase_of_span
 from stepwell.analysis.time.steps import percentiles, phase_columns, steps
-from stepwell.analysis.time.words import PHASES, phase_of_span
 
 __all__ = [
     "PHASES",

@@ -1,4 +1,4 @@
-"""What goes on beside the thread that trains: it takes none of its time, so it is not in the ledger."""
+"""Work of other threads and processes, which takes no time of the training thread: not in the ledger."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from stepwell.analysis.time import intervals
 from stepwell.analysis.time.intervals import Set
-from stepwell.analysis.time.lanes import Lane, LaneReader
-from stepwell.analysis.time.words import CODE_MASK, CODES, Mask, is_one_of
+from stepwell.analysis.time.lanes import LaneReader, LaneSpans
+from stepwell.analysis.time.phases import CODE_MASK, CODES, Mask, lookup_table
 from stepwell.reading.tables import ProcessTables
 
 COMMUNICATION = "communication overlapped"
@@ -18,10 +18,10 @@ WORKERS = "data preparation in workers"
 THREADS = "data preparation in threads"
 KINDS = (COMMUNICATION, CHECKPOINT, WORKERS, THREADS)
 
-_COMMUNICATION = is_one_of(frozenset((CODES["communication"],)))
-_CHECKPOINT = is_one_of(frozenset((CODES["checkpoint"],)))
-_DATA = is_one_of(frozenset((CODES["data"], CODES["transfer"])))
-_ALL = is_one_of(frozenset(range(CODE_MASK + 1)))
+_COMMUNICATION = lookup_table(frozenset((CODES["communication"],)))
+_CHECKPOINT = lookup_table(frozenset((CODES["checkpoint"],)))
+_DATA = lookup_table(frozenset((CODES["data"], CODES["transfer"])))
+_ALL = lookup_table(frozenset(range(CODE_MASK + 1)))
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Background:
 
     Attributes:
         kind: one of ``KINDS``.
-        ns: for how long at least one thread or worker was at it.
-        busy_ns: for how long each of them was, in all.
+        ns: time during which at least one thread or worker did it.
+        busy_ns: the sum of the times of all threads and workers.
         count: number of spans.
     """
 
@@ -41,8 +41,8 @@ class Background:
     count: int
 
 
-class _Gathered:
-    """Stretches of time of one kind, thread by thread."""
+class _Collector:
+    """Adds up the time of one kind, thread by thread."""
 
     def __init__(self, window: tuple[int, int]) -> None:
         self._window = window
@@ -50,46 +50,46 @@ class _Gathered:
         self._count = 0
         self._busy = 0
 
-    def add(self, lane: Lane, wanted: Mask, without: Set = intervals.EMPTY) -> None:
-        found = _spans(lane, wanted)
-        self._count += len(found[0])
-        covered = intervals.clip(intervals.union(*found), *self._window)
+    def add(self, lane: LaneSpans, wanted: Mask, without: Set = intervals.EMPTY) -> None:
+        spans = _spans(lane, wanted)
+        self._count += len(spans[0])
+        covered = intervals.clip(intervals.union(*spans), *self._window)
         covered = intervals.subtraction(covered, without)
         self._busy += intervals.length(covered)
         self._sets.append(covered)
 
     def result(self, kind: str) -> Background:
-        starts = [np.empty(0, np.int64), *(found[0] for found in self._sets)]
-        ends = [np.empty(0, np.int64), *(found[1] for found in self._sets)]
+        starts = [np.empty(0, np.int64), *(covered[0] for covered in self._sets)]
+        ends = [np.empty(0, np.int64), *(covered[1] for covered in self._sets)]
         together = intervals.union(np.concatenate(starts), np.concatenate(ends))
         return Background(kind, intervals.length(together), self._busy, self._count)
 
 
 def background_of(
-    main: Lane, others: list[Lane], helpers: list[ProcessTables], window: tuple[int, int]
+    main: LaneSpans, others: list[LaneSpans], helpers: list[ProcessTables], window: tuple[int, int]
 ) -> list[Background]:
-    """What the other threads of a rank, and its workers, did within its wall time."""
-    gathered = {kind: _Gathered(window) for kind in KINDS}
+    """Return the work of the other threads of a rank and of its helper processes, within its wall time."""
+    collectors = {kind: _Collector(window) for kind in KINDS}
     exposed = intervals.union(*_spans(main, _COMMUNICATION)) if others else intervals.EMPTY
     for lane in others:
-        gathered[COMMUNICATION].add(lane, _COMMUNICATION, exposed)
-        gathered[CHECKPOINT].add(lane, _CHECKPOINT)
-        gathered[THREADS].add(lane, _DATA)
+        collectors[COMMUNICATION].add(lane, _COMMUNICATION, exposed)
+        collectors[CHECKPOINT].add(lane, _CHECKPOINT)
+        collectors[THREADS].add(lane, _DATA)
     for helper in helpers:
         is_worker = helper.process.about["role"] == "worker"
         for lane in LaneReader(helper).read():
             np.minimum(lane.ends, window[1], out=lane.ends)
             if is_worker:
-                # Whatever it is called, that is what a worker is there for.
-                gathered[WORKERS].add(lane, _ALL)
+                # Workers prepare data, whatever their spans are called.
+                collectors[WORKERS].add(lane, _ALL)
                 continue
-            gathered[COMMUNICATION].add(lane, _COMMUNICATION, exposed)
-            gathered[CHECKPOINT].add(lane, _CHECKPOINT)
-            gathered[THREADS].add(lane, _DATA)
-    found = [gathered[kind].result(kind) for kind in KINDS]
-    return [background for background in found if background.count]
+            collectors[COMMUNICATION].add(lane, _COMMUNICATION, exposed)
+            collectors[CHECKPOINT].add(lane, _CHECKPOINT)
+            collectors[THREADS].add(lane, _DATA)
+    results = [collectors[kind].result(kind) for kind in KINDS]
+    return [background for background in results if background.count]
 
 
-def _spans(lane: Lane, wanted: Mask) -> Set:
+def _spans(lane: LaneSpans, wanted: Mask) -> Set:
     is_wanted = lane.which(wanted)
     return lane.starts[is_wanted], lane.ends[is_wanted]

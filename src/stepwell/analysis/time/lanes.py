@@ -1,4 +1,4 @@
-"""The spans of a process as a few columns for each of its threads, in the order of their starts."""
+"""The spans of a process as a few columns for each of its threads, sorted by start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.analysis.time.intervals import Ints
-from stepwell.analysis.time.words import (
+from stepwell.analysis.time.phases import (
     CODE_MASK,
     GARBAGE,
     HAS_NO_PHASE,
@@ -21,30 +21,30 @@ from stepwell.analysis.time.words import (
     OWN_NAME,
     Bytes,
     Mask,
-    is_one_of,
-    table_of,
+    code_table,
+    lookup_table,
 )
 from stepwell.journal.format import SLOT_BITS, SPAN_SLOTS
-from stepwell.reading.segments import Segment
+from stepwell.reading.segments import RecordedSegment
 from stepwell.reading.spans import FAILED, OK, OPEN, SpanReader, SpanRows, as_slice
 from stepwell.reading.tables import ProcessTables
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 FOREVER = (1 << 62) - 1
-"""The end of a span that is open."""
+"""The end of an open span."""
 MAIN_THREAD = "MainThread"
 LOOPS = (
     StandardTrainingJobSpanName.TRAINING_LOOP.value,
     StandardTrainingJobSpanName.VALIDATION_LOOP.value,
 )
-_HAS_NO_PHASE = is_one_of(HAS_NO_PHASE)
+_HAS_NO_PHASE = lookup_table(HAS_NO_PHASE)
 BLOCK = 1 << 16
-"""Spans that are looked through at once, so that memory does not grow with their number."""
+"""Spans processed at once, to bound memory."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A training or validation loop; ``step`` is None where none is known."""
+    """A training or validation loop. ``step`` is None if no step was set."""
 
     name: str
     rank: int
@@ -55,12 +55,19 @@ class Loop:
 
 
 @dataclass
-class Lane:
-    """The spans of one thread: times in nanoseconds since the epoch, and the code of their own time.
+class LaneSpans:
+    """The spans of one thread.
 
-    ``told`` has row, step and epoch (-1 for none) of those iterations that say so themselves, ``failed`` the
-    rows of those that an exception went through. ``named`` has row and number of the name of the user's own
-    spans that are in no phase, ``around_steps`` is the name that the user gave to spans around steps.
+    Attributes:
+        thread: name of the thread.
+        is_main: whether it is the main thread.
+        starts: nanoseconds since the epoch, ascending.
+        ends: likewise; ``FOREVER`` for open spans.
+        codes: phase of each span's own time, with flags (see ``phases``).
+        declared: row, step and epoch (-1 for none) of iterations that have these as attributes.
+        failed: rows of iterations that ended with an exception.
+        named: row and name number of the user's own spans that have no phase.
+        around_steps: name number of the user's own span around each step.
     """
 
     thread: str
@@ -68,79 +75,79 @@ class Lane:
     starts: Ints
     ends: Ints
     codes: Bytes
-    told: Ints
+    declared: Ints
     failed: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     named: Ints = field(default_factory=lambda: np.empty((2, 0), np.int64))
     around_steps: int | None = None
 
     @property
     def rank_as_trainer(self) -> tuple[int, bool, bool, int]:
-        """Greatest for the thread that trains."""
+        """A sort key that is greatest for the training thread."""
         iterations = int(np.count_nonzero(self.codes & ITERATION))
         computing = int(np.count_nonzero(self.which(IS_COMPUTING)))
         return iterations, computing > 0, self.is_main, computing
 
-    def which(self, wanted: Mask) -> Mask:
-        """Whether the code of each span is wanted by a table such as ``IS_DATA``."""
-        found = np.empty(len(self.codes), bool)
-        for low in range(0, len(found), BLOCK):
-            # An index takes eight times the memory of the codes.
-            found[low : low + BLOCK] = wanted[self.codes[low : low + BLOCK]]
-        return found
+    def which(self, table: Mask) -> Mask:
+        """Return for each span the entry of its code in a table such as ``IS_DATA``."""
+        entries = np.empty(len(self.codes), bool)
+        for low in range(0, len(entries), BLOCK):
+            # In blocks: an index array takes eight times the memory of the codes.
+            entries[low : low + BLOCK] = table[self.codes[low : low + BLOCK]]
+        return entries
 
 
 class _Columns:
-    """What is being gathered of one lane, which has no more than ``most`` spans.
+    """The columns of one lane while it is read. ``most`` is an upper bound for the number of spans.
 
-    ``row_of`` has the rows of the spans that went on in a later segment, by their identity.
+    ``row_of`` has the rows, by span id, of the spans that continue in a later segment.
     """
 
     def __init__(self, thread: str, is_main: bool, most: int) -> None:
         self.thread = thread
         self.is_main = is_main
         self.count = 0
-        # Memory is taken as it is filled.
+        # The system provides the memory as it is filled.
         self.starts: Ints = np.empty(most, np.int64)
         self.ends: Ints = np.empty(most, np.int64)
         self.codes: Bytes = np.empty(most, np.uint8)
         self.row_of: dict[int, int] = {}
-        self.told: list[Ints] = []
+        self.declared: list[Ints] = []
         self.failed: list[int] = []
         self.named: list[Ints] = []
         self.around_steps: int | None = None
 
     def add(self, starts: Ints, ends: Ints, codes: Bytes) -> None:
-        """Put these spans after those that are there."""
+        """Append spans."""
         after = self.count + len(starts)
         self.starts[self.count : after] = starts
         self.ends[self.count : after] = ends
         self.codes[self.count : after] = codes
         self.count = after
 
-    def finish(self) -> Lane:
-        """The spans in the order of their starts."""
+    def finish(self) -> LaneSpans:
+        """Return the spans sorted by start."""
         starts, ends = self.starts[: self.count], self.ends[: self.count]
         codes = self.codes[: self.count]
         np.maximum(ends, starts, out=ends)
-        told = np.concatenate([np.empty((3, 0), np.int64), *self.told], axis=1)
+        declared = np.concatenate([np.empty((3, 0), np.int64), *self.declared], axis=1)
         named = np.concatenate([np.empty((2, 0), np.int64), *self.named], axis=1)
         failed = np.array(sorted(set(self.failed)), np.int64)
         if (starts[1:] < starts[:-1]).any():
-            # A start was set back, or what began in a segment that is lost came with a later one.
+            # The user set a start back, or a span from a lost segment was read with a later segment.
             order = np.argsort(starts, kind="stable")
             starts, ends, codes = starts[order], ends[order], codes[order]
             rows = np.empty_like(order)
             rows[order] = np.arange(len(order))
-            told[0], failed = rows[told[0]], np.sort(rows[failed])
+            declared[0], failed = rows[declared[0]], np.sort(rows[failed])
             named[0] = rows[named[0]]
             named = named[:, np.argsort(named[0], kind="stable")]
-        return Lane(
+        return LaneSpans(
             self.thread,
             self.is_main,
             starts,
             ends,
             codes,
-            told,
+            declared,
             failed,
             named,
             self.around_steps,
@@ -148,27 +155,30 @@ class _Columns:
 
 
 class LaneReader:
-    """Reads the spans of one process, segment by segment."""
+    """Reads the spans of one process, segment by segment.
+
+    Attributes:
+        pauses: garbage collections, which stop all threads.
+        loops: the training and validation loops, by span id.
+    """
 
     def __init__(self, tables: ProcessTables) -> None:
         self._tables = tables
         self._process = tables.process
         self._reader = SpanReader(self._process)
-        self._codes = table_of(self._process.names)
+        self._codes = code_table(self._process.names)
         self._texts = {s.seq: s for s in self._process.of_kind("attributes")}
         self._threads = tables.threads
-        # Codes of the time of each span, by segment and slot: one byte each, for their children.
-        self._known: dict[int, Bytes] = {}
-        # The same of spans that began in another segment, should that have been lost.
-        self._lost: dict[int, int] = {}
+        # Code of each span's time, by segment and slot, for its children: one byte each.
+        self._segment_codes: dict[int, Bytes] = {}
+        # The same for spans that began in another segment, in case that segment is lost.
+        self._lost_codes: dict[int, int] = {}
         self.pauses: list[tuple[Ints, Ints]] = []
-        """Garbage collections, which belong to no thread."""
         self._loop_names = [n for n, (_, _, name) in self._process.names.items() if name in LOOPS]
         self.loops: dict[int, Loop] = {}
-        """The training and validation loops by their ids."""
 
-    def read(self) -> list[Lane]:
-        """All lanes of the process."""
+    def read(self) -> list[LaneSpans]:
+        """Return all lanes of the process."""
         lanes: dict[int, _Columns] = {}
         sizes = Counter(segment.lane for segment in self._reader.segments)
         for segment in self._reader.segments:
@@ -178,13 +188,13 @@ class LaneReader:
             self._add(lanes[segment.lane], segment, rows)
         return [columns.finish() for columns in lanes.values() if columns.count]
 
-    def _columns(self, segment: Segment, segments: int) -> _Columns:
+    def _columns(self, segment: RecordedSegment, segments: int) -> _Columns:
         native = segment.header.get("native")
         is_main = segment.thread == MAIN_THREAD or native == self._process.about["pid"]
         thread = self._threads.get(segment.lane, "")
         return _Columns(thread, is_main, segments * SPAN_SLOTS)
 
-    def _add(self, lane: _Columns, segment: Segment, rows: SpanRows) -> None:
+    def _add(self, lane: _Columns, segment: RecordedSegment, rows: SpanRows) -> None:
         own = self._codes[np.minimum(rows.name, len(self._codes) - 1)]
         is_own = (rows.id >> SLOT_BITS) == segment.seq
         codes = self._resolve(segment, rows, own & np.uint8(CODE_MASK), is_own)
@@ -198,23 +208,23 @@ class LaneReader:
             pauses = is_own & (own == GARBAGE)
             self.pauses.append((starts[pauses], ends[pauses]))
         numbers = lane.count - 1 + np.cumsum(kept)
-        self._follow(lane, segment, rows, ends, kept, numbers)
+        self._join_segments(lane, segment, rows, ends, kept, numbers)
         self._note_failed(lane, rows, codes, kept, numbers)
-        self._note(lane, segment, rows, codes, kept, numbers)
+        self._note_declared(lane, segment, rows, codes, kept, numbers)
         self._note_loops(segment, rows)
         self._note_names(lane, rows, own, codes, kept, numbers)
         own_rows = as_slice(kept)
         lane.add(starts[own_rows], ends[own_rows], codes[own_rows])
 
     def _kept(self, lane: _Columns, rows: SpanRows, own: Bytes, is_own: Mask) -> Mask:
-        """Which rows are spans that have no row yet: those that began here, or in a segment that is lost."""
+        """Return which spans get a row in the lane: those that began here or in a segment that is lost."""
         kept: Mask = is_own & (own != GARBAGE)
         for at in np.flatnonzero(~is_own & (own != GARBAGE)).tolist():
             kept[at] = int(rows.id[at]) not in lane.row_of
         return kept
 
-    def _resolve(self, segment: Segment, rows: SpanRows, own: Bytes, is_own: Mask) -> Bytes:
-        """The code of the time of each span: its own, or that of the nearest around it that has one."""
+    def _resolve(self, segment: RecordedSegment, rows: SpanRows, own: Bytes, is_own: Mask) -> Bytes:
+        """Return the code of each span's time: its own, or that of the nearest span around it with one."""
         mine = np.flatnonzero(is_own)
         slots = rows.id[mine] & (SPAN_SLOTS - 1)
         place = np.full(SPAN_SLOTS, -1, np.int16)
@@ -224,11 +234,11 @@ class LaneReader:
         parent[~is_here] = -1
         codes: Bytes = INHERITED[NOTHING, own]
         for at in np.flatnonzero(~is_own).tolist():
-            self._lost.setdefault(int(rows.id[at]), int(codes[at]))
+            self._lost_codes.setdefault(int(rows.id[at]), int(codes[at]))
         elsewhere = np.flatnonzero(~is_here & (rows.parent >= 0))
         parents = rows.parent[elsewhere]
         while len(elsewhere):
-            # Of few distinct ones: what is open for long.
+            # There are few distinct parents: spans that are open for long.
             same = parents == parents[0]
             these = elsewhere[same]
             codes[these] = INHERITED[self._code_of(int(parents[0])), own[these]]
@@ -241,29 +251,29 @@ class LaneReader:
             if (fresh == before).all():
                 break
             codes[children] = before = fresh
-        known = np.full(SPAN_SLOTS, NOTHING, np.uint8)
-        known[slots] = codes[mine]
-        self._known[segment.seq] = known
+        by_slot = np.full(SPAN_SLOTS, NOTHING, np.uint8)
+        by_slot[slots] = codes[mine]
+        self._segment_codes[segment.seq] = by_slot
         return codes
 
     def _code_of(self, identity: int) -> int:
-        known = self._known.get(identity >> SLOT_BITS)
-        if known is None:
-            return self._lost.get(identity, NOTHING)
-        return int(known[identity & (SPAN_SLOTS - 1)])
+        codes = self._segment_codes.get(identity >> SLOT_BITS)
+        if codes is None:
+            return self._lost_codes.get(identity, NOTHING)
+        return int(codes[identity & (SPAN_SLOTS - 1)])
 
-    def _follow(
+    def _join_segments(
         self,
         lane: _Columns,
-        segment: Segment,
+        segment: RecordedSegment,
         rows: SpanRows,
         ends: Ints,
         kept: Mask,
         numbers: Ints,
     ) -> None:
-        """Remember the rows of spans that go on, and note the ends of those that came from elsewhere."""
+        """Keep the rows of spans that continue later, and set the ends of spans that began earlier."""
         went_on = self._reader.went_on_in
-        # A span that goes on has no end here, or the mark of having been taken along.
+        # A span that continues in another segment has no end here, or the mark CARRIED.
         for at in np.flatnonzero(rows.status != OK).tolist():
             identity = int(rows.id[at])
             last = went_on(identity)
@@ -279,52 +289,52 @@ class LaneReader:
     def _note_failed(
         self, lane: _Columns, rows: SpanRows, codes: Bytes, kept: Mask, numbers: Ints
     ) -> None:
-        """The rows of iterations that an exception went through."""
+        """Note the rows of iterations that ended with an exception."""
         for at in np.flatnonzero(rows.status == FAILED).tolist():
             if codes[at] & (ITERATION | LIKE_ITERATION):
                 row = int(numbers[at]) if kept[at] else lane.row_of.get(int(rows.id[at]))
                 lane.failed += [] if row is None else [row]
 
-    def _note(
+    def _note_declared(
         self,
         lane: _Columns,
-        segment: Segment,
+        segment: RecordedSegment,
         rows: SpanRows,
         codes: Bytes,
         kept: Mask,
         numbers: Ints,
     ) -> None:
-        """The step and epoch of iterations that tell them in their attributes."""
-        tells = (codes & (ITERATION | LIKE_ITERATION) != 0) & (rows.attributes != 0) & kept
+        """Note the step and epoch of iterations that have them as attributes."""
+        chosen = (codes & (ITERATION | LIKE_ITERATION) != 0) & (rows.attributes != 0) & kept
         texts = self._texts.get(segment.seq)
-        if texts is None or not tells.any():
+        if texts is None or not chosen.any():
             return
         wanted = {"step", "epoch", "attributes"}
-        frame = self._tables.span_frame(segment, rows.where(tells), texts, wanted)
+        frame = self._tables.span_frame(segment, rows.where(chosen), texts, wanted)
         has_step = frame["attributes"].str.contains('"step":', literal=True).fill_null(False)
-        known = (has_step & frame["step"].is_not_null()).to_numpy()
-        if known.any():
-            steps = frame["step"].fill_null(-1).to_numpy()[known]
-            epochs = frame["epoch"].fill_null(-1).to_numpy()[known]
-            lane.told.append(np.stack((numbers[tells][known], steps, epochs)))
+        has_own = (has_step & frame["step"].is_not_null()).to_numpy()
+        if has_own.any():
+            steps = frame["step"].fill_null(-1).to_numpy()[has_own]
+            epochs = frame["epoch"].fill_null(-1).to_numpy()[has_own]
+            lane.declared.append(np.stack((numbers[chosen][has_own], steps, epochs)))
 
-    def _note_loops(self, segment: Segment, rows: SpanRows) -> None:
+    def _note_loops(self, segment: RecordedSegment, rows: SpanRows) -> None:
         """Keep the training and validation loops of a segment."""
-        found = [np.flatnonzero(rows.name == name) for name in self._loop_names]
-        if not any(map(len, found)):
+        by_name = [np.flatnonzero(rows.name == name) for name in self._loop_names]
+        if not any(map(len, by_name)):
             return
-        at = np.concatenate(found)
-        texts, about = self._texts.get(segment.seq), self._process.about
+        at = np.concatenate(by_name)
+        texts, document = self._texts.get(segment.seq), self._process.about
         steps = self._tables.context.at(rows.start[at])[0].tolist()
         for row, step in zip(at.tolist(), steps, strict=True):
             identity = int(rows.id[row])
             attributes = self._tables.attributes_of(identity, int(rows.attributes[row]), texts)
             own = attributes.get("step")
-            # A span that goes on in another segment comes again there, with all of its attributes.
+            # A span that continues in another segment is read again there, with all of its attributes.
             self.loops[identity] = Loop(
                 name=self._process.names[int(rows.name[row])][2],
-                rank=about["rank"],
-                attempt=about["attempt"],
+                rank=document["rank"],
+                attempt=document["attempt"],
                 start_ns=int(rows.start[row]) + self._tables.offset,
                 step=own if type(own) is int else step if step >= 0 else None,
                 attributes=attributes,
@@ -339,7 +349,7 @@ class LaneReader:
         kept: Mask,
         numbers: Ints,
     ) -> None:
-        """The names of the user's own spans that are in no phase, and of those around steps."""
+        """Note the names of the user's own spans that have no phase, and of those around steps."""
         if lane.around_steps is None:
             around = rows.name[(own & LIKE_ITERATION != 0) & kept]
             lane.around_steps = int(around[0]) if len(around) else None

@@ -1,4 +1,4 @@
-"""The user's own spans: time that has no phase is named after the outermost of them that is open."""
+"""The user's own spans: time without a phase is named after the outermost own span that is open."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell.analysis.time.intervals import Ints, Set, sums
-from stepwell.analysis.time.lanes import Lane
-from stepwell.analysis.time.periods import Iterations
-from stepwell.analysis.time.words import OWN, OWN_SPAN, PHASES
+from stepwell.analysis.time.iterations import Iterations
+from stepwell.analysis.time.lanes import LaneSpans
+from stepwell.analysis.time.phases import OWN, OWN_SPAN, PHASES
 
 MOST_NAMES = 20
-"""Names that get a line of their own, those with the most time; names may be made up without end."""
+"""Names that get a line of their own: those with the most time. A program may use any number of names."""
 
 
 @dataclass(frozen=True)
 class OwnSpans:
-    """The own spans of a thread that nothing of their kind is around.
+    """The outermost own spans of a thread.
 
     Attributes:
-        names: those that have a line, with ``OWN_SPAN`` before them.
-        spans: disjoint, in the order of time; all are of one of these names.
-        places: for each of them, the place of its name.
-        iteration: the number of the name that the user gave to the spans around each step.
+        names: names that have a line, with the prefix ``OWN_SPAN``.
+        spans: the spans with one of these names, disjoint and sorted.
+        places: the place of each span's name (see ``phases``).
+        iteration: index of the name of the user's own span around each step.
     """
 
     names: tuple[str, ...]
@@ -34,9 +34,9 @@ class OwnSpans:
 
 
 def own_spans(
-    lane: Lane, iterations: Iterations | None, names: Mapping[int, tuple[str, str, str]]
+    lane: LaneSpans, iterations: Iterations | None, names: Mapping[int, tuple[str, str, str]]
 ) -> OwnSpans:
-    """Find them. A span with a whole training iteration inside merely holds others, and has no line."""
+    """Find the own spans of a lane. A span that contains a whole training iteration gets no line."""
     rows, numbers = lane.named
     starts, ends = lane.starts[rows], lane.ends[rows]
     if iterations is not None and len(iterations):
@@ -44,7 +44,7 @@ def own_spans(
         last_end = np.append(iterations.ends, np.iinfo(np.int64).max)[first]
         kept = last_end > ends
         starts, ends, numbers = starts[kept], ends[kept], numbers[kept]
-    # Of those that are open, the one that began first.
+    # Where several are open, the one that began first counts.
     if len(starts):
         reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(ends)[:-1]))
         starts = np.maximum(starts, reach)
@@ -63,19 +63,19 @@ def own_spans(
 def _lines(
     numbers: Ints, lengths: Ints, names: Mapping[int, tuple[str, str, str]]
 ) -> tuple[list[str], Ints]:
-    """The names with the most time, and for each span the number of its name among them, or -1."""
-    known, which = np.unique(numbers, return_inverse=True)
-    titles = [_title(names, int(number)) for number in known]
+    """Return the names with the most time, and for each span the index of its name among them, or -1."""
+    distinct, which = np.unique(numbers, return_inverse=True)
+    titles = [_title(names, int(number)) for number in distinct]
     total: dict[str, int] = {}
-    for title, ns in zip(titles, sums(which, lengths, len(known)).tolist(), strict=True):
+    for title, ns in zip(titles, sums(which, lengths, len(distinct)).tolist(), strict=True):
         if title is not None:
             total[title] = total.get(title, 0) + ns
     lines = sorted(total, key=lambda title: -total[title])[:MOST_NAMES]
     at = np.array([lines.index(t) if t in lines else -1 for t in titles], np.int64)
-    return lines, at[which] if len(known) else np.empty(0, np.int64)
+    return lines, at[which] if len(distinct) else np.empty(0, np.int64)
 
 
 def _title(names: Mapping[int, tuple[str, str, str]], number: int) -> str | None:
-    """The name of a line; None for a span whose name is lost, or is that of a phase."""
-    found = names.get(number)
-    return None if found is None or found[2] in PHASES else OWN_SPAN + found[2]
+    """Return the name of a line; None if the name is lost or is the name of a phase."""
+    name = names.get(number)
+    return None if name is None or name[2] in PHASES else OWN_SPAN + name[2]

@@ -1,4 +1,4 @@
-"""What stands out among the steps of a rank: some that are slow again and again, a drift, single ones."""
+"""Patterns in the steps of a rank: recurring slow steps (bursts), drift, and single outliers."""
 
 from __future__ import annotations
 
@@ -13,51 +13,50 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell.analysis.time.intervals import Ints
-from stepwell.analysis.time.rhythm import rhythm
+from stepwell.analysis.time.phases import CLAIMING, OWN_SPAN, PHASES, STARTUP
 from stepwell.analysis.time.steps import phase_columns
-from stepwell.analysis.time.words import CLAIMING, OWN_SPAN, PHASES, STARTUP
 
 WARM_UP = 3
-"""Steps at the beginning of an attempt that are slow as a rule, and not looked at."""
+"""First steps of an attempt, which are usually slow and left out."""
 FEWEST = 20
-"""Steps that there must be to say anything."""
+"""Fewest steps that are analysed."""
 SLOW = 2.0
-"""A step that stands out took at least so many times as long as usual …"""
+"""An outlier takes at least this many times the median …"""
 NOISE = 8.0
-"""… and is as many times farther from the usual than steps commonly are."""
+"""… and is this many median deviations above it."""
 LEAST_NS = 20_000_000
-"""What comes irregularly, or once, and costs less than this is what other programs on a machine cause."""
+"""Irregular or single delays shorter than this are ignored: other programs on the machine cause them."""
 BURST_COUNT = 3
 BURST_SHARE = 0.3
-"""More of them than this are no bursts: then slow is the usual."""
+"""If more steps than this are slow, slow is normal."""
 BURST_LOST = 0.03
-"""Bursts that cost less of the time than this are not told of …"""
+"""Bursts that cost a smaller share of the time than this are not reported …"""
 IRREGULAR_LOST = 0.1
-"""… nor, if they come irregularly, than this: other programs on a machine may cause as much."""
+"""… nor irregular ones below this share: other programs on the machine may cause them."""
 DRIFT = 1.15
-"""Ratio of the last steps to the first ones from which on it is a drift."""
+"""Smallest ratio between the last and the first steps, or the reverse, that counts as drift."""
 FASTEST = 10
-"""Percentile of the steps that must have become slower, too."""
+"""Percentile that must have changed by the same ratio."""
 WINDOWS = 10
 EVIDENCE = 1000
 
 EXPECTED = tuple(name for code, name in enumerate(PHASES) if code in CLAIMING or code == STARTUP)
-"""Phases that come now and then as they are meant to. All others should take as long in one step as in the
-next."""
+"""Phases that are meant to occur only now and then. All others should take equally long in every step."""
 
 
 @dataclass(frozen=True)
 class Burst:
-    """A phase that takes much longer in some steps, again and again.
+    """A phase that repeatedly takes much longer than in other steps.
 
     Attributes:
-        share: of the steps, how many are slow: 0.05 for 1 in 20.
-        period: they come every so many steps; None when they come irregularly.
+        share: share of the steps that are slow: 0.05 for 1 in 20.
+        period: number of steps from one slow step to the next; None if irregular.
         first: the first slow step.
+        count: number of slow steps.
         typical_ns: median of the other steps.
-        slow_ns: median of the slow ones.
-        lost_ns: what all of them took beyond the typical time.
-        steps: the slow ones, the first thousand.
+        slow_ns: median of the slow steps.
+        lost_ns: total time of the slow steps beyond the typical time.
+        steps: the slow steps, at most the first thousand.
     """
 
     rank: int
@@ -74,14 +73,17 @@ class Burst:
 
 @dataclass(frozen=True)
 class Drift:
-    """Steps that take longer and longer, or shorter and shorter.
+    """Steps that become slower or faster over the run.
 
     Attributes:
-        phase: the one that changed most.
-        from_ns: median of the first tenth of the steps, ``to_ns`` of the last.
-        from_step: where the change begins, ``to_step`` where it is over.
-        kind: ``gradual``, or ``sudden`` when most of it happens within a tenth of the steps.
-        lost_ns: what the steps took beyond the lesser of the two, in all.
+        phase: the phase that changed most.
+        from_ns: median of the first tenth of the steps.
+        to_ns: median of the last tenth.
+        ratio: ``to_ns`` / ``from_ns``.
+        from_step: where the change begins.
+        to_step: where the change ends.
+        kind: ``gradual``, or ``sudden`` if most of it happens within a tenth of the steps.
+        lost_ns: total time of the steps beyond the smaller of the two medians.
     """
 
     rank: int
@@ -97,7 +99,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A single step that took much longer than others, and the phase that it did so in."""
+    """A single step that took much longer than others, and the phase with the largest excess."""
 
     rank: int
     attempt: int
@@ -110,31 +112,31 @@ class Outlier:
 
 
 class RankSteps:
-    """The steps of one rank, warm-up left out."""
+    """The steps of one rank without the warm-up."""
 
     def __init__(self, rank: int, attempts: Ints, numbers: Ints, phases: dict[str, Ints]) -> None:
         self.rank = rank
         self.attempts = attempts
         self.numbers = numbers
-        # Those that ever took time; one of them must be there to be named. A span of the user's own that
-        # most steps do without is there now and then because the user wants it.
+        # Phases that ever took time, at least one. A user's own span that most steps do without occurs
+        # now and then on purpose.
         used = {
             name: values
             for name, values in phases.items()
             if (np.median(values) > 0 if name.startswith(OWN_SPAN) else values.any())
         }
         self.phases = used or {"other": phases["other"]}
-        # What was not meant to take time now and then.
+        # Time of each step without the phases that occur now and then on purpose.
         self.times: Ints = sum(self.phases.values(), np.zeros(len(numbers), np.int64))
 
     @cached_property
     def bursts(self) -> tuple[list[Burst], NDArray[np.bool_]]:
-        """The bursts of the rank, and which of its steps they are in."""
+        """The bursts of the rank, and a mask of the steps that are part of one."""
         return _bursts(self)
 
 
 def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
-    """The steps of each rank that has enough of them, one rank after the other."""
+    """Yield the steps of each rank that has enough of them."""
     if not table["rank"].is_sorted():
         table = table.sort("rank", maintain_order=True)
     ranks = table["rank"].to_numpy()
@@ -153,7 +155,7 @@ def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
 
 @dataclass(frozen=True)
 class Patterns:
-    """All that stands out."""
+    """Bursts, the largest drift and outliers of all ranks."""
 
     bursts: list[Burst]
     drift: Drift | None
@@ -161,15 +163,15 @@ class Patterns:
 
 
 def patterns(table: pl.DataFrame) -> Patterns:
-    """Bursts, drift and outliers in one go, with the steps of one rank at a time in memory."""
-    found: list[tuple[list[Burst], Drift | None, list[Outlier]]] = []
+    """Return bursts, drift and outliers, with the steps of one rank at a time in memory."""
+    results: list[tuple[list[Burst], Drift | None, list[Outlier]]] = []
     for steps in by_rank(table):
         alone = [steps]
-        found.append((bursts(alone), drift(alone), outliers(alone)))
+        results.append((bursts(alone), drift(alone), outliers(alone)))
     return Patterns(
-        _costliest([burst for each in found for burst in each[0]]),
-        _greatest([each[1] for each in found]),
-        _longest([outlier for each in found for outlier in each[2]]),
+        _costliest([burst for each in results for burst in each[0]]),
+        _greatest([each[1] for each in results]),
+        _longest([outlier for each in results for outlier in each[2]]),
     )
 
 
@@ -177,7 +179,6 @@ Steps: TypeAlias = pl.DataFrame | Iterable[RankSteps]
 
 
 def _after_warm_up(attempts: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which steps of a rank are not among the first ones of an attempt."""
     kept = np.ones(len(attempts), bool)
     for attempt in np.flatnonzero(np.bincount(attempts)).tolist():
         kept[np.flatnonzero(attempts == attempt)[:WARM_UP]] = False
@@ -189,40 +190,39 @@ def _ranked(table: Steps) -> Iterable[RankSteps]:
 
 
 def _stands_out(values: Ints, least: float) -> NDArray[np.bool_]:
-    """Which values are far above the usual, and by at least so many nanoseconds."""
-    usual = float(np.median(values))
-    spread = float(np.median(np.abs(values - usual)))
-    limit = max(SLOW * usual, usual + NOISE * spread, usual + least)
-    found: NDArray[np.bool_] = values > limit
-    return found
+    """Return which values are far above the median, by at least ``least`` nanoseconds."""
+    median = float(np.median(values))
+    spread = float(np.median(np.abs(values - median)))
+    limit = max(SLOW * median, median + NOISE * spread, median + least)
+    is_out: NDArray[np.bool_] = values > limit
+    return is_out
 
 
 def bursts(table: Steps) -> list[Burst]:
-    """Phases that are slow in some steps, again and again, most costly first."""
-    found = [burst for steps in _ranked(table) for burst in steps.bursts[0]]
-    return _costliest(found)
+    """Return phases that are repeatedly slow, the costliest first."""
+    all_bursts = [burst for steps in _ranked(table) for burst in steps.bursts[0]]
+    return _costliest(all_bursts)
 
 
-def _costliest(found: list[Burst]) -> list[Burst]:
-    return sorted(found, key=lambda burst: burst.lost_ns, reverse=True)
+def _costliest(all_bursts: list[Burst]) -> list[Burst]:
+    return sorted(all_bursts, key=lambda burst: burst.lost_ns, reverse=True)
 
 
 def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
-    """The bursts of a rank, and which of its steps they are in."""
-    usual, total = float(np.median(steps.times)), int(steps.times.sum())
-    found, taken = [], np.zeros(len(steps.numbers), bool)
+    median, total = float(np.median(steps.times)), int(steps.times.sum())
+    all_bursts, taken = [], np.zeros(len(steps.numbers), bool)
     for phase, values in steps.phases.items():
-        slow = _stands_out(values, usual / 2)
+        slow = _stands_out(values, median / 2)
         if not slow.any():
             continue
-        # Those of one kind: less slow ones have another cause.
+        # Only steps that are about equally slow: others have another cause.
         slow &= values >= np.median(values[slow]) / 2
         at = np.flatnonzero(slow)
-        if not BURST_COUNT <= len(at) <= BURST_SHARE * len(values) or _is_one_time(at):
+        if not BURST_COUNT <= len(at) <= BURST_SHARE * len(values) or _is_consecutive(at):
             continue
         period = None
-        if (regular := rhythm(at)) is not None:
-            # What came in between had another cause.
+        if (regular := find_period(at)) is not None:
+            # Slow steps in between have another cause.
             period, in_time = regular
             slow[at[~in_time]] = False
             at = at[in_time]
@@ -233,7 +233,7 @@ def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
         if period is None and lost < LEAST_NS * len(at):
             continue
         taken |= slow
-        found.append(
+        all_bursts.append(
             Burst(
                 rank=steps.rank,
                 phase=phase,
@@ -247,24 +247,23 @@ def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
                 steps=tuple(steps.numbers[at[:EVIDENCE]].tolist()),
             )
         )
-    return found, taken
+    return all_bursts, taken
 
 
-def _is_one_time(at: NDArray[Any]) -> bool:
-    """Whether the slow ones mostly follow each other: that is a slow time, and no burst."""
+def _is_consecutive(at: NDArray[Any]) -> bool:
+    """Return whether most slow steps follow each other: that is one slow period, not bursts."""
     return bool(np.count_nonzero(np.diff(at) == 1) > len(at) / 2)
 
 
 def drift(table: Steps, rank: int | None = None) -> Drift | None:
-    """The greatest drift of a rank, or of any; None when steps take as long at the end as at the start."""
+    """Return the largest drift of a rank, or of all ranks; None if step times do not change."""
     chosen = [steps for steps in _ranked(table) if rank is None or steps.rank == rank]
-    found = [_drift(steps) for steps in chosen]
-    return _greatest(found)
+    return _greatest([_drift(steps) for steps in chosen])
 
 
-def _greatest(found: list[Drift | None]) -> Drift | None:
-    known = [one for one in found if one is not None]
-    return max(known, key=lambda one: abs(one.to_ns - one.from_ns), default=None)
+def _greatest(drifts: list[Drift | None]) -> Drift | None:
+    some = [each for each in drifts if each is not None]
+    return max(some, key=lambda each: abs(each.to_ns - each.from_ns), default=None)
 
 
 def _drift(steps: RankSteps) -> Drift | None:
@@ -276,7 +275,7 @@ def _drift(steps: RankSteps) -> Drift | None:
     low, high = sorted(float(np.median(values[a:b])) for a, b in ends)
     if low <= 0 or high < DRIFT * low:
         return None
-    # Another program on the machine holds some steps up; a drift is in the fastest ones, too.
+    # Other programs on the machine delay some steps; a drift also changes the fastest steps.
     fastest = sorted(float(np.percentile(values[a:b], FASTEST)) for a, b in ends)
     if fastest[1] < DRIFT * fastest[0]:
         return None
@@ -300,7 +299,7 @@ def _drift(steps: RankSteps) -> Drift | None:
 
 
 def _is_trend(windows: NDArray[Any], values: Ints, edges: NDArray[Any]) -> bool:
-    """Whether it goes one way, farther than values are spread within a tenth."""
+    """Return whether the windows change in one direction, by more than the noise within a window."""
     change = windows[-1] - windows[0]
     against = -np.minimum(np.diff(windows) * np.sign(change), 0).sum()
     spreads = [
@@ -312,7 +311,7 @@ def _is_trend(windows: NDArray[Any], values: Ints, edges: NDArray[Any]) -> bool:
 
 
 def _extent(windows: NDArray[Any]) -> tuple[int, int]:
-    """The windows between which most of the change happens."""
+    """Return the windows between which most of the change happens."""
     done = (windows - windows[0]) / (windows[-1] - windows[0])
     begin = int(np.flatnonzero(done < 0.1)[-1])
     end = int(np.flatnonzero(done >= 0.9)[0])
@@ -330,15 +329,15 @@ def _changed_most(steps: RankSteps, edges: NDArray[Any], is_slower: bool) -> str
 
 
 def outliers(table: Steps, most: int = 20) -> list[Outlier]:
-    """Single steps that took much longer than others, the longest first.
+    """Return single steps that took much longer than others, the longest first, at most ``most``.
 
-    Left out are the warm-up, steps that belong to bursts, and what validation, checkpoints and the like took.
+    Leaves out the warm-up, steps that belong to bursts, and the time of validation, checkpoints and the like.
     """
-    found: list[Outlier] = []
+    slowest: list[Outlier] = []
     for steps in _ranked(table):
         taken = steps.bursts[1]
-        usual = float(np.median(steps.times))
-        slow = _stands_out(steps.times, max(usual, LEAST_NS)) & ~taken
+        median = float(np.median(steps.times))
+        slow = _stands_out(steps.times, max(median, LEAST_NS)) & ~taken
         at = np.flatnonzero(slow)
         if not len(at):
             continue
@@ -346,20 +345,59 @@ def outliers(table: Steps, most: int = 20) -> list[Outlier]:
         for row in at[np.argsort(-steps.times[at], kind="stable")][:most].tolist():
             excess = {p: float(values[row]) - typical[p] for p, values in steps.phases.items()}
             phase = max(excess, key=excess.__getitem__)
-            found.append(
+            slowest.append(
                 Outlier(
                     rank=steps.rank,
                     attempt=int(steps.attempts[row]),
                     step=int(steps.numbers[row]),
                     ns=int(steps.times[row]),
-                    typical_ns=int(usual),
+                    typical_ns=int(median),
                     phase=phase,
                     phase_ns=int(steps.phases[phase][row]),
                     phase_typical_ns=int(typical[phase]),
                 )
             )
-    return _longest(found, most)
+    return _longest(slowest, most)
 
 
-def _longest(found: list[Outlier], most: int = 20) -> list[Outlier]:
-    return sorted(found, key=lambda outlier: outlier.ns, reverse=True)[:most]
+def _longest(all_outliers: list[Outlier], most: int = 20) -> list[Outlier]:
+    return sorted(all_outliers, key=lambda outlier: outlier.ns, reverse=True)[:most]
+
+
+LIKELY = 5
+"""Number of the most common distances that are tried."""
+FEWEST_REGULAR = 3
+"""Fewest places with a period if all are on the beat."""
+FEWEST_OF_MORE = 5
+"""Fewest places on the beat if some are off it: of few random places, some are on a beat by chance."""
+IN_TIME = 0.7
+"""Smallest share of the places that must be on the beat: others occur in between by accident …"""
+THERE = 0.8
+"""… and smallest share of the expected places that must be present."""
+
+Places = NDArray[np.int64] | NDArray[np.intp]
+
+
+def find_period(at: Places) -> tuple[int, NDArray[np.bool_]] | None:
+    """Return the period of these ascending places and a mask of those on the beat; None if irregular."""
+    distances, counts = np.unique(np.diff(at), return_counts=True)
+    likely = distances[np.argsort(-counts, kind="stable")[:LIKELY]]
+    candidates = [
+        (period, in_time)
+        for period in likely.tolist()
+        if (in_time := _comb(at, period)) is not None
+    ]
+    return max(candidates, key=lambda candidate: int(candidate[1].sum()), default=None)
+
+
+def _comb(at: Places, period: int) -> NDArray[np.bool_] | None:
+    """Return a mask of the places on this beat; None if too few are on it, or too many are missing."""
+    if period < 2:
+        return None
+    shifts, counts = np.unique(at % period, return_counts=True)
+    in_time: NDArray[np.bool_] = at % period == shifts[counts.argmax()]
+    due = int(at[-1] - at[0]) // period + 1
+    hits = int(in_time.sum())
+    fewest = FEWEST_REGULAR if hits == len(at) else FEWEST_OF_MORE
+    is_regular = hits >= max(fewest, IN_TIME * len(at)) and hits >= THERE * due
+    return in_time if is_regular else None

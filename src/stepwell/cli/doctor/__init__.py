@@ -1,6 +1,6 @@
-"""``stepwell doctor``: checks whether everything that stepwell needs works here, and says what to mend.
+"""``stepwell doctor``: checks an installation or a run, and suggests fixes.
 
-Each check tries the real thing: it writes a file, maps it, opens a connection. None changes a run.
+Checks try the real operation: write a file, map it, open a connection. They never change a run.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from stepwell.cli.doctor.backends import check_backends
 from stepwell.cli.doctor.check import Check, State
-from stepwell.cli.doctor.folder import check_folder
-from stepwell.cli.doctor.installation import check_installation
-from stepwell.cli.doctor.machine import check_machine
-from stepwell.cli.doctor.recorded import check_run
-from stepwell.cli.drawing import console, plain
+from stepwell.cli.doctor.environment import check_backends, check_installation, check_machine
+from stepwell.cli.doctor.storage import check_folder, check_run
 from stepwell.cli.output import print_json
+from stepwell.cli.terminal import console, counted, plain
 from stepwell.reading import RecordedRun
 
 SIGNS: dict[State, tuple[str, str]] = {
@@ -29,7 +26,7 @@ SIGNS: dict[State, tuple[str, str]] = {
 
 
 def examine(runs: Path, run: RecordedRun | None, environ: Mapping[str, str]) -> Iterator[Check]:
-    """Check the installation, or one run; ``runs`` is the folder that new runs go to."""
+    """Check a run, or the installation with ``runs`` as the folder for new runs."""
     if run is not None:
         yield from check_run(run)
         return
@@ -40,18 +37,18 @@ def examine(runs: Path, run: RecordedRun | None, environ: Mapping[str, str]) -> 
 
 
 def show_checks(checks: Iterable[Check], as_json: bool = False) -> bool:
-    """Print what was found; returns whether there is no problem."""
-    found = list(checks)
-    problems = sum(check.state == "problem" for check in found)
+    """Print the checks. Return whether there is no problem."""
+    results = list(checks)
+    problems = sum(check.state == "problem" for check in results)
     if as_json:
-        print_json({"problems": problems, "checks": found})
+        print_json({"problems": problems, "checks": results})
         return not problems
     out = console()
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for check in found:
+    for check in results:
         sign, colour = SIGNS[check.state]
         text = plain(check.text)
         if check.advice:
@@ -59,7 +56,7 @@ def show_checks(checks: Iterable[Check], as_json: bool = False) -> bool:
             text.append_text(Text.assemble("→ ", plain(check.advice)))
         table.add_row(Text(sign, colour), plain(check.name), text)
     out.print(table)
-    notes = sum(check.state == "note" for check in found)
+    notes = sum(check.state == "note" for check in results)
     out.print(Text(_sum_up(problems, notes), "bold"))
     return not problems
 
@@ -67,9 +64,6 @@ def show_checks(checks: Iterable[Check], as_json: bool = False) -> bool:
 def _sum_up(problems: int, notes: int) -> str:
     if not problems and not notes:
         return "Everything works."
-    words = [
-        f"{number} {name}{'s' if number > 1 else ''}"
-        for number, name in ((problems, "problem"), (notes, "note"))
-        if number
-    ]
-    return f"{' and '.join(words)}; what to do is behind the arrows."
+    counts = ((problems, "problem"), (notes, "note"))
+    words = [counted(number, name) for number, name in counts if number]
+    return f"{' and '.join(words)}. Arrows show what to do."

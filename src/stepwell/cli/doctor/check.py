@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found, and what to do.
+    """The result of a check.
 
     Attributes:
-        name: what it is about, in a word or two.
-        state: "ok"; "note", worth knowing; "problem", something does not work.
-        text: what was found.
-        advice: what to do; empty when there is nothing to do.
+        name: subject, in a word or two.
+        state: "ok"; "note" (worth knowing); "problem" (does not work).
+        text: the result.
+        advice: what to do, or "".
     """
 
     name: str

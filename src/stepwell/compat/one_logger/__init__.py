@@ -1,10 +1,10 @@
-"""The names of nv-one-logger for what ``stepwell.training`` and ``stepwell.exporters`` have.
+"""nv-one-logger's names for ``stepwell.training`` and ``stepwell.exporters``.
 
 from stepwell.compat.one_logger import OneLoggerConfig, TrainingTelemetryProvider, training_loop
 
-Every module of the original is here under its own path too, with the same names: in a program, write
-``stepwell.compat.one_logger`` in place of ``nv_one_logger``. Where you cannot change the program, call
-``install()`` before it is imported. The names for Lightning import it when they are used.
+Every module path of the original exists here too: replace ``nv_one_logger`` by ``stepwell.compat.one_logger``
+in your imports. If you cannot change the program, call ``install()`` before it is imported. Lightning is
+imported only when one of its names is used.
 """
 
 from __future__ import annotations
@@ -14,28 +14,19 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from stepwell.compat.one_logger.attributes import (
-    CheckpointSaveSpanAttributes,
-    OneLoggerInitializationAttributes,
-    SaveCheckpointSuccessEventAttributes,
-    SyncCheckpointMetricsUpdateAttributes,
-    TestingMetricsUpdateAttributes,
-    TrainingLoopAttributes,
-    TrainingMetricsUpdateAttributes,
-    TrainingTelemetryAttributes,
-    ValidationMetricsUpdateAttributes,
-)
+from stepwell._core.errors import StepwellError as OneLoggerError
 from stepwell.compat.one_logger.calls import *  # noqa: F403
 from stepwell.compat.one_logger.calls import __all__ as _calls
 from stepwell.compat.one_logger.config import (
     ApplicationType,
+    ExporterConfig,
     LoggerConfig,
     OneLoggerConfig,
     OneLoggerErrorHandlingStrategy,
 )
 from stepwell.compat.one_logger.config import OneLoggerTelemetryConfig as TelemetryConfig
 from stepwell.compat.one_logger.config import OneLoggerTrainingConfig as TrainingTelemetryConfig
-from stepwell.compat.one_logger.exporters import BaseExporter, BaseJsonExporter, ExporterConfig
+from stepwell.compat.one_logger.exporters import BaseExporter, BaseJsonExporter
 from stepwell.compat.one_logger.exporters import OneLoggerExporter as Exporter
 from stepwell.compat.one_logger.provider import RECORDER
 from stepwell.compat.one_logger.provider import OneLoggerRecorder as DefaultRecorder
@@ -43,19 +34,27 @@ from stepwell.compat.one_logger.provider import OneLoggerTrainingProvider as One
 from stepwell.compat.one_logger.spans import OneLoggerSpan as Span
 from stepwell.compat.one_logger.values import (
     Attribute,
+    CheckpointSaveSpanAttributes,
     ErrorEvent,
     ExportError,
+    OneLoggerInitializationAttributes,
+    SaveCheckpointSuccessEventAttributes,
     StandardEventName,
     StandardSpanName,
+    SyncCheckpointMetricsUpdateAttributes,
     TelemetryDataError,
+    TestingMetricsUpdateAttributes,
     TracingTimestamp,
+    TrainingLoopAttributes,
+    TrainingMetricsUpdateAttributes,
+    TrainingTelemetryAttributes,
+    ValidationMetricsUpdateAttributes,
 )
 from stepwell.compat.one_logger.values import OneLoggerAttributes as Attributes
 from stepwell.compat.one_logger.values import OneLoggerEvent as Event
 from stepwell.exporters.file import FileExporter
 from stepwell.exporters.python_logging import LoggingExporter as LoggerExporter
-from stepwell.journal.errors import StepwellError as OneLoggerError
-from stepwell.telemetry.export_filter import ExportCustomizationMode
+from stepwell.telemetry.exporter import ExportCustomizationMode
 from stepwell.training import CheckPointStrategy, SaveCheckpointFailureEventAttributes
 from stepwell.vocabulary import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
@@ -116,18 +115,21 @@ __all__ = [
     "install",
 ]
 
+_LIGHTNING = "stepwell.compat.lightning"
+_OTEL = "stepwell.compat.one_logger.exporters"
+_WANDB = "stepwell.compat.one_logger.wandb_exporter"
 _LAZY = {
-    "OneLoggerPTLTrainer": "lightning",
-    "TimeEventCallback": "lightning",
-    "hook_trainer_cls": "lightning",
-    "OTelExporter": "otel_exporter",
-    "Config": "wandb_exporter",
-    "FlatMetricNamingStrategy": "wandb_exporter",
-    "HierarchicalMetricNamingStrategy": "wandb_exporter",
-    "WandBExporterAsync": "wandb_exporter",
-    "WandBExporterSync": "wandb_exporter",
+    "OneLoggerPTLTrainer": _LIGHTNING,
+    "TimeEventCallback": _LIGHTNING,
+    "hook_trainer_cls": _LIGHTNING,
+    "OTelExporter": _OTEL,
+    "Config": _WANDB,
+    "FlatMetricNamingStrategy": _WANDB,
+    "HierarchicalMetricNamingStrategy": _WANDB,
+    "WandBExporterAsync": _WANDB,
+    "WandBExporterSync": _WANDB,
 }
-"""Names that need another library, and the module that imports it."""
+"""Names that are imported on use, because they need another library, and their modules."""
 
 _PATHS = [
     "api",
@@ -171,7 +173,7 @@ _PATHS = [
     "wandb.exporter",
     "wandb.exporter.wandb_exporter",
 ]
-"""The modules of the original."""
+"""Module paths of the original."""
 
 
 def get_recorder() -> DefaultRecorder:
@@ -189,11 +191,11 @@ def __getattr__(name: str) -> Any:
 
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"stepwell.compat.one_logger.{_LAZY[name]}"), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 class OriginalModule(ModuleType):
-    """A module of the original, with all names that are here."""
+    """Stands for a module of the original; contains every name of this package."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -218,15 +220,15 @@ def _register(root: str) -> None:
 
 
 def install() -> None:
-    """Let ``import nv_one_logger`` import this package, for programs that you cannot change.
+    """Make ``import nv_one_logger`` import this package, for programs that you cannot change.
 
-    Call it before the program is imported. The original need not be installed.
+    Call it before the program is imported. The original does not have to be installed.
     """
     imported = sys.modules.get("nv_one_logger")
     if imported is sys.modules[__name__]:
         return
     if imported is not None:
-        raise OneLoggerError("nv_one_logger is already imported: call install() before that")
+        raise OneLoggerError("nv_one_logger is already imported: call install() earlier")
     sys.modules["nv_one_logger"] = sys.modules[__name__]
     _register("nv_one_logger")
 

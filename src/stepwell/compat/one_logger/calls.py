@@ -1,4 +1,4 @@
-"""Callbacks and context managers whose spans have the spellings of one-logger."""
+"""Callbacks and context managers that return spans with one-logger's interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell.compat.one_logger.spans import (
     view_of,
 )
 from stepwell.compat.one_logger.values import plain_values
-from stepwell.telemetry.live import timed_span as recorded_span
+from stepwell.telemetry.span_handle import timed_span as recorded_span
 from stepwell.training import callbacks, context
 from stepwell.training.callbacks import (
     on_app_end,
@@ -157,11 +157,11 @@ def timed_span(
     span_attributes: Mapping[str, Any] | None = None,
     start_event_attributes: Mapping[str, Any] | None = None,
 ) -> Viewed:
-    """Give any stretch of time a name: a context manager that gives the span, and a decorator."""
+    """Record a span: in a ``with`` statement, which returns the span, or as a decorator."""
     more = plain_values(start_event_attributes)
     return Viewed(recorded_span(name, plain_values(span_attributes), more), view_of)
 
 
-# Imported into a test, they are not tests.
+# pytest would collect them as tests, because of their names.
 for _function in (testing_loop, testing_iteration):
     _function.__test__ = False  # type: ignore[attr-defined]

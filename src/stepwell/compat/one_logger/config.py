@@ -1,35 +1,43 @@
-"""The configuration classes of one-logger: ours, with fields that can be assigned to."""
+"""one-logger's configuration: assignable versions of stepwell's classes, and exporters from files."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from stepwell.journal.errors import StepwellError, say
+from stepwell._core.checks import nearest
+from stepwell._core.errors import StepwellError, log_warning
+from stepwell._core.values import text_of
+from stepwell.compat.one_logger.exporters import adapted
+from stepwell.telemetry.exporter_config import ConfiguredExporter, find_class, load_exporters
 from stepwell.training.config import (
     ApplicationConfig,
     ApplicationFields,
     TrainingFields,
     TrainingTelemetryConfig,
 )
-from stepwell.training.merging import METADATA_FIELD, NESTED, ResolvedConfig
-from stepwell.training.settings import settings_of, spoken
-from stepwell.training.values import nearest
+from stepwell.training.resolved_config import METADATA_FIELD, NESTED, ResolvedConfig
+from stepwell.training.settings import changed_fields, settings_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class OneLoggerErrorHandlingStrategy(Enum):
-    """What happens when telemetry is called in a wrong way, or fails."""
+    """What happens when telemetry is misused or fails."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"
 
 
 class ApplicationType(str, Enum):
-    """What an application does."""
+    """The kind of an application."""
 
     TRAINING = "training"
     VALIDATION = "validation"
@@ -40,9 +48,9 @@ class ApplicationType(str, Enum):
 
 @dataclass
 class LoggerConfig:
-    """How messages about the telemetry itself are logged, on the logger ``stepwell``.
+    """How the logger ``stepwell`` logs messages about the telemetry itself.
 
-    Without this nothing is changed. Files are written only where their path is given.
+    Without a ``LoggerConfig`` the logger is not changed. Files are written only if their path is given.
     """
 
     log_level: str = "INFO"
@@ -51,7 +59,7 @@ class LoggerConfig:
     log_file_path_for_err: str | os.PathLike[str] | None = None
 
     def apply(self) -> None:
-        """Set up the logger ``stepwell`` like this."""
+        """Configure the logger ``stepwell``."""
         logger = logging.getLogger("stepwell")
         logger.setLevel(self.log_level)
         files = {
@@ -69,7 +77,7 @@ class LoggerConfig:
 
 @runtime_checkable
 class OneLoggerTelemetryConfig(Protocol):
-    """What the configuration of any telemetry has."""
+    """The fields that every telemetry configuration has."""
 
     @property
     def is_train_iterations_enabled(self) -> bool: ...
@@ -86,16 +94,16 @@ class OneLoggerTelemetryConfig(Protocol):
 
 
 class Assignable:
-    """A configuration whose fields can be assigned to; unknown fields are left out with a warning."""
+    """A configuration with assignable fields. Unknown fields are ignored with a warning."""
 
     def __init__(self, **given: Any) -> None:
         declared = settings_of(type(self))
         unknown = [name for name in given if name not in declared]
         if unknown:
             hints = "; ".join(
-                f"{name} is no field of it, {nearest(name, declared)}" for name in unknown
+                f"unknown field {name}, {nearest(name, declared)}" for name in unknown
             )
-            say("%s: %s. Unknown fields are left out.", type(self).__name__, hints)
+            log_warning("%s: %s. Unknown fields are ignored.", type(self).__name__, hints)
         super().__init__(**{name: given[name] for name in given if name in declared})
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -118,9 +126,9 @@ class OneLoggerConfig(Assignable, ApplicationConfig):
     """The configuration of an application.
 
     Args:
-        error_handling_strategy: ``PROPAGATE_EXCEPTIONS`` raises problems inside telemetry, and stops
-            training with them. By default they are warnings.
-        logger_config: how warnings are logged; a ``LoggerConfig`` or a dict of its fields.
+        error_handling_strategy: with ``PROPAGATE_EXCEPTIONS``, problems inside telemetry are raised and stop
+            training. By default they are logged as warnings.
+        logger_config: how warnings are logged: a ``LoggerConfig`` or a dict of its fields.
         **given: the fields of ``stepwell.training.ApplicationConfig``.
     """
 
@@ -164,33 +172,37 @@ class OneLoggerConfig(Assignable, ApplicationConfig):
         object.__setattr__(self, "_logger_config", made)
 
     def apply_logging(self) -> None:
-        """Log warnings as ``logger_config`` says, if it was given."""
+        """Apply ``logger_config``, if it was given."""
         if vars(self).get("_logger_config") is not None:
             self.logger_config.apply()
 
 
 def consistent(base: Any, training: Any) -> Any:
-    """Return the configuration of training without what the application's says otherwise.
+    """Return the training configuration without the fields that the application's configuration sets.
 
-    The original ignores fields of the application there; two functions would contradict each other.
+    The original ignores application fields in a training configuration; stepwell would report a conflict.
     """
     if not isinstance(base, ApplicationFields) or not isinstance(training, TrainingTelemetryConfig):
         return training
-    shared = (spoken(base).keys() & settings_of(ApplicationFields).keys()) - {METADATA_FIELD}
-    kept = {name: value for name, value in spoken(training).items() if name not in shared}
+    shared = (changed_fields(base).keys() & settings_of(ApplicationFields).keys()) - {
+        METADATA_FIELD
+    }
+    kept = {name: value for name, value in changed_fields(training).items() if name not in shared}
     return OneLoggerTrainingConfig(**kept)
 
 
 def consistent_base(base: Any) -> Any:
-    """Return the configuration of an application, with that of training in it made consistent."""
+    """Return an application's configuration with its training part made consistent with it."""
     if not isinstance(base, ApplicationConfig) or base.telemetry_config is None:
         return base
-    return ApplicationConfig(**{**spoken(base), NESTED: consistent(base, base.telemetry_config)})
+    return ApplicationConfig(
+        **{**changed_fields(base), NESTED: consistent(base, base.telemetry_config)}
+    )
 
 
 def config_of(resolved: ResolvedConfig, base: Any = None) -> OneLoggerConfig:
-    """Return the configuration in force with the spellings of one-logger; a copy."""
-    values = spoken(resolved)
+    """Return a copy of the active configuration as one-logger's class."""
+    values = changed_fields(resolved)
     values.pop("has_telemetry_config", None)
     training = {field.name for field in fields(TrainingFields)}
     application = {name: value for name, value in values.items() if name not in training}
@@ -200,3 +212,82 @@ def config_of(resolved: ResolvedConfig, base: Any = None) -> OneLoggerConfig:
         application[NESTED] = OneLoggerTrainingConfig(**own)
     given = base.logger_config if isinstance(base, OneLoggerConfig) else None
     return OneLoggerConfig(logger_config=given, **application)
+
+
+FILES = tuple(f"one_logger_exporters_config.{suffix}" for suffix in ("yaml", "yml", "json"))
+"""Files in the working directory in which the original looks for exporters."""
+FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
+GROUP = "nv_one_logger.exporter_configs"
+"""Entry point group of packages that provide exporters."""
+THEIRS, OURS = "nv_one_logger.", "stepwell.compat.one_logger."
+
+
+@dataclass
+class ExporterConfig:
+    """The class and options of an exporter."""
+
+    class_name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    enabled: bool = True
+
+
+def configured_exporters(
+    exporters_config: Iterable[Any] | Mapping[str, Any] | None,
+    config_file_path: str | os.PathLike[str] | None = None,
+) -> list[ConfiguredExporter]:
+    """Return the exporters described by a list, a file and installed packages.
+
+    Without ``config_file_path``, the environment variable and the file names of the original are used.
+    Errors in a configuration that the caller did not name are only logged.
+    """
+    from importlib.metadata import entry_points
+
+    exporters: list[ConfiguredExporter] = []
+    if exporters_config is not None:
+        given = exporters_config
+        listed = given.get("exporters") or () if isinstance(given, Mapping) else given
+        exporters += load_exporters([_entry(entry) for entry in listed], find_adapted)
+    if config_file_path is not None:
+        exporters += load_exporters(config_file_path, find_adapted)
+    else:
+        exporters += _load_guarded(_config_file)
+    for point in entry_points(group=GROUP):
+        exporters += _load_guarded(partial(_default_entries, point))
+    return exporters
+
+
+def _default_entries(point: EntryPoint) -> list[Any]:
+    return [_entry(point.load().get_default_config())]
+
+
+def _load_guarded(find: Callable[[], Any]) -> list[ConfiguredExporter]:
+    try:
+        config = find()
+        return [] if config is None else load_exporters(config, find_adapted)
+    except Exception as error:  # Another package's code may raise anything.
+        log_warning("%s. Training continues without this exporter.", text_of(error))
+        return []
+
+
+def find_adapted(name: str, where: str) -> Callable[..., Any]:
+    """Return a factory for exporters of this class. Classes of the original are replaced by those here."""
+    kind = find_class(OURS + name[len(THEIRS) :] if name.startswith(THEIRS) else name, where)
+
+    @wraps(kind)
+    def make(**options: Any) -> Any:
+        return adapted(kind(**options))
+
+    return make
+
+
+def _entry(entry: Any) -> Any:
+    if is_dataclass(entry) and not isinstance(entry, type):
+        return asdict(entry)
+    return adapted(entry)
+
+
+def _config_file() -> Path | None:
+    given = os.environ.get(FILE_VARIABLE)
+    if given:
+        return Path(given)
+    return next((path for path in map(Path, FILES) if path.is_file()), None)

@@ -1,15 +1,14 @@
-"""Exporters written for one-logger, and how they are fed from a run."""
+"""one-logger's exporter interfaces, and the adapter that feeds such exporters from a run."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import partial, wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from stepwell._core.errors import log_warning, warn_once
+from stepwell._core.values import text_of
 from stepwell.compat.one_logger.spans import OneLoggerSpan, make_event, span_id
 from stepwell.compat.one_logger.values import (
     ErrorEvent,
@@ -20,25 +19,13 @@ from stepwell.compat.one_logger.values import (
     TelemetryDataError,
     TracingTimestamp,
 )
-from stepwell.journal.errors import say, warn_once
-from stepwell.journal.values import text_of
 from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source, SpanRecord
-from stepwell.telemetry.exporter_loading import Configured, find_class, load_exporters
 from stepwell.vocabulary import RUNTIME
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-FILES = tuple(f"one_logger_exporters_config.{suffix}" for suffix in ("yaml", "yml", "json"))
-"""Where the original looks for exporters, in the working directory."""
-FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
-GROUP = "nv_one_logger.exporter_configs"
-"""Entry points of packages that bring exporters."""
-THEIRS, OURS = "nv_one_logger.", "stepwell.compat.one_logger."
 BEFORE = 10**12
-"""Nanoseconds before the process began: what a span of it may have been backdated by."""
+"""Nanoseconds by which a span may be backdated before the start of its process."""
 TRIES = 5
-"""So often a record is given to an exporter that raises; then the next one is."""
+"""Attempts to export a record with an exporter that raises, before the record is skipped."""
 
 
 class OneLoggerExporter(ABC):
@@ -46,34 +33,34 @@ class OneLoggerExporter(ABC):
 
     @abstractmethod
     def initialize(self) -> None:
-        """Get ready."""
+        """Prepare for records."""
 
     @abstractmethod
     def export_start(self, span: OneLoggerSpan) -> None:
-        """Take a span that has started."""
+        """Export a span that has started."""
 
     @abstractmethod
     def export_stop(self, span: OneLoggerSpan) -> None:
-        """Take a span that has ended."""
+        """Export a span that has ended."""
 
     @abstractmethod
     def export_event(self, event: OneLoggerEvent, span: OneLoggerSpan) -> None:
-        """Take an event of a span."""
+        """Export an event of a span."""
 
     @abstractmethod
     def export_error(self, event: ErrorEvent, span: OneLoggerSpan) -> None:
-        """Take an error of a span."""
+        """Export an error of a span."""
 
     @abstractmethod
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Take a problem of the telemetry itself."""
+        """Export a problem of the telemetry itself."""
 
     @abstractmethod
     def close(self) -> None:
-        """Pass on what is left, and let go."""
+        """Export remaining records and release resources."""
 
 
-# Those of stepwell are exporters too.
+# stepwell's own exporters count as exporters too.
 OneLoggerExporter.register(Exporter)
 
 
@@ -85,31 +72,31 @@ class BaseExporter(OneLoggerExporter):
         self.closed = False
 
     def initialize(self) -> None:
-        """Get ready."""
+        """Prepare for records."""
         self.ready, self.closed = True, False
 
     def export_start(self, span: OneLoggerSpan) -> None:
-        """Take a span that has started."""
+        """Export a span that has started."""
         self._check_state()
 
     def export_stop(self, span: OneLoggerSpan) -> None:
-        """Take a span that has ended."""
+        """Export a span that has ended."""
         self._check_state()
 
     def export_event(self, event: OneLoggerEvent, span: OneLoggerSpan) -> None:
-        """Take an event of a span."""
+        """Export an event of a span."""
         self._check_state()
 
     def export_error(self, event: ErrorEvent, span: OneLoggerSpan) -> None:
-        """Take an error of a span."""
+        """Export an error of a span."""
         self._check_state()
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Take a problem of the telemetry itself."""
+        """Export a problem of the telemetry itself."""
         self._check_state()
 
     def close(self) -> None:
-        """Let go."""
+        """Release resources."""
         self.ready, self.closed = False, True
 
     def _check_state(self) -> None:
@@ -119,9 +106,9 @@ class BaseExporter(OneLoggerExporter):
 
 
 class BaseJsonExporter(BaseExporter):
-    """Gives each record as a JSON object to ``_write``, with the fields of the original's files.
+    """Passes each record to ``_write`` as a JSON object with the fields of the original's files.
 
-    A span that has nothing inside is one object, of the type ``complete``.
+    A span without children and events is a single object of the type ``complete``.
     """
 
     def __init__(self) -> None:
@@ -134,7 +121,7 @@ class BaseJsonExporter(BaseExporter):
         """Write one object."""
 
     def export_start(self, span: OneLoggerSpan) -> None:
-        """Keep a span back, until it is clear whether something is inside it."""
+        """Hold a span back until it has a child or an event, or ends."""
         super().export_start(span)
         self._write_begun()
         self._begun = span
@@ -165,7 +152,7 @@ class BaseJsonExporter(BaseExporter):
         self._write_numbered({"type": "telemetry_data_error", "error": _content(error)})
 
     def close(self) -> None:
-        """Write what was kept back."""
+        """Write the span that was held back."""
         self._write_begun()
         super().close()
 
@@ -194,10 +181,10 @@ def _content(event: OneLoggerEvent) -> dict[str, Any]:
 
 
 class AdaptedExporter(Exporter):
-    """Gives the records of a run to an exporter with the interface of one-logger.
+    """Passes the records of a run to an exporter with one-logger's interface.
 
-    It works in a background thread, never in the one that trains. The exporter is closed when the
-    application ends, and initialized again when another one starts.
+    It runs in a background thread, never in the training thread. The exporter is closed when the application
+    ends, and initialized again when another application starts.
     """
 
     def __init__(self, exporter: Any) -> None:
@@ -229,13 +216,13 @@ class AdaptedExporter(Exporter):
         self._is_ready = True
 
     def close(self) -> None:
-        """Close the exporter, unless the end of the application has."""
+        """Close the exporter, unless the end of the application closed it."""
         if self._is_ready:
             self._is_ready = False
             self.exporter.close()
 
     def export(self, records: Sequence[Record]) -> None:
-        """Give these to the exporter, one by one; after a failure the rest of them comes again."""
+        """Export records one by one. After a failure, the call is repeated and resumes at that record."""
         for number in range(self._done, len(records)):
             try:
                 self._take(records[number])
@@ -243,9 +230,9 @@ class AdaptedExporter(Exporter):
                 self._failures += 1
                 if self._failures < TRIES:
                     raise
-                say(
-                    "exporter %s did not take %s, and is given the next record: %s. The run folder "
-                    "has every record.",
+                log_warning(
+                    "exporter %s failed on %s, which is skipped: %s. The run folder contains every "
+                    "record.",
                     self.name,
                     records[number].name,
                     text_of(error),
@@ -256,15 +243,15 @@ class AdaptedExporter(Exporter):
 
     def _take(self, record: Record) -> None:
         if isinstance(record, SpanRecord) and record.category == RUNTIME:
-            # A pause of the interpreter is no part of the application, and the original has none.
+            # Interpreter pauses: the original does not record them.
             return
         is_application = record.name == StandardSpanName.APPLICATION
         if not self._is_ready:
             if not (is_application and record.type == "start"):
                 warn_once(
                     f"late {id(self)}",
-                    "exporter %s was closed at the end of the application: what is recorded later "
-                    "is only in the run folder",
+                    "exporter %s was closed at the end of the application: later records are only in "
+                    "the run folder",
                     self.name,
                 )
                 return
@@ -279,7 +266,7 @@ class AdaptedExporter(Exporter):
                 self.close()
 
     def _time(self, nanoseconds: int) -> TracingTimestamp:
-        # Counted from about when the process began, which a float has room for to the nanosecond.
+        # Relative to the start of the process, so that a float keeps nanoseconds.
         return TracingTimestamp(nanoseconds / 1e9, (nanoseconds - self._begin) / 1e9)
 
     def _start(self, record: SpanRecord) -> OneLoggerSpan:
@@ -323,12 +310,12 @@ class AdaptedExporter(Exporter):
             else:
                 self.exporter.export_event(event, span)
         except Exception:
-            # It comes again.
+            # The record will be exported again.
             span.events.remove(event)
             raise
 
     def _span_of(self, record: EventRecord) -> OneLoggerSpan | None:
-        """The span of an event; where that has ended or there is none, the one that started last."""
+        """Return the span of an event; if that has ended or is unknown, the one that started last."""
         span = None if record.span is None else self._spans.get(record.span)
         if span is None and record.type != "attributes":
             return next(reversed(self._spans.values()), None)
@@ -336,7 +323,7 @@ class AdaptedExporter(Exporter):
 
 
 def adapted(exporter: Any) -> Any:
-    """Return an exporter that a run can be given: the same one if it can take records."""
+    """Return an exporter for a run: the given one, or an adapter if it has one-logger's interface."""
     if callable(getattr(exporter, "export_start", None)) and not isinstance(exporter, type):
         return (
             exporter if callable(getattr(exporter, "export", None)) else AdaptedExporter(exporter)
@@ -344,75 +331,41 @@ def adapted(exporter: Any) -> Any:
     return exporter
 
 
-# From configuration files
+class OTelExporter(Exporter):
+    """Passes finished spans with their events to a ``SpanExporter`` of the OpenTelemetry SDK.
 
-
-@dataclass
-class ExporterConfig:
-    """An exporter by its class and options."""
-
-    class_name: str
-    config: dict[str, Any] = field(default_factory=dict)
-    enabled: bool = True
-
-
-def configured_exporters(
-    exporters_config: Iterable[Any] | Mapping[str, Any] | None,
-    config_file_path: str | os.PathLike[str] | None = None,
-) -> list[Configured]:
-    """Return the exporters of a list, of a file, and of installed packages.
-
-    Without a file, the variable and the file names of the original are looked for. What is wrong in
-    one that was not asked for by name is a warning.
+    It runs in a thread of the training process. ``stepwell.exporters.OTLPExporter`` does the same in a
+    separate process.
     """
-    from importlib.metadata import entry_points
 
-    made: list[Configured] = []
-    if exporters_config is not None:
-        given = exporters_config
-        listed = given.get("exporters") or () if isinstance(given, Mapping) else given
-        made += load_exporters([_entry(entry) for entry in listed], find_adapted)
-    if config_file_path is not None:
-        made += load_exporters(config_file_path, find_adapted)
-    else:
-        made += _load_guarded(_config_file)
-    for point in entry_points(group=GROUP):
-        made += _load_guarded(partial(_default_entries, point))
-    return made
+    name = "otel"
 
+    def __init__(self, otel_span_exporter: Any) -> None:
+        self.exporter = otel_span_exporter
 
-def _default_entries(point: EntryPoint) -> list[Any]:
-    return [_entry(point.load().get_default_config())]
+    def open(self, source: Source) -> None:
+        """Prepare for the spans of one process."""
+        # Imported here: the SDK is optional.
+        from stepwell.exporters.otlp import resource_of, trace_id
+        from stepwell.exporters.otlp.sender import ReadableSpans
+        from stepwell.exporters.otlp.spans import SpanBuilder
 
+        self._builder = SpanBuilder(f"{source.process}\0{source.started_ns}")
+        self._spans = ReadableSpans(trace_id(source), resource_of(source))
 
-def _load_guarded(find: Callable[[], Any]) -> list[Configured]:
-    try:
-        config = find()
-        return [] if config is None else load_exporters(config, find_adapted)
-    except Exception as error:  # another package may fail in any way
-        say("%s. Training goes on without this exporter.", text_of(error))
-        return []
+    def export(self, records: Sequence[Record]) -> None:
+        """Export the spans that have ended."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
 
+        spans = [self._spans.make(span) for span in self._builder.take(records)]
+        if spans and self.exporter.export(spans) is not SpanExportResult.SUCCESS:
+            raise ExportError(f"{type(self.exporter).__name__} did not accept {len(spans)} spans")
+        self._builder.keep()
 
-def find_adapted(name: str, where: str) -> Callable[..., Any]:
-    """Return what makes exporters of this class; one of the original is that of the same path here."""
-    made_by = find_class(OURS + name[len(THEIRS) :] if name.startswith(THEIRS) else name, where)
+    def flush(self) -> None:
+        """Flush the exporter."""
+        self.exporter.force_flush()
 
-    @wraps(made_by)
-    def make(**options: Any) -> Any:
-        return adapted(made_by(**options))
-
-    return make
-
-
-def _entry(entry: Any) -> Any:
-    if is_dataclass(entry) and not isinstance(entry, type):
-        return asdict(entry)
-    return adapted(entry)
-
-
-def _config_file() -> Path | None:
-    given = os.environ.get(FILE_VARIABLE)
-    if given:
-        return Path(given)
-    return next((path for path in map(Path, FILES) if path.is_file()), None)
+    def close(self) -> None:
+        """Shut the exporter down."""
+        self.exporter.shutdown()

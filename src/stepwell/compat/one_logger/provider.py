@@ -1,4 +1,4 @@
-"""The providers and recorders of one-logger, over stepwell's provider and span recorder."""
+"""one-logger's provider and recorder, implemented with stepwell's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
+from stepwell._core.errors import StepwellError
 from stepwell.compat.one_logger.config import (
     OneLoggerConfig,
     config_of,
+    configured_exporters,
     consistent,
     consistent_base,
 )
-from stepwell.compat.one_logger.exporters import adapted, configured_exporters
+from stepwell.compat.one_logger.exporters import adapted
 from stepwell.compat.one_logger.spans import LiveSpan, as_recorded, event_of, view_of
 from stepwell.compat.one_logger.values import (
     OneLoggerEvent,
@@ -21,13 +23,12 @@ from stepwell.compat.one_logger.values import (
     plain_values,
     seconds_of,
 )
-from stepwell.journal.errors import StepwellError
 from stepwell.telemetry.events import name_of
-from stepwell.telemetry.export_filter import MACHINERY, ExportCustomizationMode
+from stepwell.telemetry.exporter import INTERNAL_SPANS, ExportCustomizationMode
 from stepwell.telemetry.run import Run
 from stepwell.telemetry.span_recorder import SpanRecorder
 from stepwell.training import TrainingTelemetryProvider
-from stepwell.training.current import current, current_job
+from stepwell.training.calls import current, current_job
 from stepwell.training.standard_spans import open_spans
 
 
@@ -36,10 +37,9 @@ def _provider() -> TrainingTelemetryProvider:
 
 
 class OneLoggerRecorder:
-    """Starts, ends and describes spans by explicit calls.
+    """Records spans and events by explicit calls.
 
-    ``OneLoggerProvider.instance().configure(config, recorder)`` gives the run the exporters that it was
-    made with.
+    ``OneLoggerProvider.instance().configure(config, recorder)`` adds the recorder's exporters to the run.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class OneLoggerRecorder:
         stop_event_attributes: Mapping[str, Any] | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End a span; doing so twice is harmless."""
+        """End a span. Ending it again does nothing."""
         more = plain_values(stop_event_attributes) or None
         self._inner.stop(as_recorded(span), more, seconds_of(stop_time))
 
@@ -106,7 +106,7 @@ class OneLoggerRecorder:
         return [view_of(span) for span in reversed(open_spans()) if span.name == name]
 
     def close(self) -> None:
-        """End all open spans, and the run that the provider started: its exporters are closed."""
+        """End all open spans and the run that the provider started. This closes its exporters."""
         job = current_job()
         if job is not None:
             job.close("finished")
@@ -117,7 +117,7 @@ RECORDER = OneLoggerRecorder()
 
 
 class OneLoggerTrainingProvider:
-    """How this process records. Its methods configure stepwell's provider, which there is one of."""
+    """Configures how this process records, through stepwell's only provider."""
 
     _instance: ClassVar[OneLoggerTrainingProvider | None] = None
 
@@ -127,19 +127,19 @@ class OneLoggerTrainingProvider:
 
     @classmethod
     def instance(cls) -> OneLoggerTrainingProvider:
-        """Return the one of this process."""
+        """Return the provider of this process."""
         if OneLoggerTrainingProvider._instance is None:
             OneLoggerTrainingProvider._instance = cls()
         return OneLoggerTrainingProvider._instance
 
-    # Step by step; each takes effect with configure_provider, chained or not
+    # Builder methods; they take effect with configure_provider
 
     def with_base_config(self, one_logger_config: Any) -> OneLoggerTrainingProvider:
-        """Take this configuration; what is assigned to its fields before the last step counts."""
+        """Use this configuration. Its fields are read in ``configure_provider``."""
         if self._is_base_new and self._base is not one_logger_config:
             raise StepwellError(
-                "with_base_config is called twice: use with_config_override instead, or reset() to "
-                "begin anew"
+                "with_base_config was called twice: use with_config_override instead, or reset() to "
+                "start over"
             )
         self._base, self._is_base_new = one_logger_config, True
         return self
@@ -149,18 +149,18 @@ class OneLoggerTrainingProvider:
     def with_config_override(
         self, partial_config: Mapping[str, Any] | str | os.PathLike[str]
     ) -> OneLoggerTrainingProvider:
-        """Change some fields: a dict, or the path of a YAML or JSON file. The last one wins."""
+        """Override some fields: a dict, or the path of a YAML or JSON file. Later overrides win."""
         _provider().with_config_override(partial_config)
         return self
 
     def with_config_override_from_json_file(
         self, file_path: str | os.PathLike[str]
     ) -> OneLoggerTrainingProvider:
-        """Change the fields that a JSON or YAML file has."""
+        """Override the fields in a JSON or YAML file."""
         return self.with_config_override(file_path)
 
     def with_exporter(self, exporter: Any) -> OneLoggerTrainingProvider:
-        """Give the run this exporter, with stepwell's interface or with that of one-logger."""
+        """Add an exporter with stepwell's or one-logger's interface."""
         _provider().with_exporter(adapted(exporter))
         return self
 
@@ -169,10 +169,10 @@ class OneLoggerTrainingProvider:
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[str | Enum] | None = None,
     ) -> OneLoggerTrainingProvider:
-        """Choose the spans that exporters get; the run itself always has all."""
+        """Choose the spans that exporters receive. The run itself always contains all spans."""
         names = list(span_name_filter or ()) or None
         if names and export_customization_mode is ExportCustomizationMode.BLACKLIST_SPANS:
-            names = [*names, *MACHINERY]
+            names = [*names, *INTERNAL_SPANS]
         _provider().with_export_customization(export_customization_mode, names)
         return self
 
@@ -181,13 +181,13 @@ class OneLoggerTrainingProvider:
         exporters_config: Iterable[Any] | Mapping[str, Any] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> OneLoggerTrainingProvider:
-        """Take the exporters that a list, a file, or installed packages describe."""
-        for made in configured_exporters(exporters_config, config_file_path):
-            _provider().with_exporter(made)
+        """Add the exporters described by a list, a file or installed packages."""
+        for exporter in configured_exporters(exporters_config, config_file_path):
+            _provider().with_exporter(exporter)
         return self
 
     def configure_provider(self) -> OneLoggerTrainingProvider:
-        """Configure with all that, and start a run unless one is active."""
+        """Apply the configuration, and start a run unless one is active."""
         if self._is_base_new:
             self._is_base_new = False
             _provider().with_base_config(consistent_base(self._base))
@@ -202,7 +202,7 @@ class OneLoggerTrainingProvider:
         exporters: Iterable[Any] | OneLoggerRecorder = (),
         recorder: OneLoggerRecorder | None = None,
     ) -> None:
-        """Configure with this configuration and these exporters, or with those of a recorder."""
+        """Apply a configuration, with the given exporters or those of a recorder."""
         source = exporters if isinstance(exporters, OneLoggerRecorder) else recorder
         listed = [] if isinstance(exporters, OneLoggerRecorder) else list(exporters)
         if config is not None:
@@ -217,41 +217,41 @@ class OneLoggerTrainingProvider:
         self.configure_provider()
 
     def set_training_telemetry_config(self, training_telemetry_config: Any) -> None:
-        """Say how training is configured, when that is known only after the application has started."""
+        """Set the training configuration after the application has started."""
         _provider().set_training_telemetry_config(consistent(self._base, training_telemetry_config))
 
-    # What there is
+    # State
 
     @property
     def recorder(self) -> OneLoggerRecorder:
-        """Starts, ends and describes spans."""
+        """The recorder of this process."""
         return RECORDER
 
     @property
     def config(self) -> OneLoggerConfig:
-        """A copy of the configuration in force."""
+        """A copy of the active configuration."""
         return config_of(_provider().config, self._base)
 
     @property
     def run(self) -> Run | None:
-        """The run that is recorded, None when there is none."""
+        """The active run, or None."""
         return _provider().run
 
     @property
     def one_logger_ready(self) -> bool:
-        """Whether it has been configured."""
+        """Whether the provider is configured."""
         return _provider().is_configured
 
     @property
     def one_logger_enabled(self) -> bool:
-        """Whether it has been configured, and records in this process."""
+        """Whether the provider is configured and records in this process."""
         return self.one_logger_ready and not current.is_off
 
     def force_disable_logging(self) -> None:
-        """Record no training in this process until it is configured again."""
+        """Stop recording training in this process until it is configured again."""
         _provider().force_disable_logging()
 
     def reset(self) -> None:
-        """Return to the beginning, for tests and notebooks; the run that it started is finished."""
+        """Finish the provider's run and forget the configuration, for tests and notebooks."""
         _provider().reset()
         self._base, self._is_base_new = None, False

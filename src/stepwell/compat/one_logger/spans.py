@@ -1,4 +1,4 @@
-"""Spans with the spellings of one-logger: those that are being recorded, and those that exporters get."""
+"""Spans with one-logger's interface: spans being recorded, and spans passed to exporters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from stepwell.compat.one_logger.attributes import attributes_of
+from stepwell._core.errors import StepwellError
 from stepwell.compat.one_logger.values import (
     Attribute,
     ErrorEvent,
@@ -18,13 +18,13 @@ from stepwell.compat.one_logger.values import (
     OneLoggerEvent,
     StandardEventName,
     TracingTimestamp,
+    attributes_of,
     plain_values,
     seconds_of,
 )
-from stepwell.journal.errors import StepwellError
 from stepwell.telemetry.events import Event, name_of
-from stepwell.telemetry.live import Span
 from stepwell.telemetry.run import active_run
+from stepwell.telemetry.span_handle import Span
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -32,7 +32,7 @@ DURATION = "duration_msec"
 
 
 class OneLoggerSpan:
-    """A span that is only a value: exporters get it, and ``Span.create`` makes it. Not recorded."""
+    """A span as a plain value, as passed to exporters and returned by ``Span.create``. Not recorded."""
 
     __slots__ = ("__weakref__", "_events", "_id", "_initial", "_name", "_parent", "_updated")
 
@@ -66,36 +66,34 @@ class OneLoggerSpan:
         )
         return OneLoggerSpan(uuid.uuid4(), name, start, parent_span, span_attributes)
 
-    # What it is
-
     @property
     def id(self) -> uuid.UUID:
-        """An id of its own, among all processes of all runs."""
+        """An id that is unique among all processes of all runs."""
         return self._id
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name."""
         return self._name
 
     @property
     def name_str(self) -> str:
-        """The name as a plain text."""
+        """The name as a plain string."""
         return self.name
 
     @property
     def parent_span(self) -> OneLoggerSpan | None:
-        """The span that it was started in."""
+        """The span in which this span was started, or None."""
         return self._parent
 
     @property
     def attributes(self) -> OneLoggerAttributes:
-        """All attributes, those of the end included."""
+        """All attributes, including those set at the end."""
         return attributes_of(self.name, {**self._at_start(), **self._since_start()})
 
     @property
     def updated_attributes(self) -> OneLoggerAttributes:
-        """The attributes that were added or changed after the start."""
+        """Attributes added or changed after the start."""
         return attributes_of(self.name, self._since_start())
 
     def _at_start(self) -> dict[str, Any]:
@@ -126,14 +124,16 @@ class OneLoggerSpan:
 
     @property
     def active(self) -> bool:
-        """Whether it is open."""
+        """Whether the span is open."""
         return self.stop_event is None
 
     def duration_msec(self) -> int:
-        """Return how long it took, in whole milliseconds."""
+        """Return the duration in whole milliseconds. Raises while the span is open."""
         duration: int | None = self._since_start().get(DURATION)
         if duration is None:
-            raise StepwellError(f"{self.name} is still open: duration_msec() needs its end")
+            raise StepwellError(
+                f"{self.name} is still open: call duration_msec() after it has ended"
+            )
         return duration
 
     def to_json(self) -> dict[str, Any]:
@@ -144,8 +144,6 @@ class OneLoggerSpan:
             "events": [event.to_json() for event in self.events],
             "attributes": self.attributes.to_json(),
         }
-
-    # What can be done with it
 
     def add_attribute(self, name: str, value: Any) -> Attribute:
         """Set an attribute, and return it."""
@@ -166,7 +164,7 @@ class OneLoggerSpan:
         stop_event_attributes: Mapping[str, Any] | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End it, now or at the given time. Ending it again does nothing."""
+        """End the span, now or at the given time. Ending it again does nothing."""
         if self.active:
             name = StandardEventName.SPAN_STOP
             self._events.append(OneLoggerEvent.create(name, stop_event_attributes, stop_time))
@@ -176,7 +174,7 @@ class OneLoggerSpan:
 
 
 class LiveSpan(OneLoggerSpan):
-    """A span that is being recorded. ``recorded`` is the same one with stepwell's own spellings."""
+    """A span that is being recorded. ``recorded`` is stepwell's own span."""
 
     __slots__ = ("_first", "recorded")
 
@@ -187,19 +185,19 @@ class LiveSpan(OneLoggerSpan):
 
     @property
     def id(self) -> uuid.UUID:
-        """An id of its own, among all processes of all runs."""
+        """An id that is unique among all processes of all runs."""
         run, journal = active_run(), self.recorded._journal
         process = "" if journal is None else journal.folder.name
         return span_id("" if run is None else run.id, process, self.recorded.id)
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name."""
         return self.recorded.name
 
     @property
     def parent_span(self) -> OneLoggerSpan | None:
-        """The span that it was started in."""
+        """The span in which this span was started, or None."""
         parent = self.recorded.parent
         return None if parent is None else view_of(parent)
 
@@ -214,14 +212,14 @@ class LiveSpan(OneLoggerSpan):
 
     @property
     def events(self) -> list[OneLoggerEvent]:
-        """Its events, from ``span_start`` to ``span_stop``; the latest ones where there are very many."""
+        """Its events, from ``span_start`` to ``span_stop``; of very many, only the latest."""
         span = self.recorded
         events = [span.start_event, *span.events, *filter(None, [span.stop_event])]
         return [event_of(event) for event in events]
 
     @property
     def active(self) -> bool:
-        """Whether it is open."""
+        """Whether the span is open."""
         return self.recorded.active
 
     def add_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -238,7 +236,7 @@ class LiveSpan(OneLoggerSpan):
         stop_event_attributes: Mapping[str, Any] | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End it, now or at the given time. Ending it again does nothing."""
+        """End the span, now or at the given time. Ending it again does nothing."""
         more = plain_values(stop_event_attributes) or None
         self.recorded.stop(more, seconds_of(stop_time))
 
@@ -253,7 +251,7 @@ _views: WeakValueDictionary[int, LiveSpan] = WeakValueDictionary()
 
 
 def view_of(span: Span) -> LiveSpan:
-    """Return a recorded span with the spellings of one-logger: one object for as long as it is in use."""
+    """Return the ``LiveSpan`` of a recorded span, always the same object while it is referenced."""
     view = _views.get(span.id)
     if view is None or view.recorded is not span:
         view = _views[span.id] = LiveSpan(span)
@@ -261,38 +259,35 @@ def view_of(span: Span) -> LiveSpan:
 
 
 def as_recorded(given: Any) -> Any:
-    """Return a span or event as stepwell has it; anything else as it is."""
+    """Return stepwell's own span or event; other values unchanged."""
     if isinstance(given, LiveSpan):
         return given.recorded
     return given.as_recorded() if isinstance(given, OneLoggerEvent) else given
 
 
 def event_of(event: Event) -> OneLoggerEvent:
-    """Return a recorded event with the spellings of one-logger."""
+    """Return a recorded event as a ``OneLoggerEvent``."""
     return make_event(event.name, event.attributes.to_json(), TracingTimestamp.at(event.clock))
 
 
 def make_event(name: str, values: Mapping[str, Any], time: TracingTimestamp) -> OneLoggerEvent:
-    """Return an event of the class that its name asks for."""
+    """Return an event, of the class that belongs to its name."""
     if name == StandardEventName.ERROR:
         return ErrorEvent(time, values)
     return OneLoggerEvent(name, time, attributes_of(name, values))
 
 
 def span_id(run: str, process: str, number: int) -> uuid.UUID:
-    """Return the id of a span, which follows from its place."""
+    """Return a span id derived from run, process and number."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"{run}/{process}/{number}")
-
-
-# What starts spans
 
 
 def returning_views(
     function: Callable[P, Span], view: Callable[[Span], LiveSpan] = view_of
 ) -> Callable[P, LiveSpan]:
-    """Return the function with its span as a ``LiveSpan``.
+    """Wrap a function that returns a span so that it returns a ``LiveSpan``.
 
-    For what happens a million times ``view`` is ``LiveSpan`` itself, which is quicker.
+    For very frequent spans ``view`` is ``LiveSpan`` itself, which is faster than ``view_of``.
     """
 
     @wraps(function)
@@ -303,7 +298,7 @@ def returning_views(
 
 
 class Viewed:
-    """A context manager of stepwell that gives its span as a ``LiveSpan``; a decorator too."""
+    """A context manager (and decorator) whose ``with`` statement returns a ``LiveSpan``."""
 
     __slots__ = ("_inner", "_view")
 
@@ -330,7 +325,7 @@ class Viewed:
 def entering_views(
     function: Callable[P, Any], view: Callable[[Span], LiveSpan] = view_of
 ) -> Callable[P, Viewed]:
-    """Return the function with its context manager giving a ``LiveSpan``; see ``returning_views``."""
+    """Wrap a function that returns a context manager so that it yields a ``LiveSpan``."""
 
     @wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Viewed:

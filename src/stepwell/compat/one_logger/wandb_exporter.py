@@ -1,6 +1,6 @@
-"""Attributes of spans and events as metrics of Weights & Biases, named as one-logger names them.
+"""Attributes of spans and events as Weights & Biases metrics, with one-logger's metric names.
 
-``stepwell.loggers.WandBLogger`` is for what you log. These run in a process of their own.
+These exporters run in a separate process. ``stepwell.loggers.WandBLogger`` is for values that you log.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from stepwell.telemetry.exporter import EventRecord, Exporter, Record, Source
 
 LAST_TIME = "app_last_log_time"
-"""When the latest record was made, in seconds since the epoch."""
+"""Metric with the time of the latest record, in seconds since the epoch."""
 
 
 @dataclass
 class WandBConfig:
-    """Where metrics go. The key is better kept in the environment or in ``~/.netrc``."""
+    """Where metrics are sent. Prefer ``WANDB_API_KEY`` or ``~/.netrc`` to ``api_key``."""
 
     entity: str | None = None
     host: str | None = None
@@ -40,7 +40,7 @@ class HierarchicalMetricNamingStrategy:
 
 @dataclass
 class FlatMetricNamingStrategy:
-    """Metrics are named as the attribute alone."""
+    """Metrics are named after the attribute."""
 
     separator: None = None
 
@@ -64,7 +64,7 @@ class WandBExporter(Exporter):
         self.config = given
         naming = metric_naming_strategy
         self.separator = separator if naming is None else naming.separator
-        # The process that sends inherits these; options may be written down.
+        # The sending process inherits the environment; options may be written to disk.
         for variable, value in (
             ("WANDB_API_KEY", given.api_key),
             ("WANDB_BASE_URL", given.host),
@@ -73,7 +73,7 @@ class WandBExporter(Exporter):
                 os.environ[variable] = value
 
     def description(self) -> dict[str, Any]:
-        """How to make the same exporter in another process."""
+        """Return how to create the same exporter in another process."""
         config = self.config
         options = {
             "config": {
@@ -94,10 +94,8 @@ class WandBExporter(Exporter):
     def __hash__(self) -> int:
         return hash((self.config.project, self.config.run_name))
 
-    # At work
-
     def open(self, source: Source) -> None:
-        """Begin a run of W&B; it stays on this machine where W&B has no key."""
+        """Start a W&B run. Without an API key it stays offline."""
         from stepwell.loggers.backends.wandb.session import mode_of, start
 
         config = self.config
@@ -113,7 +111,7 @@ class WandBExporter(Exporter):
         self._run = start(settings, Path(config.save_dir))
 
     def export(self, records: Sequence[Record]) -> None:
-        """Log a row for each of these."""
+        """Log one row per record."""
         for record in records:
             if isinstance(record, EventRecord):
                 span = self._names.get(record.span or 0, "")
@@ -132,22 +130,22 @@ class WandBExporter(Exporter):
         return words[-1] if self.separator is None else self.separator.join(filter(None, words))
 
     def close(self) -> None:
-        """Finish the run of W&B."""
+        """Finish the W&B run."""
         self._run.finish()
 
 
 class WandBExporterSync(WandBExporter):
-    """The same: no exporter of stepwell makes training wait."""
+    """The same exporter: training never waits for a stepwell exporter."""
 
 
 class WandBExporterAsync(WandBExporter):
-    """The same."""
+    """The same exporter."""
 
 
 Config = WandBConfig
 
 
 def _run_id(source: Source, project: str) -> str:
-    """Return the id of a process's run, the same one for a sidecar that is started again."""
+    """Return the W&B run id of a process. A restarted sidecar gets the same id."""
     text = f"{source.run} {source.attempt} {source.process} {project}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,24 +1,25 @@
-"""The callback: what Lightning calls, and what users call for all that Lightning does not show."""
+"""``TelemetryCallback``: hooks that Lightning calls, and methods for phases that it does not show."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from typing import Any
 
+from stepwell._core.errors import report
 from stepwell.integrations.lightning.configuration import record_arguments
-from stepwell.integrations.lightning.explicit import Told
+from stepwell.integrations.lightning.hooks import WHERE
 from stepwell.integrations.lightning.packages import CALLBACK, base_classes, join_packages
-from stepwell.integrations.lightning.parts import WHERE
-from stepwell.integrations.lightning.recording import Recording
-from stepwell.integrations.lightning.saving import Saves
-from stepwell.integrations.torch.diagnostics import Choice
-from stepwell.journal.errors import report
+from stepwell.integrations.lightning.recorder import LightningRecorder
+from stepwell.integrations.lightning.saves import Saves
+from stepwell.integrations.torch.diagnostics import DiagnosticsOption
 from stepwell.journal.state import current_lane, state
-from stepwell.telemetry.live import Span, find_open
+from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
 from stepwell.training import calls
+from stepwell.training.calls import current, current_job
 from stepwell.training.checkpoints import SPANS, PathLike
-from stepwell.training.current import current, current_job
 from stepwell.training.provider import TrainingTelemetryProvider
 from stepwell.training.standard_spans import WORDS
 from stepwell.training.values import CheckPointStrategy
@@ -32,20 +33,20 @@ UNUSED = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-"""Hooks of every batch that are of no use here. Lightning does not call one that is None."""
+"""Hooks of every batch that are not needed. Lightning skips hooks that are None."""
 RECORDING = "_stepwell_recording"
 
 
 class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
     """Records a training job of Lightning.
 
-    Give it to a Trainer of ``lightning`` or ``pytorch_lightning`` in ``callbacks=``, or have it given by
-    ``hook_trainer_cls``. Making it starts the application, and a run where none is active.
+    Pass it to a Trainer of ``lightning`` or ``pytorch_lightning`` in ``callbacks=``, or use
+    ``hook_trainer_cls``. Creating it starts the application, and a run if none is active.
 
     Args:
-        provider: says how it is recorded; that of this process by default.
-        call_on_app_start: whether the application starts now; else when ``on_app_start`` is called.
-        diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for others.
+        provider: the provider to use. Default: that of this process.
+        call_on_app_start: start the application now; otherwise when ``on_app_start`` is called.
+        diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for other diagnostics.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
         provider: TrainingTelemetryProvider | None = None,
         call_on_app_start: bool = True,
         *,
-        diagnostics: Choice = True,
+        diagnostics: DiagnosticsOption = True,
     ) -> None:
         super().__init__()
         self.diagnostics = diagnostics
@@ -62,9 +63,9 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
             _start_application(provider)
 
     def _begin_here(self) -> None:
-        """Prepare what belongs to this process."""
+        """Create the state that belongs to this process."""
         join_packages(TelemetryCallback, CALLBACK)
-        self.told = Told()
+        self.declared = DeclaredPhases()
         self.saves = Saves()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         bases = base_classes(CALLBACK)
@@ -73,81 +74,81 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
                 setattr(self, name, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("told", "saves", "_models")
+        mine = ("declared", "saves", "_models")
         return {name: value for name, value in self.__dict__.items() if name not in mine}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        # For processes that Lightning spawns: there the application starts with the first run.
+        # In processes that Lightning spawns, the application starts with the first run.
         self.__dict__.update(kept)
         self._begin_here()
 
     def is_new_model(self, model: Any) -> bool:
-        """Whether this model has not been seen yet; from now on it has."""
+        """Return whether this is the first call with this model."""
         is_new = model not in self._models
         self._models.add(model)
         return is_new
 
-    # What users call
+    # Methods that users call
 
     def on_app_start(self, start_time_msec: float | None = None) -> None:
-        """The application starts, unless it has started already."""
+        """Start the application, unless it has started already."""
         _start_application(None, start_time_msec)
 
     def on_app_end(self, finish_time_msec: float | None = None) -> None:
-        """The application ends; without this, it ends with the process."""
+        """End the application. Without this call, it ends with the process."""
         calls.end_application(finish_time_msec)
 
     def on_distributed_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Setting up communication between ranks starts."""
-        return self.told.start(Name.DIST_INIT, start_time_msec)
+        """Start the setup of communication between ranks."""
+        return self.declared.start(Name.DIST_INIT, start_time_msec)
 
     def on_distributed_init_end(self, finish_time_msec: float | None = None) -> None:
-        """Setting up communication between ranks ends."""
-        self.told.end(Name.DIST_INIT, finish_time_msec)
+        """End the setup of communication between ranks."""
+        self.declared.end(Name.DIST_INIT, finish_time_msec)
 
     def on_model_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Making the model starts."""
-        return self.told.start(Name.MODEL_INIT, start_time_msec)
+        """Start creating the model."""
+        return self.declared.start(Name.MODEL_INIT, start_time_msec)
 
     def on_model_init_end(self, finish_time_msec: float | None = None) -> None:
-        """Making the model ends."""
-        self.told.end(Name.MODEL_INIT, finish_time_msec)
+        """End creating the model."""
+        self.declared.end(Name.MODEL_INIT, finish_time_msec)
 
     def on_dataloader_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Making the data loaders starts."""
-        return self.told.start(Name.DATA_LOADER_INIT, start_time_msec)
+        """Start creating the data loaders."""
+        return self.declared.start(Name.DATA_LOADER_INIT, start_time_msec)
 
     def on_dataloader_init_end(self, finish_time_msec: float | None = None) -> None:
-        """Making the data loaders ends."""
-        self.told.end(Name.DATA_LOADER_INIT, finish_time_msec)
+        """End creating the data loaders."""
+        self.declared.end(Name.DATA_LOADER_INIT, finish_time_msec)
 
     def on_optimizer_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Making the optimizer starts."""
-        return self.told.start(Name.OPTIMIZER_INIT, start_time_msec)
+        """Start creating the optimizer."""
+        return self.declared.start(Name.OPTIMIZER_INIT, start_time_msec)
 
     def on_optimizer_init_end(self, finish_time_msec: float | None = None) -> None:
-        """Making the optimizer ends."""
-        self.told.end(Name.OPTIMIZER_INIT, finish_time_msec)
+        """End creating the optimizer."""
+        self.declared.end(Name.OPTIMIZER_INIT, finish_time_msec)
 
     def on_load_checkpoint_start(self, start_time_msec: float | None = None) -> Span:
-        """Loading a checkpoint starts."""
-        return self.told.start(Name.CHECKPOINT_LOAD, start_time_msec)
+        """Start loading a checkpoint."""
+        return self.declared.start(Name.CHECKPOINT_LOAD, start_time_msec)
 
     def on_load_checkpoint_end(self, finish_time_msec: float | None = None) -> None:
-        """Loading a checkpoint ends."""
-        self.told.end(Name.CHECKPOINT_LOAD, finish_time_msec)
-        # Lightning may load another one by itself.
-        self.told.drop(Name.CHECKPOINT_LOAD)
+        """End loading a checkpoint."""
+        self.declared.end(Name.CHECKPOINT_LOAD, finish_time_msec)
+        # Lightning may load another checkpoint by itself, which is recorded.
+        self.declared.drop(Name.CHECKPOINT_LOAD)
 
     def on_testing_start(self, start_time_msec: float | None = None) -> Span | None:
-        """A testing loop starts, unless one is under way."""
+        """Start a testing loop, unless one is running."""
         job = current_job()
         if job is not None and job.testing.span is not None:
             return job.testing.span
         return calls.start_evaluation("testing", start_time_msec)
 
     def on_testing_end(self, finish_time_msec: float | None = None) -> None:
-        """The testing loop ends, unless it has ended by itself."""
+        """End the testing loop, unless it has ended by itself."""
         job = current_job()
         if job is not None and job.testing.span is not None:
             calls.end_evaluation("testing", finish_time_msec)
@@ -160,14 +161,14 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
         path: PathLike | None = None,
         strategy: CheckPointStrategy | str | None = None,
     ) -> Span:
-        """Saving the checkpoint of this step starts, by other means than the trainer's."""
+        """Start saving the checkpoint of this step, by other means than the trainer."""
         return calls.start_save(global_step, start_time_msec, path, strategy)
 
     def on_save_checkpoint_success(
         self, global_step: int, time_msec: float | None = None, *, path: PathLike | None = None
     ) -> None:
-        """The checkpoint of this step is complete; of those that the trainer saves this is known."""
-        if not self._is_known(global_step):
+        """Report that the checkpoint of this step is complete. Ignored for saves by the trainer."""
+        if not self._is_recorded(global_step):
             calls.succeed(global_step, time_msec, path)
 
     def on_save_checkpoint_failure(
@@ -176,18 +177,18 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
         error: BaseException | str | None = None,
         time_msec: float | None = None,
     ) -> None:
-        """The checkpoint of this step could not be saved."""
-        if not self._is_known(global_step):
+        """Report that the checkpoint of this step could not be saved."""
+        if not self._is_recorded(global_step):
             calls.fail(global_step, error, time_msec)
 
     def on_save_checkpoint_end(self, finish_time_msec: float | None = None) -> None:
-        """Training goes on after a save."""
+        """End a save: training continues."""
         is_open = any(find_open(WORDS[name]) for name in SPANS.values())
         if is_open or not self.saves.has_seen_any:
             calls.end_save(finish_time_msec)
 
-    def _is_known(self, step: Any) -> bool:
-        """Whether a save was recorded by itself, and what became of it too."""
+    def _is_recorded(self, step: Any) -> bool:
+        """Return whether a save and its outcome were recorded automatically."""
         job = current_job()
         return (
             job is not None and self.saves.has_seen(step) and not job.checkpoints.is_pending(step)
@@ -195,16 +196,16 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
 
     # Runs of a trainer
 
-    def begin(self, trainer: Any) -> Recording | None:
-        """A trainer begins to run; None when it is recorded already, or nothing is."""
+    def begin(self, trainer: Any) -> LightningRecorder | None:
+        """Begin a run of a trainer. Return its recorder; None if it has one already, or recording is off."""
         try:
             if _recording_of(trainer) is not None or current.is_off:
                 return None
             has_started = _start_application(None)
             if current_job() is None:
                 return None
-            recording = Recording(trainer, self)
-            # A process that Lightning has made for this run ends with it, and without further notice.
+            recording = LightningRecorder(trainer, self)
+            # A process that Lightning created for this run ends with it, without further calls.
             recording.is_application = has_started and parent_process() is not None
             vars(trainer)[RECORDING] = recording
             return recording
@@ -213,7 +214,7 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
             return None
 
     def end(self, trainer: Any, error: BaseException | None = None) -> None:
-        """It has ended."""
+        """End a run of a trainer."""
         recording = vars(trainer).get(RECORDING)
         if recording is None or recording.callback is not self:
             return
@@ -227,14 +228,14 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
             del vars(trainer)[RECORDING]
 
     def save(self, trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save a checkpoint as ``original`` does, and record it."""
+        """Call ``original`` to save a checkpoint, and record it."""
         recording = self._mine(trainer)
         if recording is not None:
-            # A checkpoint at the end of a validation is no part of it.
+            # A checkpoint at the end of a validation is not part of it.
             recording.evaluations.finish()
         return self.saves.save(trainer, original, *args, **kwargs)
 
-    # What Lightning calls
+    # Hooks that Lightning calls
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         recording = self.begin(trainer)
@@ -314,29 +315,87 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
         if recording is not None:
             recording.evaluations.end_iteration("testing")
 
-    def _mine(self, trainer: Any) -> Recording | None:
-        """What this callback records of the trainer; None where another one does, or nobody."""
+    def _mine(self, trainer: Any) -> LightningRecorder | None:
+        """Return the recorder of a trainer, None if this callback does not record it."""
         recording = _recording_of(trainer)
         return recording if recording is not None and recording.callback is self else None
 
 
-def _recording_of(trainer: Any) -> Recording | None:
-    found: Recording | None = vars(trainer).get(RECORDING)
-    return found
+def _recording_of(trainer: Any) -> LightningRecorder | None:
+    recorder: LightningRecorder | None = vars(trainer).get(RECORDING)
+    return recorder
 
 
 def _start_application(
     provider: TrainingTelemetryProvider | None, msec: float | None = None
 ) -> bool:
-    """Start the application unless it runs, in a new run where none is active; whether it started."""
+    """Start the application, and a run if none is active. Return False if the application was running."""
     if current.is_off:
         return False
     if not state.enabled:
         (provider or TrainingTelemetryProvider.instance()).configure()
-    # In a child process what is recorded first opens the journal, and with that the job begins.
+    # In a child process, the first record opens the journal, which starts the job.
     current_lane()
     job = current_job()
     if job is None or (job.application is not None and job.application.active):
         return False
     calls.start_application(msec)
     return True
+
+
+class DeclaredPhases:
+    """Setup phases that the user records by calling ``on_…_start`` and ``on_…_end``.
+
+    A phase that the user declared before a run of the trainer is not recorded again in that run. A call of
+    the user while the phase is recorded automatically refers to that record.
+    """
+
+    def __init__(self) -> None:
+        self._declared: set[Name] = set()
+        self._recorded: dict[Name, Span] = {}
+
+    def start(self, name: Name, msec: float | None = None) -> Span:
+        """Start a phase, called by the user."""
+        self._declared.add(name)
+        span = self._recorded.get(name, NO_SPAN)
+        return span if span.active else calls.start(name, msec)
+
+    def end(self, name: Name, msec: float | None = None) -> None:
+        """End a phase, called by the user."""
+        span = self._recorded.get(name)
+        if span is None or find_open(WORDS[name]) not in (None, span):
+            calls.end(name, msec)
+
+    def is_declared(self, name: Name) -> bool:
+        """Return whether the user declared a phase since the last run of the trainer, or has it open."""
+        return name in self._declared or find_open(WORDS[name]) is not None
+
+    @contextmanager
+    def record(self, name: Name, **attributes: Any) -> Iterator[None]:
+        """Record a phase automatically, unless the user declared it."""
+        if self.is_declared(name):
+            yield
+            return
+        span = self._recorded[name] = calls.start(name)
+        if attributes:
+            span.add_attributes(attributes)
+        try:
+            yield
+        except BaseException as error:
+            calls.end(name, None, error)
+            raise
+        if span.active:
+            calls.end(name)
+
+    def note(self, name: Name) -> None:
+        """Treat a phase as declared."""
+        self._declared.add(name)
+
+    def drop(self, name: Name) -> None:
+        """Treat a phase as not declared: the next one is another phase."""
+        self._declared.discard(name)
+
+    def forget(self) -> None:
+        """Reset after a run of the trainer."""
+        self._declared.clear()
+        self._recorded.clear()

@@ -1,4 +1,4 @@
-"""``StepwellLogger``: any of our loggers in the place of one of Lightning's own."""
+"""``StepwellLogger``: use any logger of stepwell as a logger of Lightning."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from stepwell._core.errors import StepwellError, report, report_misuse
+from stepwell._core.values import shown
 from stepwell.integrations.configuration import record_config
-from stepwell.integrations.lightning.logged_checkpoints import LoggedCheckpoints
 from stepwell.integrations.lightning.packages import LOGGER, base_classes, join_packages
-from stepwell.journal.errors import StepwellError, misuse, report
 from stepwell.journal.metrics import context, set_context
 from stepwell.journal.state import state
-from stepwell.journal.values import shown
 from stepwell.loggers import Logger, LoggersCollection
 from stepwell.loggers.base import begin_logging, end_logging
-from stepwell.telemetry.ending import ending_of
 from stepwell.telemetry.identity import config_to_dict
-from stepwell.telemetry.place import find_place
+from stepwell.telemetry.outcome import outcome_of
+from stepwell.telemetry.rank_info import find_rank_info
 from stepwell.telemetry.run import active_run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 UNNAMED = "lightning_logs"
-"""What Lightning itself calls it where nobody gave a name."""
+"""Lightning's own default name."""
 LogModel = bool | Literal["all"]
 
 
 def _guarded(method: F) -> F:
-    """Whatever goes wrong in here is said, and training goes on."""
+    """Decorate a method so that it never raises: problems are logged, and training continues."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except StepwellError as error:
-            misuse(f"lightning logger {method.__name__}", str(error))
+            report_misuse(f"lightning logger {method.__name__}", str(error))
         except Exception as error:
             report(f"StepwellLogger.{method.__name__}", error)
         return None
@@ -46,42 +47,43 @@ def _guarded(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
-class Batches(int):
-    """The batches since a metric was logged last: a number, the last one of them.
+class BatchRange(int):
+    """The batches since a metric was last logged, as the number of the last one.
 
-    Lightning logs every ``log_every_n_steps`` steps only, which may never be a batch that ``log_freq``
-    asks for: with 50 and 100 it would be batches 49, 99, 149, … . So a multiple among them counts.
+    Lightning logs only every ``log_every_n_steps`` steps, which may never be a batch that ``log_freq``
+    selects: with 50 and 100, Lightning logs batches 49, 99, 149, … . So ``batch % log_freq`` is 0 if any
+    batch of the range is a multiple.
     """
 
     first: int
 
-    def __new__(cls, last: int, first: int) -> Batches:
-        """From the first to the last."""
-        made = super().__new__(cls, last)
-        made.first = min(first, last)
-        return made
+    def __new__(cls, last: int, first: int) -> BatchRange:
+        """Create the range from the first to the last batch."""
+        batches = super().__new__(cls, last)
+        batches.first = min(first, last)
+        return batches
 
     def __mod__(self, number: int) -> int:
-        """0 if one of them is a multiple."""
+        """Return 0 if a batch of the range is a multiple of ``number``."""
         rest = int(self) % number
         return 0 if int(self) - rest >= self.first else rest
 
 
 class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
-    """A logger for a Trainer of ``lightning`` or ``pytorch_lightning``, around one of ours.
+    """A logger for a Trainer of ``lightning`` or ``pytorch_lightning`` that wraps a logger of stepwell.
 
-    Its context is created with the first fit, test or validation, and stays open after it, so that a fit and
-    a test are one run; it ends with the process, with ``finish()``, or when training fails. A context
-    that was there before is left to whoever created it.
+    Its context is created with the first fit, test or validation, and stays open afterwards, so that a fit
+    and a test are one run. It ends with the process, with ``finish()``, or when training fails. A context
+    that existed before is not ended.
 
     Args:
-        logger: what logs, with its own ``log_freq`` and ``log_on_workers``. Without a ``log_freq`` it logs
+        logger: the logger, with its own ``log_freq`` and ``log_on_workers``. Without a ``log_freq`` it logs
             every value that Lightning logs, which is every ``log_every_n_steps`` steps.
         log_model: True logs the checkpoints that ``ModelCheckpoint`` callbacks have kept, when a fit ends;
             ``"all"`` logs each one as soon as it is saved.
-        prefix: in front of the name of each metric, with a slash.
-        name: what Lightning's folder for checkpoints is called; else the experiment or project.
-        keep_open: leave the end to the caller, also when training fails.
+        prefix: prefix of all metric names, followed by a slash.
+        name: name of Lightning's folder for checkpoints. Default: the experiment or project.
+        keep_open: do not end the run, even if training fails.
     """
 
     def __init__(
@@ -95,13 +97,13 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
     ) -> None:
         if not isinstance(logger, Logger):
             raise StepwellError(
-                f"StepwellLogger({shown(logger)}): write a logger of stepwell.loggers, such as "
-                "StepwellLogger(MLFlowLogger(…))"
+                "logger must be a logger of stepwell.loggers, as in StepwellLogger(MLFlowLogger(…)), "
+                f"got {shown(logger)}"
             )
         if log_model not in (True, False, "all"):
-            raise StepwellError(f'log_model is {shown(log_model)}: write True, False or "all"')
+            raise StepwellError(f'log_model must be True, False or "all", got {shown(log_model)}')
         super().__init__()
-        # Lightning decides how often: with log_every_n_steps.
+        # Lightning decides how often to log, by log_every_n_steps.
         logger.set_default_log_freq("batch")
         self.logger = logger
         self.log_model = log_model
@@ -111,25 +113,25 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to this process, and to trainers in it."""
+        """Reset the state that belongs to this process and its trainers."""
         join_packages(StepwellLogger, LOGGER)
         self._owns_context = False
         self._checkpoints = LoggedCheckpoints()
-        self._trainer: Callable[[], Any] = _nobody
+        self._trainer: Callable[[], Any] = _no_trainer
         self._drawn: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._batches: dict[str, Batches] = {}
+        self._batches: dict[str, BatchRange] = {}
         self._hyperparameters: dict[str, Any] = {}
 
-    # What it is called, and where it is
+    # Names and folders
 
     @property
     def name(self) -> str:
-        """The experiment or project."""
+        """The name of the experiment or project."""
         return self._name or self.logger._application({}) or UNNAMED
 
     @property
     def version(self) -> str:
-        """The run id. Asking for it begins the run where there is none yet."""
+        """The run id. Reading it starts the run if there is none."""
         run = active_run()
         if run is None or not self.logger.is_initialized:
             self._begin()
@@ -138,9 +140,9 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
 
     @property
     def save_dir(self) -> str:
-        """The folder of the logger; of a collection, that which its members share."""
+        """The folder of the logger; for a collection, the common folder of its members."""
         if isinstance(self.logger, LoggersCollection) and len(self.logger):
-            folders = [os.path.abspath(one.savedir) for one in self.logger]
+            folders = [os.path.abspath(member.savedir) for member in self.logger]
             shared = os.path.commonpath(folders)
             here = os.path.relpath(shared)
             return shared if here.startswith("..") else here
@@ -153,25 +155,25 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
 
     @property
     def log_dir(self) -> str:
-        """The folder of this version, where checkpoints are unless you say otherwise."""
+        """The folder of this version, which is the default folder for checkpoints."""
         return os.path.join(self.root_dir, self.version)
 
     @property
     def group_separator(self) -> str:
-        """Between a group and the name of a metric."""
+        """The separator between a group and the name of a metric."""
         return "/"
 
     @property
     def experiment(self) -> Logger:
-        """The logger inside, to log other kinds of things to: ``experiment.log(image, …)``."""
+        """The wrapped logger, to log other kinds of items: ``experiment.log(image, …)``."""
         self._begin()
         return self.logger
 
-    # What Lightning calls
+    # Methods that Lightning calls
 
     @_guarded
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log metrics; in a batch, ``log_freq`` decides."""
+        """Log metrics. Inside a batch, ``log_freq`` decides which ones."""
         self._begin()
         batch = self._current_batch()
         for name, value in metrics.items():
@@ -181,7 +183,7 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
 
     @_guarded
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Log hyperparameters: a dict or a Namespace; keywords are some too."""
+        """Log hyperparameters: a dict or a Namespace, and keyword arguments."""
         self._begin()
         metrics = kwargs.pop("metrics", args[0] if args else None)
         for given in (params, kwargs):
@@ -191,12 +193,12 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
                 self._hyperparameters.update(plain)
         record_config({"hyperparameters": self._hyperparameters})
         if metrics is not None:
-            found = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
-            self.log_metrics(found, step=0)
+            named = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
+            self.log_metrics(named, step=0)
 
     @_guarded
     def log_graph(self, model: Any, input_array: Any = None) -> None:
-        """Log what a model is made of, as a text, once. Lightning calls it as a run of a trainer begins."""
+        """Log the structure of a model as text, once. Lightning calls it when a run of a trainer begins."""
         trainer = getattr(model, "_trainer", None)
         if trainer is not None:
             self._trainer = weakref.ref(trainer)
@@ -207,7 +209,7 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
 
     @_guarded
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """A callback has saved a checkpoint."""
+        """Log checkpoints after a callback has saved one, depending on ``log_model``."""
         if self.log_model is False:
             return
         self._checkpoints.note(checkpoint_callback)
@@ -217,28 +219,28 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
             self._checkpoints.log(self.logger)
 
     def save(self) -> None:
-        """What was logged is in the run already: nothing to do."""
+        """Do nothing: logged values are in the run already."""
 
     @_guarded
     def finalize(self, status: str) -> None:
-        """A fit, test, validation or prediction ended; only one that failed ends the run too."""
+        """End a fit, test, validation or prediction. Only a failure ends the run too."""
         if not self.logger.is_initialized:
             return
         self._checkpoints.log(self.logger)
         self._batches.clear()
         if status == "failed" and not self.keep_open and self._owns_context:
             error = sys.exc_info()[1]
-            self.finish("failed" if error is None else ending_of(error).status)
+            self.finish("failed" if error is None else outcome_of(error).status)
 
-    # What users call
+    # Methods that users call
 
     def finish(self, status: str = "finished", timeout: float | None = None) -> None:
-        """End the run now; without this it ends with the process. ``timeout`` as for our loggers."""
+        """End the run now. Without this call it ends with the process. ``timeout`` as for our loggers."""
         if self.logger.is_initialized:
             end_logging(self.logger, status, timeout)
         self._forget()
 
-    # Behind it
+    # Internals
 
     @_guarded
     def _begin(self) -> None:
@@ -247,27 +249,27 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
             self._owns_context = True
 
     def _current_batch(self) -> int | None:
-        """The batch that the trainer is in; None between epochs, and where there is no trainer."""
+        """Return the current batch of the trainer, None between epochs or without a trainer."""
         trainer = self._trainer()
         if trainer is None:
             return None
-        _tell_epoch(trainer.current_epoch)
-        # What Lightning itself asks to tell values of a step from those of an epoch.
+        _set_epoch(trainer.current_epoch)
+        # Lightning uses the same attribute to distinguish values of a step from those of an epoch.
         if getattr(trainer._logger_connector, "_first_loop_iter", None) is None:
             return None
         if trainer.training:
             return int(trainer.fit_loop.batch_idx)
         return int(trainer._active_loop.batch_progress.current.ready) - 1
 
-    def _since(self, name: str, batch: int) -> Batches:
-        """The batches since this metric was logged last, in this epoch."""
+    def _since(self, name: str, batch: int) -> BatchRange:
+        """Return the batches since this metric was last logged, in this epoch."""
         last = self._batches.get(name)
         if last is None or batch < last:
             first = 0
         else:
             first = last.first if batch == last else int(last) + 1
-        found = self._batches[name] = Batches(batch, first)
-        return found
+        batches = self._batches[name] = BatchRange(batch, first)
+        return batches
 
     def __getstate__(self) -> dict[str, Any]:
         mine = ("_owns_context", "_checkpoints", "_trainer", "_drawn", "_batches")
@@ -278,21 +280,109 @@ class StepwellLogger(*base_classes(LOGGER)):  # type: ignore[misc]
         self._forget()
 
 
-def _nobody() -> None:
-    """In the place of a reference to a trainer."""
+def _no_trainer() -> None:
+    """Return None, like a weak reference to a trainer that no longer exists."""
 
 
-def _tell_epoch(epoch: int) -> None:
-    """Tell the run which epoch it is, unless it knows."""
+def _set_epoch(epoch: int) -> None:
+    """Set the epoch of the run."""
     if state.enabled and context.epoch != epoch:
         set_context(context.step, epoch)
 
 
 def _rank() -> int:
-    """As the launcher or torch.distributed says; else as Lightning does."""
-    place = find_place(os.environ)
+    """Return the rank from the launcher or torch.distributed, else from Lightning."""
+    place = find_rank_info(os.environ)
     if place.launcher != "single":
         return place.rank
     module = sys.modules.get("lightning_utilities.core.rank_zero")
     rank = getattr(getattr(module, "rank_zero_only", None), "rank", None)
     return place.rank if rank is None else int(rank)
+
+
+FOLDER = "checkpoints"
+SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only")
+"""Settings of the callback that are logged with each of its checkpoints."""
+
+
+@dataclass(frozen=True)
+class LightningCheckpoint:
+    """A checkpoint on disk, with the information of its callback."""
+
+    path: Path
+    score: float | None
+    is_best: bool
+    settings: dict[str, Any]
+
+    @property
+    def changed_ns(self) -> int:
+        """Time of the last change. A later file with the same name is another checkpoint."""
+        return self.path.stat().st_mtime_ns
+
+
+class LoggedCheckpoints:
+    """The checkpoints of ``ModelCheckpoint`` callbacks, logged as models."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, Any] = {}
+        self._logged: dict[Path, int] = {}
+        self._names: dict[str, Path] = {}
+
+    def note(self, callback: Any) -> None:
+        """Remember a callback that has saved a checkpoint."""
+        self._callbacks[f"{callback.state_key} {callback.dirpath}"] = callback
+
+    def log(self, logger: Logger) -> None:
+        """Log all checkpoints on disk that have not been logged yet."""
+        for callback in self._callbacks.values():
+            try:
+                checkpoints = _saved_checkpoints(callback)
+            except ReferenceError:
+                # Its trainer no longer exists; the checkpoints were logged at the end of that.
+                continue
+            for checkpoint in sorted(checkpoints, key=lambda each: each.changed_ns):
+                if self._logged.get(checkpoint.path) != checkpoint.changed_ns:
+                    self._logged[checkpoint.path] = checkpoint.changed_ns
+                    self._log(logger, checkpoint)
+
+    def _log(self, logger: Logger, checkpoint: LightningCheckpoint) -> None:
+        details = {"score": checkpoint.score, "checkpoint": checkpoint.path.name}
+        kind = "best_model" if checkpoint.is_best else "model"
+        if checkpoint.path.is_dir():
+            # A sharded model.
+            kind = "artifact"
+        logger.log(
+            str(checkpoint.path),
+            self._name(checkpoint.path),
+            kind=kind,
+            **{**checkpoint.settings, **details},
+        )
+
+    def _name(self, path: Path) -> str:
+        """Return the name to log under. The second of two equal names gets its folder as prefix."""
+        name = f"{FOLDER}/{path.stem}"
+        number = 1
+        while self._names.setdefault(name, path) != path:
+            folder = path.parent.name if number == 1 else f"{path.parent.name}-{number}"
+            name, number = f"{FOLDER}/{folder}/{path.stem}", number + 1
+        return name
+
+
+def _saved_checkpoints(callback: Any) -> list[LightningCheckpoint]:
+    settings = {name: getattr(callback, name, None) for name in SETTINGS}
+    best = getattr(callback, "best_model_path", "")
+    scores: dict[str, Any] = {getattr(callback, "last_model_path", ""): None}
+    scores[best] = getattr(callback, "best_model_score", None)
+    scores |= getattr(callback, "best_k_models", {})
+    return [
+        LightningCheckpoint(Path(path), _number(score), path == best, settings)
+        for path, score in scores.items()
+        if path and os.path.exists(path)
+    ]
+
+
+def _number(score: Any) -> float | None:
+    try:
+        return None if score is None else float(score)
+    except (TypeError, ValueError):
+        return None

@@ -1,4 +1,4 @@
-"""Which Lightning: ``lightning`` and ``pytorch_lightning`` have the same classes twice, and do not mix."""
+"""The two packages ``lightning`` and ``pytorch_lightning``, whose classes are incompatible."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
 
 MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
 
 CALLBACK, LOGGER = "Callback", "loggers.Logger"
-"""Where each package has the base class of callbacks, and that of loggers."""
+"""The base classes of callbacks and loggers in each package."""
 
 
 def check_trainer_class(cls: type) -> None:
     """Raise StepwellError for a class that is not a Trainer of either package."""
     if not any(base.__module__.partition(".")[0] in MODULES for base in cls.__mro__):
         raise StepwellError(
-            f"{cls.__name__} is not a Trainer of lightning or pytorch_lightning, nor derived from one"
+            f"{cls.__name__} must be the Trainer of lightning or pytorch_lightning, or a subclass of it"
         )
 
 
 def module_of(package: str) -> Any:
-    """The module that has Trainer and Callback."""
+    """Return the module with Trainer and Callback."""
     return import_module(MODULES[package])
 
 
 def loaded_packages() -> list[str]:
-    """Those that the program has imported; when none, the one that can be imported."""
-    found = [package for package, module in MODULES.items() if module in sys.modules]
-    return found or [_installed()]
+    """Return the packages that the program has imported; if none, the one that can be imported."""
+    loaded = [package for package, module in MODULES.items() if module in sys.modules]
+    return loaded or [_installed()]
 
 
 def base_classes(name: str) -> list[Any]:
@@ -52,7 +52,7 @@ def join_packages(cls: type, name: str) -> None:
         try:
             cls.__bases__ = (*cls.__bases__, base)
         except TypeError:
-            # A subclass of the user's own has both already, the other way round.
+            # A subclass of the user has both bases already, in the other order.
             pass
 
 
@@ -64,5 +64,5 @@ def _installed() -> str:
             continue
         return package
     raise StepwellError(
-        "neither lightning nor pytorch_lightning is installed: pip install lightning"
+        "Neither lightning nor pytorch_lightning is installed: pip install lightning"
     )

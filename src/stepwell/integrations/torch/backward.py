@@ -1,4 +1,4 @@
-"""Backward: the one function that everything goes through which runs the autograd engine."""
+"""Backward passes: a patch of the one function through which the autograd engine is called."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
-from stepwell.integrations.torch.following import following
+from stepwell.integrations.torch.fast_path import fast_path
+from stepwell.integrations.torch.observer import active
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
-from stepwell.integrations.torch.quick import quick
-from stepwell.integrations.torch.recording import drop_interrupted, here, leave, record
+from stepwell.integrations.torch.recording import abandon_interrupted, here, leave, record
 from stepwell.journal.state import state
 
-BACKWARD_KIND = "backward"
+KIND = "backward"
 _tracing: Any = getattr(getattr(torch._guards, "TracingContext", None), "try_get", None)
-"""Tells whether a compiler is looking at a pass, rather than anybody computing it."""
+"""Returns a context while a compiler traces a pass instead of computing it."""
 ENGINE = "_engine_run_backward"
-"""``Tensor.backward``, ``autograd.backward`` and ``autograd.grad`` call it by this name, so that it does not
-matter how, or when, these were imported."""
+"""``Tensor.backward``, ``autograd.backward`` and ``autograd.grad`` look up this name at each call, so it
+does not matter how or when they were imported."""
 
 
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,31 +30,31 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @looks_like(original)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        follower = following.follower
-        # A compiler that looks at a pass, rather than computing it, has tensors of other types.
+        observer = active.observer
+        # While a compiler traces a pass, the tensors have other types.
         if (
             not state.enabled
             or not BACKWARD.active
             or devices.possible
             or type(outputs[0]) is not tensor
-            or (follower is not None and follower.is_counting)
-            or not quick.begin(BACKWARD_KIND, node)
+            or (observer is not None and observer.is_counting)
+            or not fast_path.begin(KIND, node)
         ):
             return _run_slowly(original, outputs, args, kwargs)
         looked = None
         try:
-            if follower is not None and kwargs.get("accumulate_grad"):
-                looked = follower.backward_begins(outputs)
+            if observer is not None and kwargs.get("accumulate_grad"):
+                looked = observer.backward_begins(outputs)
             result = original(outputs, *args, **kwargs)
         except BaseException as error:
-            quick.drop(BACKWARD_KIND)
+            fast_path.drop(KIND)
             leave(node, error)
             raise
-        if not quick.end(BACKWARD_KIND):
-            quick.drop(BACKWARD_KIND)
+        if not fast_path.end(KIND):
+            fast_path.drop(KIND)
             leave(node)
-        if looked is not None and follower is not None:
-            follower.backward_ends(looked)
+        if looked is not None and observer is not None:
+            observer.backward_ends(looked)
         return result
 
     return run_backward
@@ -65,39 +65,39 @@ def _run_slowly(
 ) -> Any:
     inside = here.inside
     is_traced = _tracing is not None and _tracing() is not None
-    # Of a pass inside a pass, as checkpointing has them, the outer one counts.
-    is_inside = BACKWARD_KIND in inside or (quick.site == BACKWARD_KIND and quick.is_own)
+    # Of nested passes, as with activation checkpointing, only the outer one is recorded.
+    is_inside = KIND in inside or (fast_path.site == KIND and fast_path.is_own)
     if not state.enabled or not BACKWARD.active or is_inside or is_traced:
         return original(outputs, *args, **kwargs)
-    inside.add(BACKWARD_KIND)
-    quick.others.append(BACKWARD_KIND)
+    inside.add(KIND)
+    fast_path.slow_calls.append(KIND)
     try:
-        if here.calls or quick.entry:
-            drop_interrupted()
-        follower = following.follower
+        if here.calls or fast_path.entry:
+            abandon_interrupted()
+        observer = active.observer
         looked = counting = None
-        if follower is not None and kwargs.get("accumulate_grad"):
-            looked = follower.backward_begins(outputs)
-            counting = follower.count_backward()
+        if observer is not None and kwargs.get("accumulate_grad"):
+            looked = observer.backward_begins(outputs)
+            counting = observer.count_backward()
         with counting or nullcontext():
             result = record(ai.compute.backward, None, _timed(original), (outputs, *args), kwargs)
-        if looked is not None and follower is not None:
-            follower.backward_ends(looked)
+        if looked is not None and observer is not None:
+            observer.backward_ends(looked)
         return result
     finally:
-        inside.discard(BACKWARD_KIND)
-        # In a process that was forked meanwhile it is not.
-        if BACKWARD_KIND in quick.others:
-            quick.others.remove(BACKWARD_KIND)
+        inside.discard(KIND)
+        # In a process that was forked inside the pass, the list is empty.
+        if KIND in fast_path.slow_calls:
+            fast_path.slow_calls.remove(KIND)
 
 
 def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, with the time that it takes on a device."""
+    """Return the function, with its time on a device recorded if there can be one."""
     if not devices.possible:
         return original
 
     def timed(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        timer = Timer.start(BACKWARD_KIND) if _is_on_device(outputs) else None
+        timer = Timer.start(KIND) if _is_on_device(outputs) else None
         result = original(outputs, *args, **kwargs)
         if timer is not None:
             timer.stop()

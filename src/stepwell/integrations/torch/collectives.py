@@ -1,7 +1,7 @@
 """Collectives and point-to-point messages of ``torch.distributed``.
 
-A call that waits is one span. One that does not (``async_op=True``, ``isend``, ``irecv``) is a span of the
-launch; waiting for what it returned is another, ``<name>.wait``.
+A blocking call is one span. An asynchronous call (``async_op=True``, ``isend``, ``irecv``) is a span for the
+launch; ``wait()`` on its result is another span, ``<name>.wait``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from stepwell._core.errors import report
 from stepwell.annotations.node import Node
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.integrations.torch.recording import WHERE, here, record, record_outermost
-from stepwell.journal.errors import report
 from stepwell.journal.state import state
 
 COMM = "comm"
@@ -41,35 +41,35 @@ FUNCTIONS: dict[str, tuple[Node, str | None]] = {
     "all_to_all_single": (ai.comm.all_to_all, "input"),
     "reduce": (ai.comm.reduce, "tensor"),
 }
-"""The functions, each with its node and the argument that says how much this rank gives (or takes)."""
+"""The functions, each with its node and the argument that holds the data of this rank."""
 
 MESSAGES: dict[str, Node] = {
     "send": ai.comm.send,
     "recv": ai.comm.receive,
     "recv_anysource": ai.comm.receive,
 }
-"""Methods of a process group behind ``isend`` and ``irecv``. These two themselves are left alone: batches of
-messages are put together by comparing them."""
+"""Methods of a process group that ``isend`` and ``irecv`` call. These two are not patched themselves, because
+``batch_isend_irecv`` compares them by identity."""
 
 
 class _Waits:
-    """What ``wait()`` of a pending operation is recorded as."""
+    """The node and arguments of ``wait()``, for each pending operation."""
 
     def __init__(self) -> None:
-        self._found: weakref.WeakKeyDictionary[Any, tuple[Node, dict[str, Any]]] = (
+        self._pending: weakref.WeakKeyDictionary[Any, tuple[Node, dict[str, Any]]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def expect(self, work: Any, node: Node, about: dict[str, Any]) -> None:
+    def expect(self, work: Any, node: Node, node_args: dict[str, Any]) -> None:
         try:
             if work is not None:
-                self._found[work] = node.derive("wait"), about
+                self._pending[work] = node.derive("wait"), node_args
         except TypeError:
-            # No work, or one that cannot be told apart.
+            # The result cannot be hashed or referenced weakly.
             pass
 
     def take(self, work: Any) -> tuple[Node, dict[str, Any]] | None:
-        return self._found.pop(work, None) if self._found else None
+        return self._pending.pop(work, None) if self._pending else None
 
 
 _waits = _Waits()
@@ -77,7 +77,7 @@ _waits = _Waits()
 
 @dataclass(frozen=True)
 class _Arguments:
-    """Where the arguments of a function are that tell something about a call."""
+    """The positions of the parameters of a function, by name."""
 
     positions: dict[str, int]
 
@@ -102,17 +102,17 @@ def _function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not _records():
                 return original(*args, **kwargs)
-            about: dict[str, Any] = {}
+            node_args: dict[str, Any] = {}
             try:
                 given = None if payload is None else arguments.get(payload, args, kwargs)
-                about = _describe(given, arguments.get("group", args, kwargs))
+                node_args = _describe(given, arguments.get("group", args, kwargs))
                 if arguments.get("async_op", args, kwargs):
-                    about["async"] = True
+                    node_args["async"] = True
             except Exception as error:
                 report(WHERE, error)
-            result = record_outermost(COMM, node, about, original, args, kwargs)
-            if "async" in about:
-                _waits.expect(result, node, about)
+            result = record_outermost(COMM, node, node_args, original, args, kwargs)
+            if "async" in node_args:
+                _waits.expect(result, node, node_args)
             return result
 
         return collective
@@ -128,13 +128,13 @@ def _message(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def message(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not _records():
                 return original(self, *args, **kwargs)
-            about: dict[str, Any] = {}
+            node_args: dict[str, Any] = {}
             try:
-                about = {**_describe(args[0] if args else None, self), "async": True}
+                node_args = {**_describe(args[0] if args else None, self), "async": True}
             except Exception as error:
                 report(WHERE, error)
-            result = record_outermost(COMM, node, about, original, (self, *args), kwargs)
-            _waits.expect(result, node, about)
+            result = record_outermost(COMM, node, node_args, original, (self, *args), kwargs)
+            _waits.expect(result, node, node_args)
             return result
 
         return message
@@ -158,20 +158,20 @@ def _records() -> bool:
 
 
 def _describe(given: Any, group: Any) -> dict[str, Any]:
-    """The size of what is given, and the number of ranks that take part."""
-    about: dict[str, Any] = {}
+    """Return the bytes of these tensors, and the number of ranks in the group."""
+    node_args: dict[str, Any] = {}
     tensors = given if isinstance(given, list | tuple) else [given]
     sizes = [tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)]
     if sizes:
-        about["bytes"] = sum(sizes)
+        node_args["bytes"] = sum(sizes)
     try:
         ranks = torch.distributed.get_world_size(group)
     except Exception:
-        # No such group: the call itself will say so.
+        # An invalid group: the call itself raises the error.
         ranks = 0
     if ranks > 0:
-        about["world_size"] = ranks
-    return about
+        node_args["world_size"] = ranks
+    return node_args
 
 
 def _find(patches: Patches) -> Iterator[Patch]:
@@ -191,13 +191,13 @@ def _find(patches: Patches) -> Iterator[Patch]:
 def _once(
     around: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The same replacement for the same function under two addresses: some compare them."""
-    made: dict[Any, Callable[..., Any]] = {}
+    """Return one replacement for a function that has two names: some code compares them."""
+    replacements: dict[Any, Callable[..., Any]] = {}
 
     def same(original: Callable[..., Any]) -> Callable[..., Any]:
-        if original not in made:
-            made[original] = around(original)
-        return made[original]
+        if original not in replacements:
+            replacements[original] = around(original)
+        return replacements[original]
 
     return same
 

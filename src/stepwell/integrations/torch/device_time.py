@@ -1,8 +1,8 @@
-"""How long an accelerator was busy with a pass: a pair of CUDA events, read later in the background.
+"""The time that a pass takes on an accelerator, measured by a pair of CUDA events.
 
-The host's span of a forward or backward pass times the launch of its kernels only. The events are recorded
-on the current stream; nobody waits for them. What they say is written as metric ``device_time/<pass>``, in
-seconds, with the time at which the span began.
+The span of a forward or backward pass on the host measures only the launch of its kernels. The events are
+recorded on the current stream and read later in the background, without waiting. The result is the metric
+``device_time/<pass>``, in seconds, with the start time of the span.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from stepwell.journal.errors import report
-from stepwell.journal.scalars import TimeOnDevice
+from stepwell._core.errors import report
+from stepwell.journal.scalars import PendingDeviceTime
 from stepwell.journal.state import current_lane
 
 MAX_SPARE = 1000
@@ -23,7 +23,7 @@ _cuda: Any = torch.cuda
 
 
 class Devices:
-    """``possible`` says whether this PyTorch can have anything on a device that is timed by events."""
+    """``possible`` is whether this build of PyTorch supports devices with events (CUDA or ROCm)."""
 
     __slots__ = ("possible",)
 
@@ -35,34 +35,34 @@ devices = Devices()
 
 
 def is_any_on_device(tensors: Iterable[Any]) -> bool:
-    """Whether work on the first of these tensors is timed by events."""
+    """Return whether the first of these tensors is on a device with events."""
     if not _cuda.is_initialized():
         return False
     return any(tensor.is_cuda for tensor in islice(tensors, 1))
 
 
 def new_event() -> Any:
-    """An event that tells the time."""
+    """Return an event with timing, a used one if there is any."""
     return _spare.pop() if _spare else _cuda.Event(enable_timing=True)
 
 
 def can_record() -> bool:
-    """Whether events may be recorded now: not into a graph that is being captured."""
+    """Return whether events may be recorded now, which they may not while a CUDA graph is captured."""
     return not _cuda.is_current_stream_capturing()
 
 
 class Timer:
-    """Times what the current stream does from ``start`` to ``stop``."""
+    """Measures the work of the current stream from ``start`` to ``stop``."""
 
     __slots__ = ("_begin", "_journal", "_measured")
 
-    def __init__(self, journal: Any, measured: TimeOnDevice) -> None:
+    def __init__(self, journal: Any, measured: PendingDeviceTime) -> None:
         self._journal = journal
         self._measured = measured
 
     @classmethod
     def start(cls, kind: str) -> Timer | None:
-        """Begin, for the span that was entered just now; None when that is not possible."""
+        """Return a running timer for the span that was just entered, None if that is impossible."""
         try:
             lane = current_lane()
             if lane is None or not can_record():
@@ -70,14 +70,14 @@ class Timer:
             begin = new_event()
             begin.record()
             clock = lane.starts[lane.parent_slot()]
-            measured = TimeOnDevice.of(f"device_time/{kind}", lane, clock, begin, _give_back)
+            measured = PendingDeviceTime.of(f"device_time/{kind}", lane, clock, begin, _reuse)
             return cls(lane.journal, measured)
         except Exception as error:
             report("device time", error)
             return None
 
     def stop(self) -> None:
-        """End; the events are looked at when the device has got there."""
+        """Record the end event. Both events are read once the device has reached it."""
         try:
             end = new_event()
             end.record()
@@ -86,6 +86,6 @@ class Timer:
             report("device time", error)
 
 
-def _give_back(*events: Any) -> None:
+def _reuse(*events: Any) -> None:
     if len(_spare) < MAX_SPARE:
         _spare.extend(events)

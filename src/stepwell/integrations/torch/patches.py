@@ -1,7 +1,7 @@
-"""Replacing attributes of PyTorch while something is annotated, and putting them back.
+"""Patches: attributes of PyTorch that are replaced while something is annotated.
 
-A set of patches is installed by its first user and taken away with its last one. If somebody else has
-replaced the same attribute meanwhile, ours stays below theirs and passes every call on.
+A set of patches is installed by its first user and removed with its last one. If other code has replaced
+the same attribute in between, our replacement stays below theirs and passes every call on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes the replacement of a function, given the function."""
+"""Returns the replacement of a function."""
 
 _absent: Any = object()
 _lock = threading.RLock()
@@ -26,34 +26,34 @@ class Patch:
         self.name = name
         self._around = around
         self._own: Any = _absent
-        self._made: Any = None
+        self._replacement: Any = None
 
     def install(self) -> None:
         """Put the replacement in place."""
         own = vars(self.owner).get(self.name, _absent)
-        if self._made is not None and own is not _absent and own is self._made:
+        if self._replacement is not None and own is not _absent and own is self._replacement:
             return
         original = getattr(self.owner, self.name)
-        if self._made is not None and _wraps(original, self._made):
-            # Still there, below what somebody put over it.
+        if self._replacement is not None and _wraps(original, self._replacement):
+            # Still installed, below a replacement by other code.
             return
         self._own = own
-        self._made = self._around(original)
-        setattr(self.owner, self.name, self._made)
+        self._replacement = self._around(original)
+        setattr(self.owner, self.name, self._replacement)
 
     def remove(self) -> None:
-        """Put back what was there."""
-        if vars(self.owner).get(self.name) is not self._made:
+        """Restore the original, unless other code has replaced the attribute since."""
+        if vars(self.owner).get(self.name) is not self._replacement:
             return
         if self._own is _absent:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, self._own)
-        self._made = None
+        self._replacement = None
 
 
 class Patches:
-    """Patches that come and go together; ``active`` says whether anybody uses them."""
+    """A set of patches that are installed together; ``active`` while it has users."""
 
     def __init__(self, find: Callable[[Patches], Iterable[Patch]]) -> None:
         self._find = find
@@ -62,12 +62,12 @@ class Patches:
         self.active = False
 
     def install(self) -> Callable[[], None]:
-        """Become a user of them; what is returned ends that."""
+        """Add a user, and install the patches for the first one. Return a function that removes the user."""
         with _lock:
             self._users += 1
             self.active = True
             if self._users == 1:
-                # There may be more than before: modules that were imported meanwhile.
+                # Modules imported since the last time may add patches.
                 for patch in self._find(self):
                     self._patches.setdefault((id(patch.owner), patch.name), patch)
                 for patch in self._patches.values():
@@ -83,15 +83,15 @@ class Patches:
                     patch.remove()
 
 
-def _wraps(function: Any, made: Any) -> bool:
-    """Whether one function says that the other is below it."""
+def _wraps(function: Any, replacement: Any) -> bool:
+    """Return whether a function is, or wraps, ``replacement``."""
     while function is not None:
-        if function is made:
+        if function is replacement:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
 
 
 def looks_like(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a replacement with the name, the signature and the documentation of the original."""
+    """Return a decorator that gives a replacement the name, signature and docstring of the original."""
     return functools.wraps(original)

@@ -1,4 +1,9 @@
-"""Entering and leaving nodes from hooks and replaced functions, where nothing may go wrong."""
+"""Enter and leave nodes from hooks and patched functions, without ever raising into training.
+
+This is the slow path: it works for nested calls, any thread and interrupted calls. ``fast_path`` covers the
+usual case. Activation checkpointing (``torch.utils.checkpoint``), which repeats forward passes in backward,
+is recognised at the end of this file.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +12,39 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from sys import exc_info as _exc_info
+from types import FrameType
 from typing import Any
 
+import torch
+
+from stepwell._core import clock
+from stepwell._core.errors import report
 from stepwell.annotations.node import Node
 from stepwell.diagnostics.hooks import CALLING, calls_around
-from stepwell.integrations.torch import steps
+from stepwell.integrations.torch import instrumentation
 from stepwell.integrations.torch.device_time import Timer
-from stepwell.integrations.torch.quick import quick
-from stepwell.integrations.torch.recomputing import is_enough
-from stepwell.journal import clock
-from stepwell.journal.errors import report
+from stepwell.integrations.torch.fast_path import fast_path
 from stepwell.journal.format import ABANDONED
 from stepwell.journal.metrics import context
-from stepwell.journal.span import Span
+from stepwell.journal.span import NamedSpan
 from stepwell.journal.state import local, state
 
 WHERE = "torch annotations"
 
 
 class _Thread(threading.local):
-    """What this thread is inside of."""
+    """The open calls of this thread."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.inside: set[str] = set()
-        self.end = _End(self.calls)
+        self.end = _CallsEnd(self.calls)
 
 
-class _End:
-    """Goes with its thread, which may have come to its end inside of calls."""
+class _CallsEnd:
+    """Removes the calls of a thread that ends inside them."""
 
     __slots__ = ("_calls",)
 
@@ -51,17 +59,17 @@ class _End:
 here = _Thread()
 
 
-def enter(node: Node, about: Mapping[str, Any] | None = None) -> bool:
-    """Enter a node; whether that is to be followed by leaving it."""
+def enter(node: Node, args: Mapping[str, Any] | None = None) -> bool:
+    """Enter a node, with these arguments. Return whether ``leave`` must follow."""
     if not state.enabled:
         return False
     try:
         if context.step is None:
-            steps.begin()
-        if not node._is_enabled:
+            instrumentation.begin_steps()
+        if not node.is_enabled:
             return False
-        if about:
-            node(args=about).__enter__()
+        if args:
+            node(args=args).__enter__()
         else:
             node.__enter__()
     except Exception as error:
@@ -71,22 +79,22 @@ def enter(node: Node, about: Mapping[str, Any] | None = None) -> bool:
 
 
 def leave(node: Node, error: BaseException | None = None) -> None:
-    """Leave a node that was entered, also if it has been disabled meanwhile."""
+    """Leave a node that was entered, even if it has been disabled since."""
     try:
-        Span.__exit__(node, None if error is None else type(error), error, None)
+        NamedSpan.__exit__(node, None if error is None else type(error), error, None)
     except Exception as problem:
         report(WHERE, problem)
 
 
 def record(
     node: Node,
-    about: Mapping[str, Any] | None,
+    node_args: Mapping[str, Any] | None,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call a function inside a node."""
-    entered = enter(node, about)
+    """Call a function inside a node that has the arguments ``node_args``. Return its result."""
+    entered = enter(node, node_args)
     try:
         result = function(*args, **kwargs)
     except BaseException as error:
@@ -99,26 +107,26 @@ def record(
 
 
 def record_outermost(
-    what: str,
+    kind: str,
     node: Node,
-    about: Mapping[str, Any] | None,
+    node_args: Mapping[str, Any] | None,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """As ``record``, unless this thread is inside such a call already."""
+    """Like ``record``, but a call inside another one of this kind is not recorded."""
     inside = here.inside
-    if what in inside:
+    if kind in inside:
         return function(*args, **kwargs)
-    inside.add(what)
+    inside.add(kind)
     try:
-        return record(node, about, function, args, kwargs)
+        return record(node, node_args, function, args, kwargs)
     finally:
-        inside.discard(what)
+        inside.discard(kind)
 
 
 class Site:
-    """What all calls of one annotated object have in common; made once, for calls are many."""
+    """One annotated object: the node, kind and owner that all its calls share."""
 
     __slots__ = ("kind", "node", "owner", "spare")
 
@@ -126,12 +134,12 @@ class Site:
         self.kind = kind
         self.node = node
         self.owner = weakref.ref(owner)
-        # The call that ended last, to be used for the next one.
+        # The last ended call, reused for the next one.
         self.spare: Call | None = None
 
 
 class Call:
-    """A call of an annotated object that is under way, between two hooks."""
+    """An open call of an annotated object, between the two hooks."""
 
     __slots__ = ("entered", "handled", "site", "timer")
 
@@ -142,41 +150,41 @@ class Call:
         self.handled = 0
 
     def abandon(self) -> None:
-        """Close it without knowing when it ended: an interrupt passes no hook."""
+        """Close a call whose end is unknown: after an interrupt no hook is called."""
         lane = getattr(local, "lane", None)
         if self.entered and lane is not None:
-            lane.leave(self.site.node._word, clock.now() | ABANDONED)
+            lane.leave(self.site.node.name_word, clock.now() | ABANDONED)
 
 
 def begin_call(site: Site, device: bool) -> bool:
-    """In a hook before a call: enter, unless this thread is inside a call of this kind already.
+    """Begin a call, in the hook before it. Return whether its node was entered.
 
-    Returns whether it was entered.
+    A call inside another one of the same kind is not entered.
     """
-    settle()
+    fall_back()
     calls = here.calls
     if calls:
-        drop_interrupted(site.owner())
+        abandon_interrupted(site.owner())
     entered = not any(call.site.kind == site.kind for call in calls) and enter(site.node)
     call, site.spare = site.spare, None
     if call is None:
         call = Call(site)
     call.entered = entered
-    # Only its address: the exception itself would keep what its frames hold.
+    # The address only: a reference would keep the objects in the frames of the exception alive.
     call.handled = id(_exc_info()[1])
     calls.append(call)
-    quick.others.append(call)
+    fast_path.slow_calls.append(call)
     if device and entered:
         call.timer = Timer.start(site.kind)
     return entered
 
 
 def end_call(site: Site) -> bool:
-    """In a hook after a call; whether the hook before it had been there.
+    """End a call, in the hook after it. Return False if the hook before it was not called.
 
-    It ends with the exception that goes through the caller just now, if there is one.
+    An exception that passes through the caller at this moment is recorded with the call.
     """
-    settle()
+    fall_back()
     calls = here.calls
     call = calls.pop() if calls and calls[-1].site is site else _take(site)
     if call is None:
@@ -188,39 +196,39 @@ def end_call(site: Site) -> bool:
             call.timer = None
         error = _exc_info()[1]
         if error is None or id(error) == call.handled or is_enough(error):
-            Span.__exit__(site.node, None, None, None)
+            NamedSpan.__exit__(site.node, None, None, None)
         else:
             leave(site.node, error)
     site.spare = call
     if not calls:
-        quick.learn()
+        fast_path.adopt_thread()
     return True
 
 
-def settle() -> None:
-    """Make of a call that this thread began the quick way one like any other."""
-    site = quick.site
-    # The functions that fetch and go backward find their own ends.
-    if not isinstance(site, Site) or not quick.is_own:
+def fall_back() -> None:
+    """Convert the open fast-path call of this thread into a slow-path one."""
+    site = fast_path.site
+    # Fetches and backward passes are functions, not pairs of hooks: they end by themselves.
+    if not isinstance(site, Site) or not fast_path.is_own:
         return
     call = Call(site)
     call.entered = True
     error = _exc_info()[1]
-    call.handled = 0 if error is None or _goes_through_a_call(error) else id(error)
-    call.timer, quick.timer = quick.timer, None
-    quick.entry = 0
+    call.handled = 0 if error is None or _passes_through_call(error) else id(error)
+    call.timer, fast_path.timer = fast_path.timer, None
+    fast_path.entry = 0
     here.calls.append(call)
-    quick.others.append(call)
+    fast_path.slow_calls.append(call)
 
 
-def _goes_through_a_call(error: BaseException) -> bool:
-    """Whether it was caught by who called a model, rather than by somebody farther out."""
+def _passes_through_call(error: BaseException) -> bool:
+    """Return whether an exception was caught by the code that calls a model, not farther out."""
     trace = error.__traceback__
     return trace is not None and trace.tb_frame.f_code.co_filename in CALLING
 
 
 def _take(site: Site) -> Call | None:
-    """The innermost call of this object; what is still in it was interrupted."""
+    """Remove and return the innermost call of this object. Calls inside it were interrupted."""
     calls = here.calls
     for i in range(len(calls) - 1, -1, -1):
         call = calls[i]
@@ -233,12 +241,12 @@ def _take(site: Site) -> Call | None:
     return None
 
 
-def drop_interrupted(begun: Any = None) -> None:
-    """Forget calls that an interrupt, or an optimizer's exception, ended without a hook.
+def abandon_interrupted(begun: Any = None) -> None:
+    """Abandon calls that were ended without a hook, by an interrupt or an exception of an optimizer.
 
-    ``begun`` is whose call is just about to be noted.
+    ``begun``: the owner of a call that has begun but is not on the list yet.
     """
-    settle()
+    fall_back()
     calls = here.calls
     if not calls:
         return
@@ -256,24 +264,58 @@ def _count(calls: list[Call], owner: Any) -> int:
 
 def _is_over(call: Call) -> None:
     try:
-        quick.others.remove(call)
+        fast_path.slow_calls.remove(call)
     except ValueError:
-        # In a process that was forked meanwhile it is not there.
+        # In a process that was forked inside the call, the list is empty.
         pass
 
 
 def is_running(owner: Any) -> bool:
-    """Whether this thread is in a call of this model or optimizer."""
+    """Return whether this thread is in a call of this model or optimizer."""
     return _running()[id(owner)] > 0
 
 
 def _running() -> Counter[int]:
-    """How many calls of which models and optimizers this thread is in, by their address."""
-    found: Counter[tuple[int, str]] = Counter()
+    """Count the open calls of models and optimizers in this thread, by the address of the owner."""
+    frames: Counter[tuple[int, str]] = Counter()
     for call, _ in calls_around(sys._getframe(1)):
-        found[id(call.f_locals.get("self")), call.f_code.co_name] += 1
-    # Mostly a call goes through one of each.
-    most: Counter[int] = Counter()
-    for (address, _), count in found.items():
-        most[address] = max(most[address], count)
-    return most
+        frames[id(call.f_locals.get("self")), call.f_code.co_name] += 1
+    # One call usually passes through one frame of each function.
+    calls: Counter[int] = Counter()
+    for (address, _), count in frames.items():
+        calls[address] = max(calls[address], count)
+    return calls
+
+
+# Activation checkpointing
+
+
+NO_PASS = -1
+_pass: Any = getattr(torch._C, "_current_graph_task_id", lambda: NO_PASS)
+FILE = str(PurePath(torch.__file__).with_name("utils") / "checkpoint.py")
+FUNCTION = "forward"
+ENOUGH = "_StopRecomputationError"
+NEAR = 12
+"""Largest distance, in stack frames, from a checkpointed model to the function that calls it."""
+
+
+def is_recomputing() -> bool:
+    """Return whether this thread is in a backward pass, where calls of a model only recompute it."""
+    return bool(_pass() != NO_PASS)
+
+
+def is_checkpointed() -> bool:
+    """Return whether gradients are off only because the pass is repeated with them in backward."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(NEAR):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == FUNCTION and frame.f_code.co_filename == FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_enough(error: BaseException) -> bool:
+    """Return whether this exception only ends a recomputation that needs no more results."""
+    return type(error).__name__ == ENOUGH

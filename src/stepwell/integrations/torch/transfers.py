@@ -1,7 +1,7 @@
 """Copies between host and device: ``to``, ``cuda`` and ``cpu`` of tensors and modules.
 
-Only those that really change the device are recorded, with their size and direction; of a module it is one
-record for all of its tensors.
+Only calls that change the device are recorded, with size and direction. Moving a module is one record for
+all of its tensors.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from stepwell._core.errors import report
 from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.patches import Patch, Patches, looks_like
 from stepwell.integrations.torch.recording import WHERE, here, record_outermost
-from stepwell.journal.errors import report
 from stepwell.journal.state import state
 
 TRANSFER = "transfer"
@@ -25,9 +25,9 @@ NOWHERE = "meta"
 
 
 class TensorMethod:
-    """A method of tensors that may copy. It passes for the original.
+    """A replaced tensor method that compares and hashes equal to the original.
 
-    Tensor subclasses are told which function is called, and look it up among those they know.
+    ``__torch_function__`` of tensor subclasses gets the function that is called, and looks it up by equality.
     """
 
     def __init__(self, original: Any, name: str) -> None:
@@ -41,13 +41,13 @@ class TensorMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not state.enabled or not TRANSFERS.active or TRANSFER in here.inside:
             return self._original(*args, **kwargs)
-        about = self._about(args, kwargs)
-        if about is None:
+        node_args = self._describe(args, kwargs)
+        if node_args is None:
             return self._original(*args, **kwargs)
         node = ai.device.transfer
-        return record_outermost(TRANSFER, node, about, self._original, args, kwargs)
+        return record_outermost(TRANSFER, node, node_args, self._original, args, kwargs)
 
-    def _about(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         try:
             target = self._target(args, kwargs)
             if target is None or torch.compiler.is_compiling():
@@ -71,7 +71,7 @@ class TensorMethod:
 
 
 def _target_of_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """Where ``to(…)`` is asked to go; None when it is about something else."""
+    """Return the device of a call ``to(…)``, None if the call is about something else."""
     where = kwargs.get("device")
     if where is None:
         where = args[1] if len(args) > 1 else kwargs.get("other")
@@ -95,7 +95,7 @@ def _device(where: Any) -> torch.device | None:
     try:
         return torch.device(where)
     except (RuntimeError, TypeError):
-        # The call itself will say what is wrong.
+        # The call itself raises the error.
         return None
 
 
@@ -107,7 +107,7 @@ _TARGETS: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], torch.device | N
 
 
 def changes(source: torch.device, target: torch.device) -> bool:
-    """Whether data goes from one device to another."""
+    """Return whether data moves from one device to another."""
     if NOWHERE in (source.type, target.type):
         return False
     if source.type != target.type:
@@ -127,11 +127,11 @@ def _describe(
         direction = "host_to_device"
     else:
         direction = "device_to_host" if target.type == HOST else "device_to_device"
-    about = {"bytes": size, "direction": direction}
+    node_args = {"bytes": size, "direction": direction}
     if kwargs.get("non_blocking") is True:
-        # Then the time is that of asking for it.
-        about["non_blocking"] = True
-    return about
+        # The span then measures the request, not the copy.
+        node_args["non_blocking"] = True
+    return node_args
 
 
 def _module_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -140,20 +140,20 @@ def _module_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         @looks_like(original)
         def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            about = None
+            node_args = None
             if state.enabled and TRANSFERS.active and TRANSFER not in here.inside:
-                about = _about_module(self, target_of, (self, *args), kwargs)
-            if about is None:
+                node_args = _describe_module(self, target_of, (self, *args), kwargs)
+            if node_args is None:
                 return original(self, *args, **kwargs)
             node = ai.device.transfer
-            return record_outermost(TRANSFER, node, about, original, (self, *args), kwargs)
+            return record_outermost(TRANSFER, node, node_args, original, (self, *args), kwargs)
 
         return move
 
     return around
 
 
-def _about_module(
+def _describe_module(
     module: torch.nn.Module, target_of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     try:

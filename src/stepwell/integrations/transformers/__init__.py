@@ -1,9 +1,9 @@
-"""Hugging Face's Trainer: a training job of it is recorded by one callback.
+"""Hugging Face Trainer: record a training job with one callback.
 
 trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[StepwellCallback()])
 trainer.train()
 
-Imports training. Nothing of transformers is changed but the trainer that the callback is given to.
+Imports training. Only the trainer with the callback is changed, nothing else of transformers.
 """
 
 from __future__ import annotations

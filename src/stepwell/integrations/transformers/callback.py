@@ -1,4 +1,4 @@
-"""The callback: what the Trainer calls."""
+"""``StepwellCallback``: the methods that the Trainer calls."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from stepwell._core.errors import report
 from stepwell.integrations.configuration import record_config
-from stepwell.integrations.torch.diagnostics import Choice
-from stepwell.integrations.transformers.describing import config_of, labels_of, name_of
-from stepwell.integrations.transformers.recording import RECORDING, Recording
+from stepwell.integrations.torch.diagnostics import DiagnosticsOption
+from stepwell.integrations.transformers.recorder import RECORDING, TrainerRecorder
+from stepwell.integrations.transformers.run_config import config_of, labels_of, name_of
 from stepwell.integrations.transformers.training import WHERE
-from stepwell.journal.errors import report
 from stepwell.journal.state import state
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.start import init
 from stepwell.training import calls
-from stepwell.training.current import current, current_job
+from stepwell.training.calls import current, current_job
 from stepwell.training.job import TrainingJob
 
 DEPTH = 12
-"""So many callers up the trainer is looked for."""
+"""Number of stack frames in which the calling trainer is searched."""
 
 
 class StepwellCallback(TrainerCallback):  # type: ignore[misc]
-    """Records a training job of a Trainer; give it in ``callbacks=[StepwellCallback()]``.
+    """Records a training job of a Trainer. Pass it in ``callbacks=[StepwellCallback()]``.
 
-    A run is started when none is active: when training, evaluation or prediction begins. It goes on until
-    ``finish()``, or the end of the process, so that ``train()``, ``evaluate()`` and ``predict()`` are in one.
-    A run that was active before is left as it is.
+    When training, evaluation or prediction begins, it starts a run if none is active. That run continues
+    until ``finish()`` or the end of the process, so that ``train()``, ``evaluate()`` and ``predict()`` are
+    in one run. A run that was active before is not finished.
 
     Args:
-        name: what the run is called; else ``run_name`` of the arguments, else the script.
-        dir: where run folders are; else ``STEPWELL_DIR``, else ``./runs``.
-        diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for others.
+        name: name of the run. Default: ``run_name`` of the arguments, else the name of the script.
+        dir: folder of the runs. Default: ``STEPWELL_DIR``, else ``./runs``.
+        diagnostics: record gradient norms and learning rates; a ``TelemetryConfig`` for other diagnostics.
     """
 
     def __init__(
@@ -46,35 +46,35 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         name: str | None = None,
         *,
         dir: str | os.PathLike[str] | None = None,
-        diagnostics: Choice = True,
+        diagnostics: DiagnosticsOption = True,
     ) -> None:
         self.name = name
         self.dir = dir
         self.diagnostics = diagnostics
         self._run: Run | None = None
-        # Of the trainer that is at work; no longer, for it would be kept in memory.
-        self._recording: Recording | None = None
+        # The recorder of the running trainer. Not kept longer: it would keep the trainer in memory.
+        self._recorder: TrainerRecorder | None = None
         self._described: tuple[str, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process there is another run.
-        return {**self.__dict__, "_run": None, "_recording": None, "_described": None}
+        # Another process has another run.
+        return {**self.__dict__, "_run": None, "_recorder": None, "_described": None}
 
     @property
     def run(self) -> Run | None:
-        """The run that is recorded into, None when there is none."""
+        """The active run, None if there is none."""
         return active_run()
 
     def finish(self, status: str = "finished") -> None:
-        """Finish the run, if this callback has started it."""
+        """Finish the run, if this callback started it."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(status)
 
-    # Where it is
+    # Run and trainer
 
     def start(self, args: Any, trainer: Any, model: Any) -> TrainingJob | None:
-        """The job to record into, with its application running; None when nothing is recorded."""
+        """Return the job to record to, with its application started; None if nothing is recorded."""
         if current.is_off:
             return None
         if not state.enabled and active_run() is None:
@@ -87,13 +87,13 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         if job.application is None or not job.application.active:
             calls.start_application()
         if job.ask("world_size") is None:
-            # It knows how many ranks there are, whoever has started them.
+            # The arguments know the number of ranks, however they were started.
             job.world_size = max(job.world_size, int(getattr(args, "world_size", 1)))
         self._describe(args, trainer, model)
         return job
 
     def _describe(self, args: Any, trainer: Any, model: Any) -> None:
-        """Keep the arguments and the configuration of the model with the run, once for each model."""
+        """Record the arguments and the configuration of the model, once per model."""
         run = active_run()
         if run is None or self._described == (run.id, id(model)):
             return
@@ -102,29 +102,27 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         run.label(**labels_of(trainer, model))
 
     @contextmanager
-    def at_work(self, recording: Recording) -> Iterator[None]:
-        """In here it is this trainer that calls."""
-        before, self._recording = self._recording, recording
+    def recording_trainer(self, recorder: TrainerRecorder) -> Iterator[None]:
+        """Make this the recorder of the running trainer, inside the block."""
+        before, self._recorder = self._recorder, recorder
         try:
             yield
         finally:
-            self._recording = before
+            self._recorder = before
 
-    def _attach(self) -> Recording | None:
-        """What is recorded of the trainer that is calling; None where another callback does that."""
+    def _attach(self) -> TrainerRecorder | None:
+        """Return the recorder of the calling trainer, None if another callback records it."""
         trainer = self._calling_trainer()
-        known = self._recording
+        before = self._recorder
         if trainer is None:
-            # Then only what it calls by itself is seen.
-            recording = known if known is not None and known.trainer is None else Recording(self)
-        else:
-            recording = vars(trainer).get(RECORDING) or Recording(self, trainer)
-            if recording.callback is not self:
-                return None
-        return recording
+            # Only the calls of the callback can be recorded then.
+            is_same = before is not None and before.trainer is None
+            return before if is_same else TrainerRecorder(self)
+        recorder = vars(trainer).get(RECORDING) or TrainerRecorder(self, trainer)
+        return recorder if recorder.callback is self else None
 
     def _calling_trainer(self) -> Any:
-        # A callback is not told whose it is, but only a trainer calls it.
+        # The Trainer does not pass itself, but it is on the call stack.
         frame: FrameType | None = sys._getframe(1)
         for _ in range(DEPTH):
             if frame is None:
@@ -136,7 +134,7 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
             frame = frame.f_back
         return None
 
-    # What the Trainer calls
+    # Methods that the Trainer calls
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         try:
@@ -146,59 +144,59 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         try:
-            # It is known already, unless the callback was added later.
-            recording = self._recording = self._attach()
-            if recording is not None:
-                recording.start_training(args, state, kwargs.get("model"), kwargs.get("optimizer"))
+            # Attached already, unless the callback was added later.
+            recorder = self._recorder = self._attach()
+            if recorder is not None:
+                recorder.start_training(args, state, kwargs.get("model"), kwargs.get("optimizer"))
         except Exception as error:
             report(WHERE, error)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.end(None)
+        if self._recorder is not None:
+            self._recorder.training.end(None)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.start_epoch(int(state.epoch or 0))
+        if self._recorder is not None:
+            self._recorder.training.start_epoch(int(state.epoch or 0))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.end_epoch(state)
+        if self._recorder is not None:
+            self._recorder.training.end_epoch(state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.start_step()
+        if self._recorder is not None:
+            self._recorder.training.start_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.end_step(state)
+        if self._recorder is not None:
+            self._recorder.training.end_step(state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.start_update()
+        if self._recorder is not None:
+            self._recorder.training.start_update()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.training.end_update(None)
+        if self._recorder is not None:
+            self._recorder.training.end_update(None)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._recording is not None:
-            self._recording.end_prediction(None)
+        if self._recorder is not None:
+            self._recorder.end_prediction(None)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         try:
-            recording = self._recording
-            if recording is None and current.job is not None:
-                # A user logs when nothing is under way.
-                recording = self._attach()
-            if recording is not None:
-                recording.log(state, logs)
+            recorder = self._recorder
+            if recorder is None and current.job is not None:
+                # The user logs outside of training.
+                recorder = self._attach()
+            if recorder is not None:
+                recorder.log(state, logs)
         except Exception as error:
             report(WHERE, error)
 
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        # The Trainer logs those of an evaluation itself.
-        if self._recording is not None:
-            self._recording.log(state, metrics)
+        # The Trainer logs the metrics of an evaluation itself, but not those of a prediction.
+        if self._recorder is not None:
+            self._recorder.log(state, metrics)

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.integrations.batches import samples_in, tokens_in
+from stepwell._core import clock
+from stepwell._core.errors import report
 from stepwell.integrations.configuration import (
     optimizer_settings,
     parameter_counts,
     record_config,
+    samples_in,
+    tokens_in,
 )
-from stepwell.integrations.timing import Batches, TrainingThread
-from stepwell.integrations.torch.diagnostics import Choice, TrainerDiagnostics
-from stepwell.integrations.transformers.describing import Schedule
-from stepwell.integrations.wrapping import UPDATE
-from stepwell.journal import clock, metrics
-from stepwell.journal.errors import report
-from stepwell.telemetry.live import is_failure
+from stepwell.integrations.timing import RecordedBatches, TrainingThread
+from stepwell.integrations.torch.diagnostics import DiagnosticsOption, TrainerDiagnostics
+from stepwell.integrations.transformers.run_config import Schedule
+from stepwell.integrations.wrappers import UPDATE
+from stepwell.journal import metrics
+from stepwell.telemetry.span_handle import is_failure
 from stepwell.training import calls
+from stepwell.training.calls import current
 from stepwell.training.counters import plus
-from stepwell.training.current import current
 from stepwell.training.job import TrainingJob
 from stepwell.training.training_loop import TrainingLoop
 
 WHERE = "transformers"
 
 
-class Training:
-    """That of one trainer. Its state belongs to the thread that trains."""
+class TrainingRecorder:
+    """Records the training loop of one trainer. Its state belongs to the training thread."""
 
-    def __init__(self, trainer: Any, diagnostics: Choice = True) -> None:
+    def __init__(self, trainer: Any, diagnostics: DiagnosticsOption = True) -> None:
         self.trainer = trainer
         self._diagnostics = TrainerDiagnostics(diagnostics)
         self.thread = TrainingThread()
@@ -38,7 +40,7 @@ class Training:
         self._begun = 0
         self._schedule = Schedule(None, None)
         self._counts_samples = True
-        self._batches: Batches | None = None
+        self._batches: RecordedBatches | None = None
         self._samples: int | None = None
         self._tokens: int | None = None
         self._tokens_seen = 0
@@ -46,9 +48,9 @@ class Training:
         self._is_updating = False
 
     def start(self, job: TrainingJob, args: Any, state: Any, model: Any, optimizer: Any) -> None:
-        """The training loop starts."""
+        """Start the training loop."""
         if self.loop is not None and self.loop is job.loop:
-            # Of an earlier attempt that failed unseen.
+            # The loop of an earlier call that failed unnoticed.
             self.end(None)
         self._begun = clock.now()
         schedule = self._schedule = Schedule(self.trainer, args)
@@ -80,7 +82,7 @@ class Training:
         self._samples = self._tokens = self._loss = None
 
     def end(self, error: BaseException | None) -> None:
-        """The training loop ends, well or not."""
+        """End the training loop, with or without an error."""
         loop, self.loop = self.loop, None
         self._batches = None
         self._diagnostics.end()
@@ -100,14 +102,14 @@ class Training:
             self.thread.end()
 
     def start_epoch(self, epoch: int) -> None:
-        """An epoch starts."""
+        """Start an epoch."""
         if self.loop is not None and current.job is not None:
             metrics.set_context(None, epoch)
 
     def end_epoch(self, state: Any) -> None:
-        """End an epoch, perhaps between the passes that make up a step.
+        """End an epoch, possibly between the passes of one step (gradient accumulation).
 
-        The gradients of such passes stay: they and their samples belong to the next step.
+        The gradients of these passes are kept, so their samples count towards the next step.
         """
         self._batches = None
         loop = self.loop
@@ -123,7 +125,7 @@ class Training:
             report(WHERE, error)
 
     def _drop_step(self, loop: TrainingLoop, error: BaseException | None) -> None:
-        """End a step that did not come to its end; it does not count."""
+        """End an incomplete step without counting it."""
         if loop.inside is None:
             return
         if error is not None and is_failure(error):
@@ -132,7 +134,7 @@ class Training:
             calls.skip_iteration()
 
     def start_step(self) -> None:
-        """An optimizer step starts, with its first pass."""
+        """Start an optimizer step, with its first pass."""
         loop = self.loop
         if loop is None or current.job is None:
             return
@@ -143,7 +145,7 @@ class Training:
         loop.enter(None if lane is None or lane.frames else lane)
 
     def end_step(self, state: Any) -> None:
-        """It is done."""
+        """End an optimizer step."""
         loop = self.loop
         if loop is None or current.job is None:
             return
@@ -160,13 +162,13 @@ class Training:
             report(WHERE, error)
 
     def _sizes(self, state: Any) -> tuple[int | None, int | None]:
-        """Samples and tokens of all ranks in the step; None where they are not known."""
+        """Return the samples and tokens of all ranks in the step, None if unknown."""
         samples, tokens = self._samples, self._tokens
         self._samples = self._tokens = None
         replicas = self._schedule.replicas
         seen = int(getattr(state, "num_input_tokens_seen", 0))
         if seen > self._tokens_seen:
-            # The Trainer was asked to count them.
+            # The Trainer counts tokens if it is configured to.
             tokens = seen - self._tokens_seen
             self._tokens_seen = seen
         elif tokens is not None:
@@ -176,7 +178,7 @@ class Training:
         return samples * replicas, tokens
 
     def around_batches(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around what fetches the batches of a step."""
+        """Wrap the method that fetches the batches of a step."""
         if self.loop is None:
             return original(*args, **kwargs)
         if args:
@@ -196,15 +198,15 @@ class Training:
             report(WHERE, error)
         return result
 
-    def _recorded(self, items: Any) -> Batches:
-        """The same one for all steps of an epoch."""
+    def _recorded(self, items: Any) -> RecordedBatches:
+        """Return the recorded iterator: the same object for all steps of an epoch."""
         batches = self._batches
         if batches is None or batches.items is not items:
-            batches = self._batches = Batches(items, self.thread)
+            batches = self._batches = RecordedBatches(items, self.thread)
         return batches
 
     def around_pass(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around forward and backward of a batch; the losses of a step's batches add up to its own."""
+        """Wrap forward and backward of a batch. The loss of a step is the sum over its batches."""
         loss = original(*args, **kwargs)
         try:
             if self.loop is not None and hasattr(loss, "is_cpu") and loss.numel() == 1:
@@ -218,20 +220,20 @@ class Training:
         return loss
 
     def start_update(self) -> None:
-        """The optimizer steps."""
+        """Start the optimizer update."""
         if self.loop is not None and self.loop.inside is not None:
             self._is_updating = True
             self.thread.enter(UPDATE)
 
     def end_update(self, error: BaseException | None) -> None:
-        """It has."""
+        """End the optimizer update."""
         if not self._is_updating:
             return
         self._is_updating = False
         if error is None:
             self.thread.leave(UPDATE)
             loop = self.loop
-            if loop is not None and loop._step >= self._diagnostics.due:
+            if loop is not None and loop.step >= self._diagnostics.due:
                 self._diagnostics.look(loop)
         else:
             UPDATE.__exit__(type(error), error, None)

@@ -1,1 +1,1 @@
-"""Where logged records arrive: one folder or file for each backend. They run in processes of their own."""
+"""The backends of loggers, one module or package each. They run in other processes than training."""

@@ -1,4 +1,4 @@
-"""The console backend: what is logged, in short lines, and its files in a folder for people to look into."""
+"""The console backend: prints one line per record and copies files to a folder."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepwell.journal.values import cut
+from stepwell._core.values import cut
 from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, Source
-from stepwell.loggers.delivery.files import path_of
-from stepwell.loggers.delivery.kept_files import as_one_part, keep_file
+from stepwell.loggers.delivery.files import as_one_part, keep_file, path_of
 
 DEFAULT_SAVEDIR = os.path.join("mllogs", "simple-logger")
 MAX_VALUE = 200
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What a terminal might obey: names may be somebody else's."""
+"""Control characters, which a terminal would execute. Names may come from someone else."""
 
 
 class ConsoleBackend(Backend):
-    """Tells what is logged through Python's logging, as ``stepwell.console``, or on standard error.
+    """Prints records with the logger ``stepwell.console``, or on standard error if it has no handlers.
 
-    Standard error is for those who have not set up logging for such messages. Files are kept in
-    ``<savedir>/<run id>``, those of a further rank in a folder of its own inside of it.
+    Files are copied to ``<savedir>/<run id>``, those of ranks after the first to a subfolder.
     """
 
     name: ClassVar[str] = "console"
     out_of_process: ClassVar[bool] = False
 
     def open(self, source: Source, state: dict[str, Any]) -> None:
-        """Find the folder, which is made when there is a file for it."""
+        """Choose the folder. It is created with the first file."""
         if "folder" not in state:
             savedir = Path(str(self.options.get("savedir") or DEFAULT_SAVEDIR)).expanduser()
             run = as_one_part(source.run)
@@ -43,27 +41,27 @@ class ConsoleBackend(Backend):
         self._prefix = "" if self.is_first else f"rank {self.rank}: "
 
     def deliver(self, records: list[LogRecord], again: bool) -> None:
-        """Keep the files, then print: what is printed cannot be taken back."""
+        """Copy all files, then print: a line that is printed cannot be undone if a copy fails."""
         lines = [self._line(record) for record in records]
         _print(f"{self._prefix}{CONTROL.sub('?', line)}" for line in lines)
 
     def _line(self, record: LogRecord) -> str:
         places = {"step": record.step, "epoch": record.epoch}
-        about = [f"{name} {place}" for name, place in places.items() if place is not None]
+        details = [f"{name} {place}" for name, place in places.items() if place is not None]
         if not isinstance(record, ItemRecord):
-            return _with(f"{record.name} = {record.value:.6g}", about)
-        about.insert(0, record.kind)
+            return _with(f"{record.name} = {record.value:.6g}", details)
+        details.insert(0, record.kind)
         if record.content is None:
-            return _with(f"{record.name} = {_shown(record.value)}", about)
+            return _with(f"{record.name} = {_shown(record.value)}", details)
         content = self.content_path(record.content)
         if not content.is_file():
-            return _with(f"{record.name}: its content is not in the run folder (any more)", about)
+            return _with(f"{record.name}: its content is not in the run folder", details)
         path = keep_file(content, record.content, self._folder, path_of(record))
-        return _with(f"{record.name}: {path}", about)
+        return _with(f"{record.name}: {path}", details)
 
 
-def _with(text: str, about: list[str]) -> str:
-    return f"{text} ({', '.join(about)})" if about else text
+def _with(text: str, details: list[str]) -> str:
+    return f"{text} ({', '.join(details)})" if details else text
 
 
 def _shown(value: Any) -> str:

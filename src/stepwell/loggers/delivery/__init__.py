@@ -1,1 +1,1 @@
-"""Carrying what was logged to a backend, each record once."""
+"""Delivery of logged records to backends, each record exactly once."""

@@ -1,7 +1,7 @@
-"""Backends: what carries the log of a run (metrics, parameters, files) to MLflow and the like.
+"""``Backend``: the base class of everything that delivers the log of a run (metrics, parameters, files).
 
-A backend never meets the training code. It reads what the journal holds, in a process of its own, and is
-told of each batch until it took it. To write one, subclass ``Backend``, and write ``deliver``.
+A backend runs in another process than training. It gets the records of the journal in batches; a batch that
+it does not accept comes again. To write one, subclass ``Backend`` and write ``deliver``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell.journal.document import read_json
+from stepwell._core.files import read_json
 from stepwell.journal.records import ItemRecord as ItemRecord
 from stepwell.journal.records import LogRecord as LogRecord
 from stepwell.journal.records import MetricRecord as MetricRecord
@@ -22,39 +24,39 @@ from stepwell.telemetry.artifacts import artifact_path
 from stepwell.telemetry.exporter import Source as Source
 
 if TYPE_CHECKING:
-    from stepwell.telemetry.feeding import Feed
+    from stepwell.telemetry.feed import Feed
 
 BACKENDS = "backends"
-"""The folder of a run where its backends tell each other what all ranks share."""
+"""The folder of a run for files that its backends share between ranks."""
 
 PLACES = ("tracking_uri", "savedir", "provenance_save_dir", "entity")
-"""Options that say where a backend sends to."""
+"""Options that contain a destination."""
 FOLDER = "folder"
-"""In place of an option: the folder that was chosen when it was first opened."""
+"""Key of a destination that is not an option: the folder that ``open`` chose."""
 
 
 class NotYet(Exception):
-    """What is needed comes from another rank, and is not there yet: raised to be called again."""
+    """Raised by a backend that has to wait for another rank. It is called again later."""
 
 
 class Backend:
-    """Base class of all backends; only ``deliver`` has to be written.
+    """Base class of all backends. Only ``deliver`` has to be written.
 
-    Every method is called from one background thread or process, never from the training thread, so it
-    may be slow. What raises is tried again later; it disturbs neither training nor other backends.
-    SDKs are imported inside of the methods.
+    All methods are called from one background thread or process, never from the training thread, so they may
+    be slow. A method that raises is called again later; this affects neither training nor other backends.
+    Import SDKs inside the methods.
 
     Attributes:
-        number: which logger of its process it is, from 1; None takes whatever was logged.
+        number: number of its logger in the process, from 1; None: it gets the records of all loggers.
         rank: the rank of that process.
         ranks: the ranks that log; None: all of them.
-        run_name: what the run is called in the backend; None: as it is called here.
-        options: the other options, plain JSON, never secrets.
-        run_folder: the run folder, from ``open`` on.
+        run_name: the name of the run in the backend; None: the name of the run.
+        options: the other options, plain JSON without secrets.
+        run_folder: the run folder. Set before ``open``.
     """
 
     name: ClassVar[str] = ""
-    """What it is called: ``stepwell forward RUN --to NAME``."""
+    """The name for ``stepwell forward RUN --to NAME``."""
 
     address_option: ClassVar[str | None] = None
     """The option that ``--to NAME=ADDRESS`` sets; None: it has no address."""
@@ -62,10 +64,10 @@ class Backend:
     reads: ClassVar[str] = "log"
 
     out_of_process: ClassVar[bool] = True
-    """Whether it runs in a process of its own, made anew there from what ``description`` says."""
+    """Whether it runs in another process, where it is created again from ``description()``."""
 
     batch: ClassVar[int] = 2000
-    """So many records it is given at most at once."""
+    """The largest number of records per call of ``deliver``."""
 
     def __init__(
         self,
@@ -83,56 +85,59 @@ class Backend:
         self.options = options
         self.run_folder = Path()
 
-    # What a backend writes
+    # To be overridden
 
     def open(self, source: Source, state: dict[str, Any]) -> None:
-        """Connect. Called before the first batch, and again by each process that goes on with it.
+        """Connect. Called before the first batch, and again in each process that continues the delivery.
 
-        ``state`` is this backend's own: plain JSON, empty at first. What is put into it, here or later,
-        is kept together with how far delivery is: after ``open``, and with every batch.
+        Args:
+            source: the process that recorded.
+            state: this backend's own state: plain JSON, empty at first. Changes, here or later, are saved
+                together with the cursor: after ``open``, and with every batch.
         """
 
     def deliver(self, records: list[LogRecord], again: bool) -> None:
-        """Take these records; there is at least one.
+        """Deliver these records. If it raises, exactly the same batch comes again, until it succeeds.
 
-        To raise is to say that they were not taken: exactly the same batch comes again, until it was.
-        ``again``: an earlier try of exactly this batch may have got through, in whole or in part.
+        Args:
+            records: at least one record.
+            again: whether an earlier attempt with exactly this batch may have succeeded, in whole or in part.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method deliver(records, again)")
 
     def flush(self) -> None:
-        """Pass on what is still held back."""
+        """Send buffered records, if there are any."""
 
     def finish(self, status: str) -> None:
-        """All was delivered and there will be no more: ``status`` is one of ``liveness.ENDINGS``.
+        """End the run: everything is delivered. ``status`` is one of ``liveness.ENDINGS``.
 
-        To raise is to be called again, as ``deliver`` is.
+        If it raises, it is called again.
         """
 
     def close(self) -> None:
-        """Let go, without a word about how the run ended: it may go on, or have been finished."""
+        """Release connections. The run may continue later, or have been finished before."""
 
-    # What it may use
+    # Tools for backends
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first of those that log, which creates what all share."""
+        """Whether this rank is the first of those that log. The first rank creates what all share."""
         return self.rank == (0 if not self.ranks else self.ranks[0])
 
     def content_path(self, sha256: str) -> Path:
-        """The file with this content; there is none where the content is gone."""
+        """Return the path of the file with this content. It does not exist if the content was removed."""
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise ValueError(f"{sha256!r} is no sha256")
+            raise ValueError(f"sha256 must be 64 hexadecimal digits, got {sha256!r}")
         path = artifact_path(self.run_folder, sha256)
-        # Contents are never links: one in a run folder of somebody else's may lead to a secret of ours.
+        # Contents are never links. A link in a run folder from someone else might lead to a secret file.
         return path.with_name(f"{sha256} (a link)") if path.is_symlink() else path
 
     def shared(self, key: str) -> dict[str, Any] | None:
-        """What some rank of this run published under this key; None: nothing yet."""
+        """Return the value that some rank of this run published under this key; None if none has."""
         return read_json(self._shared_path(key))
 
     def publish(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
-        """Tell all ranks, also of later attempts. The first one counts: returns what counts."""
+        """Publish a value for all ranks, also of later attempts. Return the first published value."""
         path = self._shared_path(key)
         path.parent.mkdir(exist_ok=True)
         beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -141,26 +146,26 @@ class Backend:
             _link(beside, path)
         finally:
             beside.unlink(missing_ok=True)
-        found = self.shared(key)
-        if found is None:
+        first = self.shared(key)
+        if first is None:
             raise NotYet(f"{path} is being written")
-        return found
+        return first
 
     def _shared_path(self, key: str) -> Path:
         return self.run_folder / BACKENDS / (re.sub(r"[^\w.-]", "_", key)[:100] + ".json")
 
-    # What delivery needs
+    # For delivery
 
     def places(self, state: dict[str, Any]) -> dict[str, str]:
-        """Where it would send to or write, as its options and its state say, by the name of the option."""
-        found = {name: self.options.get(name) for name in PLACES}
-        kept = state.get("folder") or state.get("savedir")
-        if kept:
-            found[FOLDER] = kept
-        return {name: str(place) for name, place in found.items() if place}
+        """Return the destinations in its options and its state, by the name of the option."""
+        places = {name: self.options.get(name) for name in PLACES}
+        folder = state.get("folder") or state.get("savedir")
+        if folder:
+            places[FOLDER] = folder
+        return {name: str(place) for name, place in places.items() if place}
 
     def description(self) -> dict[str, Any]:
-        """How to make the same backend in another process."""
+        """Return the class and the options, to create the same backend in another process."""
         own = type(self)
         options = {
             "number": self.number,
@@ -172,8 +177,8 @@ class Backend:
         return {"class": f"{own.__module__}.{own.__qualname__}", "options": options}
 
     def feed(self, folder: Path, source: Source | None = None) -> Feed:
-        """What gives this backend the log of the process in this folder."""
-        from stepwell.loggers.delivery.sending import LogFeed
+        """Return the feed that reads the log of the process in this folder for this backend."""
+        from stepwell.loggers.delivery.feed import LogFeed
 
         return LogFeed(self, folder, source)
 
@@ -186,15 +191,76 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a complete file its name, unless another has it."""
+    """Give a complete file its name, unless the name is taken."""
     try:
         os.link(source, target)
     except FileExistsError:
         pass
     except OSError:
-        # No links on this file system: a reader may see an empty file for a moment, which is no JSON.
+        # No links on this file system. A reader may see an empty file for a moment, which is not valid JSON.
         try:
             with target.open("xb") as file:
                 file.write(source.read_bytes())
         except FileExistsError:
             pass
+
+
+POLL_INTERVAL = 0.05
+RUN_KEYS = ("run_id", "id", "folder", "url")
+"""Keys of the state. A backend has its run when one of them is set."""
+
+
+@dataclass(frozen=True)
+class BackendRun:
+    """The backend's own run. A field is None if the backend has no such thing.
+
+    Attributes:
+        id: the backend's id of the run.
+        name: its name in the backend.
+        url: its web page.
+        folder: the folder of its files on this machine.
+    """
+
+    id: str | None = None
+    name: str | None = None
+    url: str | None = None
+    folder: str | None = None
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> BackendRun:
+        """Create it from the backend's state."""
+        values = {
+            "id": state.get("run_id") or state.get("id"),
+            "name": state.get("run_name") or state.get("name"),
+            "url": state.get("url"),
+            "folder": state.get("folder") or state.get("savedir"),
+        }
+        return cls(**{key: None if value is None else str(value) for key, value in values.items()})
+
+
+def wait_for_run(
+    delivery: Any, timeout: float, find: Callable[[dict[str, Any]], Any]
+) -> Any | None:
+    """Wait until the backend has its run. Return ``find(state)``; None after ``timeout`` seconds."""
+    worker = None if delivery is None else delivery.delivery
+    if worker is None:
+        return None
+    deadline = time.monotonic() + timeout
+    worker.hurry()
+    try:
+        while True:
+            run = _find(delivery.state(), find)
+            if run is not None or time.monotonic() >= deadline:
+                return run
+            time.sleep(POLL_INTERVAL)
+    finally:
+        worker.rest()
+
+
+def _find(state: dict[str, Any], find: Callable[[dict[str, Any]], Any]) -> Any | None:
+    if not any(state.get(key) for key in RUN_KEYS):
+        return None
+    try:
+        return find(state)
+    except NotYet:
+        return None

@@ -1,33 +1,37 @@
-"""What is logged that is no number, as files: what they are called in a backend, and where they are."""
+"""Files and names in backends: paths of items, names with unusual characters, copies in a folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from stepwell._core.files import replacing
 from stepwell.loggers.delivery.backend import ItemRecord
 
 SUFFIXES = {"text": ".txt", "prov_documents": ".json"}
-"""Of values that come without the name of a file; others are JSON."""
+"""Suffixes of values without a file name, by kind. All others are JSON."""
 
 
 def path_of(item: ItemRecord) -> str:
-    """Where the file of an item goes, with slashes: into a folder of that name, or is it itself."""
+    """Return the path of an item's file: in a folder with the name of the item, or the name itself."""
     name = item.name.strip("/") or item.kind
     file = item.file or name + SUFFIXES.get(item.kind, ".json")
     stem = PurePosixPath(file).with_suffix("").as_posix() if file.strip("/.") else file
-    named_after_it = not item.attributes.get("folder") and name in (file, stem)
-    return file if named_after_it else f"{name}/{file}"
+    is_named_alike = not item.attributes.get("folder") and name in (file, stem)
+    return file if is_named_alike else f"{name}/{file}"
 
 
 def bytes_of(item: ItemRecord) -> bytes:
-    """The value of an item that has no content, as the bytes of a file."""
+    """Return the value of an item without content, as the bytes of a file."""
     if isinstance(item.value, str) and item.kind != "dict":
         return item.value.encode("utf-8", "replace")
     return json.dumps(item.value, indent=2, ensure_ascii=False, default=str).encode(
@@ -36,16 +40,16 @@ def bytes_of(item: ItemRecord) -> bytes:
 
 
 class Paths:
-    """Gives each content a path of its own, so that a later one does not replace an earlier one.
+    """Gives each content its own path, so that a later one does not replace an earlier one.
 
-    ``taken`` is kept with the state of delivery: path → sha256 of what is there.
+    ``taken`` is saved with the state of delivery: path → sha256 of the content there.
     """
 
     def __init__(self, taken: Mapping[str, str]) -> None:
         self.taken = dict(taken)
 
     def free(self, path: str, content: str, step: int | None) -> str:
-        """The path, or one beside it where another content has it, with the step or a number in it."""
+        """Return the path; with the step or a number added if the path has another content."""
         whole = PurePosixPath(path)
         names = [path]
         if step is not None:
@@ -61,7 +65,7 @@ class Paths:
 
 @contextmanager
 def named(content: Path | bytes, name: str) -> Iterator[Path]:
-    """The content under a name for as long as it takes: contents are kept under their sha256."""
+    """Context manager: a file with this content and name. In the run folder, its name is the sha256."""
     with tempfile.TemporaryDirectory(prefix="stepwell-") as folder:
         path = Path(folder, name)
         if isinstance(content, bytes):
@@ -73,7 +77,7 @@ def named(content: Path | bytes, name: str) -> Iterator[Path]:
 
 def _link_or_copy(source: Path, target: Path) -> None:
     if not source.is_file():
-        raise FileNotFoundError(f"the content {source} is not in the run folder (any more)")
+        raise FileNotFoundError(f"{source} is not in the run folder; was it removed?")
     try:
         os.symlink(source.absolute(), target)
     except OSError:
@@ -81,13 +85,13 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def numbers_of(item: ItemRecord) -> dict[str, float] | None:
-    """An item that is a number, or a dict of nothing but numbers, as metrics; None: it is neither."""
+    """Return an item that is a number, or a nested dict of numbers, as metrics; None for other items."""
     if _is_number(item.value):
         return {item.name: float(item.value)}
     if isinstance(item.value, dict) and item.value:
-        found = dict(_flat(item.name, item.value))
-        if all(_is_number(value) for value in found.values()):
-            return {name: float(value) for name, value in found.items()}
+        values = dict(_flat(item.name, item.value))
+        if all(_is_number(value) for value in values.values()):
+            return {name: float(value) for name, value in values.items()}
     return None
 
 
@@ -102,3 +106,101 @@ def _flat(above: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+ESCAPE = re.compile(r"_x([0-9A-F]{1,6})_")
+ALIKE = re.compile(r"_(?=x[0-9A-F]{1,6}(.))", re.DOTALL)
+HASH_LENGTH = 12
+EMPTY_NAME = "_x110000_"
+"""Stands for an empty name; there is no character with this code."""
+
+
+def escape(name: str, allowed: Callable[[str], bool]) -> str:
+    """Replace each character that is not allowed, such as ``{`` by ``_x7B_``. ``unescape`` reverses it.
+
+    ``allowed`` must return True for letters, digits and ``_``.
+    """
+    # An underscore that looks like the start of an escape is escaped itself.
+    plain = ALIKE.sub(lambda f: "_" if f[1] != "_" and allowed(f[1]) else "_x5F_", name)
+    return "".join(c if allowed(c) else f"_x{ord(c):X}_" for c in plain)
+
+
+def unescape(name: str) -> str:
+    """Return the name that ``escape`` was called with."""
+    return ESCAPE.sub(lambda match: _character(int(match[1], 16)), name)
+
+
+def _character(code: int) -> str:
+    return chr(code) if code <= sys.maxunicode else ""
+
+
+def shortened(name: str, longest: int) -> str:
+    """Return the name. If it is too long, replace its end by a hash of the whole name."""
+    if len(name) <= longest:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_LENGTH]
+    return f"{name[: longest - HASH_LENGTH - 1]}-{digest}"
+
+
+def renamed_message(name: str, shown_as: str, backend: str) -> str:
+    """Return the warning about a name that the backend does not accept."""
+    return (
+        f"{backend} does not accept the name {name[:200]!r}: it is {shown_as!r} there. Similar names are "
+        "changed in the same way"
+    )
+
+
+BLOCK = 1 << 20
+MAX_PART = 150
+"""Bytes of a name in a path; the last ones are kept. File systems allow 255."""
+
+
+def keep_file(content: Path, sha256: str, folder: Path, path: str) -> Path:
+    """Copy a content to this path below a folder. Return the path of the copy.
+
+    A copy that exists is not written again. A file with another content is not replaced: the new one then has
+    the first digits of its sha256 in its name. No name leads out of the folder.
+    """
+    wanted = folder.joinpath(*safe_parts(path))
+    beside = wanted.with_name(f"{wanted.stem}-{sha256[:12]}{wanted.suffix}")
+    for target in (wanted, beside):
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as new:
+                shutil.copyfile(content, new)
+            return target
+        if _has_content(target, sha256, content.stat().st_size):
+            return target
+    return beside
+
+
+def safe_parts(path: str) -> list[str]:
+    """Return the parts of an untrusted path. None of them leads out of a folder."""
+    parts = [part for part in PurePosixPath(path.replace("\\", "/")).parts if part.strip("/. ")]
+    return [_safe(part) for part in parts] or ["unnamed"]
+
+
+def as_one_part(name: str) -> str:
+    """Return an untrusted name as the name of one file or folder."""
+    return "_".join(safe_parts(name))
+
+
+def _safe(part: str) -> str:
+    printable = re.sub(r"[\x00-\x1f:*?\"<>|]", "_", part)
+    short = printable.encode("utf-8", "replace")[-MAX_PART:]
+    return short.decode("utf-8", "ignore")
+
+
+def _has_content(path: Path, sha256: str, size: int) -> bool:
+    if not path.is_file() or path.stat().st_size != size:
+        return False
+    return file_sha256(path) == sha256
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of the content of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

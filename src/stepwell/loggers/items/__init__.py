@@ -1,1 +1,1 @@
-"""What is logged and is no number: live objects become values and files."""
+"""Conversion of logged objects to values and files that a run can store."""

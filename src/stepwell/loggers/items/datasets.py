@@ -1,4 +1,4 @@
-"""What data was used, in words and digests. The data itself is not copied: it may be larger than the disk."""
+"""Describes datasets, with digests. The data itself is not copied: it may be larger than the disk."""
 
 from __future__ import annotations
 
@@ -8,44 +8,43 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.careful import plain
-from stepwell.journal.values import cut, text_of
-from stepwell.loggers.items.making import Item
+from stepwell._core.values import cut, plain, text_of
+from stepwell.loggers.delivery.files import file_sha256
+from stepwell.loggers.items.converters import ConvertedItem
 
 LARGEST_DIGESTED = 256 << 20
-"""Bytes of a file, or of an array in memory, that are read through for a digest."""
+"""The largest file or array, in bytes, whose digest is computed."""
 MOST_FILES = 100_000
 MOST_COLUMNS = 200
-BLOCK = 1 << 20
 
 
-def dataset(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]:
-    """A dataset, a data loader, a table, an array, a file, a folder, or a dict of such."""
-    yield Item(identifier, value=described(item))
+def dataset(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[ConvertedItem]:
+    """Describe a dataset, a data loader, a table, an array, a file, a folder, or a dict of these."""
+    yield ConvertedItem(identifier, value=described(item))
 
 
 def described(item: Any, depth: int = 0) -> dict[str, Any]:
-    """What can be said about data without copying it."""
+    """Return a description of data."""
     if isinstance(item, str):
         return _place(item)
     if isinstance(item, os.PathLike):
         return _path(Path(item))
-    about: dict[str, Any] = {"type": f"{type(item).__module__}.{type(item).__qualname__}"}
+    description: dict[str, Any] = {"type": f"{type(item).__module__}.{type(item).__qualname__}"}
     if isinstance(item, Mapping) and depth < 2:
-        about["parts"] = {
+        description["parts"] = {
             text_of(name): described(value, depth + 1) for name, value in list(item.items())[:100]
         }
-        return about
+        return description
     for describe in (_mlflow, _loader, _table, _array, _hugging_face, _length):
         try:
-            about |= describe(item)
-        except Exception as error:  # an object that only looks like one of these
-            about["not_described"] = f"{type(error).__name__}: {cut(text_of(error), 200)}"
-    return about
+            description |= describe(item)
+        except Exception as error:  # an object that only resembles one of these
+            description["not_described"] = f"{type(error).__name__}: {cut(text_of(error), 200)}"
+    return description
 
 
 def _place(text: str) -> dict[str, Any]:
-    """A path; else a name or an address of data that is elsewhere."""
+    """Describe a path, or a name or address of data elsewhere."""
     if "://" in text or not os.path.exists(text):
         from stepwell.telemetry.identity import mask
 
@@ -54,29 +53,21 @@ def _place(text: str) -> dict[str, Any]:
 
 
 def _path(path: Path) -> dict[str, Any]:
-    about: dict[str, Any] = {"path": str(path.absolute())}
+    description: dict[str, Any] = {"path": str(path.absolute())}
     if path.is_file():
         size = path.stat().st_size
-        about |= {"type": "file", "size": size}
+        description |= {"type": "file", "size": size}
         if size <= LARGEST_DIGESTED:
-            about["sha256"] = _digest_of_file(path)
+            description["sha256"] = file_sha256(path)
     elif path.is_dir():
-        about |= {"type": "folder", **_folder(path)}
+        description |= {"type": "folder", **_folder(path)}
     else:
-        about["type"] = "missing"
-    return about
-
-
-def _digest_of_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        description["type"] = "missing"
+    return description
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    """Number and sizes of the files; the digest is of these, not of what is in the files."""
+    """Return the number and size of the files, and a digest of their names and sizes, not their contents."""
     lines: list[str] = []
     total = 0
     for folder, folders, files in os.walk(path):
@@ -93,7 +84,7 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _mlflow(item: Any) -> dict[str, Any]:
-    """MLflow's own datasets say all there is to say."""
+    """Return the description of an MLflow dataset."""
     if not (hasattr(item, "to_dict") and hasattr(item, "digest") and hasattr(item, "source")):
         return {}
     return {"mlflow": {key: text_of(value) for key, value in item.to_dict().items()}}
@@ -103,11 +94,11 @@ def _loader(item: Any) -> dict[str, Any]:
     if not (hasattr(item, "dataset") and hasattr(item, "batch_size")):
         return {}
     names = ("batch_size", "num_workers", "drop_last", "pin_memory")
-    about = {name: plain(getattr(item, name)) for name in names if hasattr(item, name)}
+    description = {name: plain(getattr(item, name)) for name in names if hasattr(item, name)}
     sampler = getattr(item, "sampler", None)
     if sampler is not None:
-        about["sampler"] = type(sampler).__qualname__
-    return {**about, "dataset": described(item.dataset, 1)}
+        description["sampler"] = type(sampler).__qualname__
+    return {**description, "dataset": described(item.dataset, 1)}
 
 
 def _table(item: Any) -> dict[str, Any]:
@@ -123,7 +114,7 @@ def _table(item: Any) -> dict[str, Any]:
 def _array(item: Any) -> dict[str, Any]:
     if not (hasattr(item, "dtype") and hasattr(item, "shape")) or hasattr(item, "columns"):
         return {}
-    about: dict[str, Any] = {
+    description: dict[str, Any] = {
         "shape": [int(size) for size in item.shape],
         "dtype": text_of(item.dtype),
     }
@@ -137,8 +128,8 @@ def _array(item: Any) -> dict[str, Any]:
             data = data.reshape(-1).view(torch.uint8)
         flat = np.ascontiguousarray(np.asarray(data))
         if flat.dtype.kind in "buifc":
-            about["sha256"] = hashlib.sha256(flat.data.cast("B")).hexdigest()
-    return about
+            description["sha256"] = hashlib.sha256(flat.data.cast("B")).hexdigest()
+    return description
 
 
 def _hugging_face(item: Any) -> dict[str, Any]:
@@ -152,13 +143,13 @@ def _hugging_face(item: Any) -> dict[str, Any]:
 
 
 def _length(item: Any) -> dict[str, Any]:
-    about: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     if hasattr(item, "__len__"):
-        about["length"] = len(item)
+        description["length"] = len(item)
     for name in ("root", "transform", "target_transform", "split", "train"):
         value = getattr(item, name, None)
         if value is not None and not callable(getattr(type(item), name, None)):
-            about[name] = (
+            description[name] = (
                 plain(value) if name in ("root", "train", "split") else cut(text_of(value), 500)
             )
-    return about
+    return description

@@ -1,25 +1,24 @@
-"""Histograms and tables as JSON."""
+"""Converts histograms and tables to JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stepwell.journal.careful import plain
-from stepwell.journal.errors import warn_once
-from stepwell.journal.values import text_of
-from stepwell.loggers.items.making import CannotKeep, Item, as_json, file_name
+from stepwell._core.errors import warn_once
+from stepwell._core.values import plain, text_of
+from stepwell.loggers.items.converters import CannotKeep, ConvertedItem, as_json, file_name
 
 MOST_BINS = 10_000
 MOST_ROWS = 100_000
 BINS = 64
 
 
-def histogram(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]:
-    """Count an array, a tensor or a sequence of numbers in bins; ``edges``: the counts are given.
+def histogram(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[ConvertedItem]:
+    """Count the numbers of an array, a tensor or a sequence in bins. With ``edges``, the item is the counts.
 
-    The value has ``counts``, ``edges`` (one more), and ``count``, ``min``, ``max``, ``mean`` and ``std`` of
-    the finite numbers. Others are counted in ``nonfinite``.
+    The value has n ``counts`` and n + 1 ``edges``; and ``count``, ``min``, ``max``, ``mean`` and ``std`` of
+    the finite numbers. ``nonfinite`` is the number of the others.
     """
     import numpy as np
 
@@ -37,7 +36,7 @@ def histogram(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[I
             "edges": limits.tolist(),
             "count": float(numbers.sum()),
         }
-        yield Item(identifier, value=value, file=file_name(identifier, ".json"))
+        yield ConvertedItem(identifier, value=value, file=file_name(identifier, ".json"))
         return
     if isinstance(bins, bool) or not isinstance(bins, int) or not 0 < bins <= MOST_BINS:
         raise CannotKeep(f"bins must be a number from 1 to {MOST_BINS}, got {bins!r}")
@@ -56,7 +55,7 @@ def histogram(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[I
             "mean": float(finite.mean()),
             "std": float(finite.std()),
         }
-    yield Item(identifier, value=value, file=file_name(identifier, ".json"))
+    yield ConvertedItem(identifier, value=value, file=file_name(identifier, ".json"))
 
 
 def _numbers(item: Any) -> Any:
@@ -69,22 +68,20 @@ def _numbers(item: Any) -> Any:
     try:
         array = np.asarray(item if hasattr(item, "__array__") else list(item))
     except (TypeError, ValueError) as error:
-        raise CannotKeep(f"a histogram is made of numbers: {text_of(error)}") from None
+        raise CannotKeep(f"a histogram needs numbers: {text_of(error)}") from None
     if array.dtype.kind not in "buif" or not array.size:
-        raise CannotKeep(
-            f"a histogram is made of numbers, not {array.dtype} of shape {array.shape}"
-        )
+        raise CannotKeep(f"a histogram needs numbers, got {array.dtype} of shape {array.shape}")
     return array.astype(np.float64).reshape(-1)
 
 
-def table(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]:
-    """Rows and columns as ``{"columns": […], "data": [[…], …]}``."""
+def table(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[ConvertedItem]:
+    """Convert a table to ``{"columns": […], "data": [[…], …]}``."""
     columns, rows = _columns_and_rows(item, options.pop("columns", None))
-    about: dict[str, Any] = {"rows": len(rows)}
+    meta: dict[str, Any] = {"rows": len(rows)}
     if len(rows) > MOST_ROWS:
         warn_once(
             f"long table {identifier}",
-            "the table %r has %d rows: the first %d are kept",
+            "the table %r has %d rows; only the first %d are stored",
             identifier[:200],
             len(rows),
             MOST_ROWS,
@@ -92,8 +89,8 @@ def table(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Item]
     cells = [[_cell(value) for value in row] for row in rows[:MOST_ROWS]]
     content = as_json({"columns": columns, "data": cells})
     if content is None:
-        raise CannotKeep("its cells cannot be written as JSON")
-    yield Item(identifier, content=content, file=file_name(identifier, ".json"), meta=about)
+        raise CannotKeep("JSON cannot represent its cells")
+    yield ConvertedItem(identifier, content=content, file=file_name(identifier, ".json"), meta=meta)
 
 
 def _cell(value: Any) -> Any:
@@ -123,7 +120,9 @@ def _columns_and_rows(item: Any, columns: Any) -> tuple[list[str], list[list[Any
     width = max(map(len, rows), default=0)
     names = names or [str(number) for number in range(width)]
     if any(len(row) != len(names) for row in rows):
-        raise CannotKeep(f"each row of a table with {len(names)} columns needs as many values")
+        raise CannotKeep(
+            f"the table has {len(names)} columns, but not all rows have {len(names)} values"
+        )
     return names, rows
 
 
@@ -134,7 +133,6 @@ def _listed(values: Any) -> list[Any]:
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise CannotKeep(
-            "a table is made of rows, a dict of columns or a DataFrame, not "
-            f"{type(values).__name__}"
+            f"a table must be rows, a dict of columns or a DataFrame, got {type(values).__name__}"
         )
     return list(values)

@@ -1,4 +1,4 @@
-"""What the machine says when it is asked: how busy it is, what energy was used, how much time has passed."""
+"""Readings of the machine: its utilization, the energy used, and the time since the context was created."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from stepwell.journal.errors import warn_once
-from stepwell.journal.values import number, shown
-from stepwell.loggers.items.making import CannotKeep, Item
-from stepwell.telemetry.runtime.energy import CpuEnergy, EstimatedEnergy
-from stepwell.telemetry.runtime.settings import Settings
+from stepwell._core.errors import warn_once
+from stepwell._core.values import number, shown
+from stepwell.loggers.items.converters import CannotKeep, ConvertedItem
+from stepwell.telemetry.runtime.machine import CpuEnergy, EstimatedEnergy
+from stepwell.telemetry.runtime.sampler import SamplerSettings
 
 INTENSITY = "STEPWELL_CARBON_INTENSITY"
 JOULES_PER_KWH = 3.6e6
@@ -23,64 +23,66 @@ Values = dict[str, float]
 
 
 class Readings:
-    """Begins when a logger's context is created: energy and time are counted from then on."""
+    """Readings since the creation of this object, which is when a logger's context is created."""
 
-    def __init__(self, tells_for_node: bool = True) -> None:
-        self._tells_for_node = tells_for_node
+    def __init__(self, reads_node: bool = True) -> None:
+        self._reads_node = reads_node
         self._began = time.monotonic()
         self._cpu_began = _cpu_seconds()
         self._cpu = CpuEnergy()
         self._sources: dict[str, Callable[[], Values]] | None = None
-        self._gpu = _gpu_reading(tells_for_node) if os.path.exists(NVIDIA) else None
+        self._gpu = _gpu_reading(reads_node) if os.path.exists(NVIDIA) else None
         if self._gpu is not None:
             self._gpu()
         self._estimate = self._estimated()
 
-    def made_of(self, kind: str, item: Any, identifier: str, more: Mapping[str, Any]) -> list[Item]:
-        """One of these kinds as a thing to record."""
+    def convert(
+        self, kind: str, item: Any, identifier: str, more: Mapping[str, Any]
+    ) -> list[ConvertedItem]:
+        """Return the item of kind ``system``, ``carbon`` or ``execution_time``."""
         options = dict(more)
         if kind == "system":
-            return [Item(identifier, value=self.system(), meta=options)]
+            return [ConvertedItem(identifier, value=self.system(), meta=options)]
         if kind == "carbon":
             value, source = self.carbon(options.pop("carbon_intensity", None))
-            return [Item(identifier, value=value, meta={**options, "source": source})]
-        return [Item(identifier, value=self.duration(item), meta={"unit": "s", **options})]
+            return [ConvertedItem(identifier, value=value, meta={**options, "source": source})]
+        return [ConvertedItem(identifier, value=self.duration(item), meta={"unit": "s", **options})]
 
-    # What can be asked
+    # Kinds
 
     def system(self) -> Values:
-        """The values of the runtime watch, without its prefix, as they are now."""
+        """Return the current system metrics, without their prefix."""
         is_first = self._sources is None
         if self._sources is None:
             self._sources = self._find_sources()
         values: Values = {}
         for read in self._sources.values():
             values |= read()
-        found = {name.removeprefix(PREFIX): value for name, value in values.items()}
+        current = {name.removeprefix(PREFIX): value for name, value in values.items()}
         if is_first:
-            # These two look at the time since the reading before, and there was none.
+            # These two cover the time since the reading before, and there was none.
             passed = max(time.monotonic() - self._began, 1e-3)
-            found["cpu_percent"] = (_cpu_seconds() - self._cpu_began) / passed * 100
-            found.pop("node_cpu_percent", None)
-        return found
+            current["cpu_percent"] = (_cpu_seconds() - self._cpu_began) / passed * 100
+            current.pop("node_cpu_percent", None)
+        return current
 
     def carbon(self, intensity: Any = None) -> tuple[Values, str]:
-        """Energy since the beginning, and where it is known from; emissions where that is told.
+        """Return the energy used, and emissions if the carbon intensity is known; and the sources.
 
-        The names say whether it was measured, or estimated at least in part.
+        The names say whether the energy was measured, or estimated at least in part.
 
-        ``intensity`` is how many grams of CO2 a kWh of this place's electricity stands for; else
-        ``STEPWELL_CARBON_INTENSITY``.
+        Args:
+            intensity: grams of CO2 per kWh of electricity; by default ``STEPWELL_CARBON_INTENSITY``.
         """
         parts, sources = self._energy()
         if not parts:
             raise CannotKeep(
-                "this machine shows no counter of energy (RAPL is for root alone on most, and no GPU "
-                "was found). With STEPWELL_TDP_WATTS=… it is estimated from processor time"
+                "this machine has no readable energy counter (most allow RAPL for root only, and no GPU "
+                "was found). Set STEPWELL_TDP_WATTS to estimate the energy from CPU time"
             )
         joules = sum(parts.values())
         how = "estimated" if any("estimated" in name for name in parts) else "measured"
-        found = {
+        values = {
             f"energy_{how}_joules": joules,
             f"energy_{how}_kwh": joules / JOULES_PER_KWH,
             **parts,
@@ -88,20 +90,20 @@ class Readings:
         }
         grams = _intensity(intensity)
         if grams is not None:
-            found["emissions_kg_co2"] = joules / JOULES_PER_KWH * grams / 1000
-            found["carbon_intensity_g_per_kwh"] = grams
-        return found, ", ".join(sources)
+            values["emissions_kg_co2"] = joules / JOULES_PER_KWH * grams / 1000
+            values["carbon_intensity_g_per_kwh"] = grams
+        return values, ", ".join(sources)
 
     def duration(self, item: Any) -> float:
-        """A duration in seconds; without one, the time since the beginning."""
+        """Return a duration in seconds; without an item, the time since the context was created."""
         if item is None:
             return time.monotonic() - self._began
         seconds = item.total_seconds() if isinstance(item, timedelta) else number(item)
         if seconds is None:
-            raise CannotKeep(f"a number of seconds is needed, or nothing, not {shown(item)}")
+            raise CannotKeep(f"the item must be a number of seconds or None, got {shown(item)}")
         return seconds
 
-    # Where it comes from
+    # Sources
 
     def _find_sources(self) -> dict[str, Callable[[], Values]]:
         try:
@@ -111,17 +113,17 @@ class Readings:
         from stepwell.telemetry.runtime.machine import NodeReading, ProcessReading
 
         sources: dict[str, Callable[[], Values]] = {"process": ProcessReading(psutil).read}
-        if self._tells_for_node:
+        if self._reads_node:
             sources["node"] = NodeReading(psutil).read
         if self._gpu is not None:
             sources["gpu"] = self._gpu
         return sources
 
     def _energy(self) -> tuple[Values, list[str]]:
-        """Joules by where they were used, and how each of them is known."""
+        """Return joules by device, and the source of each value."""
         parts: Values = {}
         sources = []
-        if self._cpu and self._tells_for_node:
+        if self._cpu and self._reads_node:
             parts["energy_cpu_measured_joules"] = sum(self._cpu.read().values())
             sources.append("measured: processor packages (RAPL)")
         elif self._estimate is not None:
@@ -134,7 +136,7 @@ class Readings:
         return parts, sources
 
     def _estimated(self) -> Callable[[], Values] | None:
-        watts = Settings.from_environment(os.environ).tdp_watts
+        watts = SamplerSettings.from_environment(os.environ).tdp_watts
         if watts is None:
             return None
         began = _cpu_seconds()
@@ -142,7 +144,7 @@ class Readings:
 
 
 def _cpu_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     return sum(os.times()[:4])
 
 
@@ -150,14 +152,14 @@ def _energies(values: Values) -> list[float]:
     return [value for name, value in values.items() if name.endswith("energy_measured_joules")]
 
 
-def _gpu_reading(tells_for_node: bool) -> Callable[[], Values] | None:
+def _gpu_reading(reads_node: bool) -> Callable[[], Values] | None:
     try:
         import pynvml
 
         from stepwell.telemetry.runtime.gpu import GpuReading
 
-        return GpuReading(pynvml, tells_for_node).read
-    except Exception:  # no library, no driver, or one that is not allowed
+        return GpuReading(pynvml, reads_node).read
+    except Exception:  # no library, no driver, or no permission
         return None
 
 
@@ -173,7 +175,7 @@ def _intensity(given: Any) -> float | None:
         pass
     warn_once(
         INTENSITY,
-        "the carbon intensity is %.40r: write grams of CO2 per kWh, such as 250; emissions are left out",
+        "the carbon intensity must be grams of CO2 per kWh, such as 250, got %.40r. Emissions are left out",
         text,
     )
     return None

@@ -1,7 +1,7 @@
-"""Provenance: what a run used, did and produced, as a W3C PROV document and as a graph of it.
+"""Provenance: what a run used, did and produced, as a W3C PROV document and a graph.
 
-A document follows from the run folder alone, with or without a logger. Reading is imported when it is
-used: whoever only logs never needs it. The logger itself is in ``stepwell.loggers.provenance``.
+A document is created from the run folder alone, with or without a logger. ``stepwell.reading`` is imported
+only when a document is created. The logger is ``stepwell.loggers.Prov4MLLogger``.
 """
 
 from stepwell.loggers.prov.document import document_of

@@ -1,4 +1,4 @@
-"""What went on in a run: the run, its attempts, ranks and phases, and what came after what."""
+"""The activities of a provenance document: the run, its attempts, ranks and phases, and their order."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from stepwell.journal.liveness import worst_of
-from stepwell.loggers.prov.facts import Facts, Phase, ProcessFacts
+from stepwell.journal.document import worst_of
+from stepwell.loggers.prov.history import Phase, ProcessHistory, RunHistory
 from stepwell.loggers.prov.statements import Name, Statements, local_name
 
 MOST_OF_A_NAME = 100
-"""Of a phase that occurs more often in an attempt, all times are one activity."""
+"""A phase that occurs more often in an attempt is one activity."""
 MOST_RANKS = 64
-"""Of more ranks, only the number is told."""
+"""If there are more ranks, the document has only their number."""
 STATUSES = ("error", "open", "unfinished", "ok")
-"""Those of spans; of several the first one that occurs is told."""
+"""Statuses of spans. Of several, the document has the first in this list."""
 
 INFORMANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "optimizer_initialization": (("model_initialization",),),
@@ -35,15 +35,15 @@ INFORMANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "checkpoint_save_async": (("training_loop",),),
     "checkpoint_save_finalization": (("checkpoint_save_async",),),
 }
-"""What each phase takes something from, the model, the data loaders, the weights: of those in brackets,
-from the first that there is."""
+"""The phases that each phase depends on (for the model, the data loaders, the weights). Of each inner tuple,
+the first phase that exists."""
 
 
 @dataclass
 class Activity:
-    """A phase of all ranks together; ``end`` is None while it goes on.
+    """A phase of all ranks together. ``end`` is None while it runs.
 
-    ``all`` is the one that stands for all phases of its name, itself where it is the only one.
+    ``all`` is the id of the activity that contains all phases of this name; its own id if there is only one.
     """
 
     id: str
@@ -55,25 +55,25 @@ class Activity:
     phases: list[Phase] = field(default_factory=list)
 
     def contains(self, start: int, end: int) -> bool:
-        """Whether a stretch of time lies in it."""
+        """Return whether an interval lies in it."""
         return self.start <= start and (self.end is None or end <= self.end)
 
 
 class Activities:
-    """States the activities of a run, and finds the one that something belongs to."""
+    """Adds the activities of a run to a document, and finds the activity of a time or span."""
 
-    def __init__(self, facts: Facts, statements: Statements, experiment: str) -> None:
-        self.facts = facts
+    def __init__(self, history: RunHistory, statements: Statements, experiment: str) -> None:
+        self.history = history
         self.statements = statements
         self.phases: list[Activity] = []
         self.groups: list[Activity] = []
         self.attempts: dict[int, str] = {}
         self._times: dict[str, tuple[int, int | None]] = {}
         self._by_span: dict[int, Activity] = {}
-        self._saved = {c.span: c.time for c in facts.checkpoints if c.span is not None}
+        self._saved = {c.span: c.time for c in history.checkpoints if c.span is not None}
         self._group()
         self.run = self._state_run(experiment)
-        for number in facts.attempts:
+        for number in history.attempts:
             self._state_attempt(number)
         for activity in sorted([*self.groups, *self.phases], key=lambda a: a.start):
             if activity.id not in self._times:
@@ -81,27 +81,28 @@ class Activities:
         self._inform()
 
     def all(self) -> list[str]:
-        """The ids of all of them."""
+        """Return the ids of all activities."""
         return list(self._times)
 
     def inside(self, attempt: str) -> list[str]:
-        """What went on in an attempt."""
+        """Return the ids of the activities in an attempt."""
         return [id for id in self._times if id.startswith(f"{attempt}/")]
 
     def named(self, attempt: int, name: str) -> str | None:
-        """The activity that stands for all phases of this name in an attempt."""
-        found = (a.id for a in self.groups if a.attempt == attempt and a.name == name)
-        return next(found, None)
+        """Return the id of the activity of all phases of this name in an attempt."""
+        ids = (a.id for a in self.groups if a.attempt == attempt and a.name == name)
+        return next(ids, None)
 
     def of_span(self, span: int | None) -> str | None:
-        """The activity that a span is a part of."""
-        found = self._by_span.get(span) if span is not None else None
-        return found.id if found else None
+        """Return the id of the activity that a span is a part of."""
+        activity = self._by_span.get(span) if span is not None else None
+        return activity.id if activity else None
 
     def around(self, attempt: int, start: int, end: int) -> str:
-        """What something was made by that began and ended at these times.
+        """Return the id of the activity that produced something between these times.
 
-        The innermost phase around both; where each is in another phase of the same name, all of that name.
+        It is the innermost phase that contains both times. If they are in two phases of one name, it is the
+        activity of all phases of that name.
         """
         first, last = self._innermost(attempt, start, start), self._innermost(attempt, end, end)
         if first is not None and last is not None and first.all == last.all:
@@ -110,11 +111,11 @@ class Activities:
         return both.id if both is not None else self.attempts[attempt]
 
     def _innermost(self, attempt: int, start: int, end: int) -> Activity | None:
-        found = [a for a in self.phases if a.attempt == attempt and a.contains(start, end)]
-        return max(found, key=lambda a: a.start, default=None)
+        phases = [a for a in self.phases if a.attempt == attempt and a.contains(start, end)]
+        return max(phases, key=lambda a: a.start, default=None)
 
     def generate(self, entity: str, activity: str, time: int) -> None:
-        """State that an entity was made by an activity, at a time that lies in it."""
+        """Add that an activity generated an entity. The time is clipped to the activity."""
         if self.statements.related("wasGeneratedBy", entity):
             return
         start, end = self._times[activity]
@@ -124,11 +125,11 @@ class Activities:
     # Times
 
     def _group(self) -> None:
-        """The n-th training loop of every rank is one activity, and so on."""
+        """Combine the ranks: the n-th training loop of every rank is one activity, and so on."""
         groups: dict[tuple[int, str], dict[str, list[Phase]]] = defaultdict(
             lambda: defaultdict(list)
         )
-        for phase in sorted(self.facts.phases, key=lambda phase: phase.start):
+        for phase in sorted(self.history.phases, key=lambda phase: phase.start):
             groups[phase.attempt, phase.name][phase.process].append(phase)
         for (attempt, name), by_process in groups.items():
             whole = f"run:attempt-{attempt}/{name}"
@@ -145,11 +146,10 @@ class Activities:
         self.phases.sort(key=lambda activity: activity.start)
 
     def _activity(self, id: str, all: str, parts: list[Phase]) -> Activity:
-        # A save goes on until its checkpoint is complete, perhaps after training went on.
+        # A save ends when its checkpoint is complete, which may be after training has continued.
         saved = self._saved
-        ends = [None if p.end is None else max(p.end, saved.get(p.id, 0)) for p in parts]
-        known = [end for end in ends if end is not None]
-        end = max(known) if len(known) == len(ends) else None
+        ends = [max(p.end, saved.get(p.id, 0)) for p in parts if p.end is not None]
+        end = max(ends) if len(ends) == len(parts) else None
         first = parts[0]
         start = min(part.start for part in parts)
         return Activity(id, all, first.attempt, first.name, start, end, parts)
@@ -159,15 +159,15 @@ class Activities:
         self._by_span |= {phase.id: activity for phase in activity.phases}
 
     def _span_of(self, attempt: int | None) -> tuple[int, int | None]:
-        """Return when an attempt, or the whole run, started and ended.
+        """Return the start and end of an attempt, or of the whole run.
 
-        Every process counts for the start, those that decide for the end.
+        The start is that of all processes, the end that of the deciding ones.
         """
-        processes = self.facts.deciding(attempt)
-        begun = [p.start for p in self.facts.processes if attempt is None or p.attempt == attempt]
+        processes = self.history.deciding(attempt)
+        begun = [p.start for p in self.history.processes if attempt is None or p.attempt == attempt]
         inside = [a for a in self.phases if attempt is None or a.attempt == attempt]
-        logged = [i.time for i in self.facts.items if attempt is None or i.attempt == attempt]
-        for series in self.facts.series:
+        logged = [i.time for i in self.history.items if attempt is None or i.attempt == attempt]
+        for series in self.history.series:
             if attempt is None or series.attempt == attempt:
                 logged += [series.start, series.end]
         starts = [*filter(None, begun), *(a.start for a in inside), *logged]
@@ -179,23 +179,23 @@ class Activities:
     # Statements
 
     def _state_run(self, experiment: str) -> str:
-        facts = self.facts
+        history = self.history
         return self._state(
             "run:run",
             self._span_of(None),
             prov_type=Name("stepwell:Run"),
-            prov_label=f"run {facts.name}",
-            dcterms_identifier=facts.id,
+            prov_label=f"run {history.name}",
+            dcterms_identifier=history.id,
             stepwell_experiment=experiment,
-            stepwell_status=facts.status,
-            stepwell_tag=facts.tags,
-            stepwell_attempts=len(facts.attempts),
+            stepwell_status=history.status,
+            stepwell_tag=history.tags,
+            stepwell_attempts=len(history.attempts),
         )
 
     def _state_attempt(self, number: int) -> None:
-        about = self.facts.attempts[number]
-        processes = [process for process in self.facts.processes if process.attempt == number]
-        size = about.get("world_size")
+        document = self.history.attempts[number]
+        processes = [process for process in self.history.processes if process.attempt == number]
+        size = document.get("world_size")
         hosts = sorted({process.host for process in processes if process.host})
         attempt = self._state(
             f"run:attempt-{number}",
@@ -203,23 +203,23 @@ class Activities:
             prov_type=Name("stepwell:Attempt"),
             prov_label=f"attempt {number}",
             dcterms_isPartOf=Name(self.run),
-            stepwell_status=worst_of(p.status for p in self.facts.deciding(number)),
+            stepwell_status=worst_of(p.status for p in self.history.deciding(number)),
             stepwell_world_size=size if isinstance(size, int) else None,
-            stepwell_launcher=about.get("launcher"),
-            stepwell_command=_command(about.get("argv")),
-            stepwell_folder=about.get("cwd"),
+            stepwell_launcher=document.get("launcher"),
+            stepwell_command=_command(document.get("argv")),
+            stepwell_folder=document.get("cwd"),
             stepwell_host=hosts[:MOST_RANKS],
             stepwell_ranks=len({process.rank for process in processes}),
         )
         self.attempts[number] = attempt
         self.statements.relate("wasStartedBy", attempt, self.run)
         if number - 1 in self.attempts:
-            # It goes on with the same run: with what the one before left.
+            # It continues the run with the results of the attempt before.
             self.statements.relate("wasInformedBy", attempt, self.attempts[number - 1])
         if 1 < len(processes) <= MOST_RANKS:
             self._state_ranks(attempt, processes)
 
-    def _state_ranks(self, attempt: str, processes: list[ProcessFacts]) -> None:
+    def _state_ranks(self, attempt: str, processes: list[ProcessHistory]) -> None:
         several = {p.rank for p in processes if [q.rank for q in processes].count(p.rank) > 1}
         for process in processes:
             more = f"-{process.pid}" if process.rank in several else ""
@@ -256,7 +256,7 @@ class Activities:
         self.statements.relate("wasStartedBy", activity.id, around)
 
     def _parent(self, activity: Activity) -> str:
-        """The innermost phase around this one, else its attempt."""
+        """Return the innermost phase around this one, else its attempt."""
         end = activity.start if activity.end is None else activity.end
         around = [
             other
@@ -274,10 +274,10 @@ class Activities:
         self._times[id] = times
         return self.statements.activity(id, *times, **attributes)
 
-    # What came after what
+    # Order
 
     def _inform(self) -> None:
-        """State what phases took from those before them."""
+        """Add which phases depend on which earlier ones."""
         for later in self.groups:
             for choice in INFORMANTS.get(later.name, ()):
                 before = (self._before(later, name) for name in choice)
@@ -285,12 +285,12 @@ class Activities:
                 if earlier is not None:
                     self.statements.relate("wasInformedBy", later.id, earlier.id)
         loops = [activity for activity in self.phases if activity.name == "training_loop"]
-        for one, other in pairwise(loops):
-            if one.attempt == other.attempt:
-                self.statements.relate("wasInformedBy", other.id, one.id)
+        for first, second in pairwise(loops):
+            if first.attempt == second.attempt:
+                self.statements.relate("wasInformedBy", second.id, first.id)
 
     def _before(self, later: Activity, name: str) -> Activity | None:
-        """The phases of this name in the same attempt, if one of them began before."""
+        """Return the phases of this name in the same attempt, if one of them started before."""
         for other in self.groups:
             if other.attempt == later.attempt and other.name == name and other.start <= later.start:
                 return other
@@ -298,5 +298,5 @@ class Activities:
 
 
 def _command(argv: Any) -> str | None:
-    """A command line as one would type it."""
+    """Return a command line as it would be typed."""
     return shlex.join(map(str, argv)) if isinstance(argv, list) and argv else None

@@ -1,7 +1,8 @@
-"""Provenance documents: written anew now and then while a run goes on, and when it ends.
+"""The provenance backend: writes the document of a run from time to time, and at the end.
 
-A document follows from the run folder, so nothing is kept of the records that come: they only tell that there
-is more to write. The first rank that logs writes it; the others write it once more when they end.
+A document is created from the run folder. So the records that are delivered are not stored: they only show
+that there is something new. The first rank that logs writes the document; the other ranks write it once when
+they end.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepwell.journal.document import read_json, write_json
+from stepwell._core.files import locked, read_json, replacing, sync, write_json
 from stepwell.loggers.delivery.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
-from stepwell.loggers.delivery.kept_files import as_one_part
+from stepwell.loggers.delivery.files import as_one_part
 
 DEFAULT_FOLDER = "mllogs/prov_logs"
 PLACEHOLDER = "experiment_name"
-"""The documented default of ``experiment_name``; the name of the run says more."""
+"""The documented default of ``experiment_name``. The name of the run is used instead."""
 SAVE_AFTER = 100
 SHORTEST_PAUSE = 1.0
-"""Seconds between two documents at least."""
+"""The shortest time between two documents, in seconds."""
 PATIENCE = 20
-"""Between two documents it waits so many times as long as the last one took."""
+"""The time between two documents, in multiples of the time that the last one took."""
 DOCUMENT = "provenance.json"
 
 
 class ProvBackend(Backend):
-    """Writes ``<provenance_save_dir>/<experiment>-<run id>/provenance.json`` and the graph of it.
+    """Writes ``<provenance_save_dir>/<experiment>-<run id>/provenance.json`` and its graph.
 
     Options: ``prov_user_namespace``, ``experiment_name``, ``provenance_save_dir``,
     ``save_after_n_logs``, ``create_graph``, ``create_svg``.
@@ -43,7 +44,7 @@ class ProvBackend(Backend):
     _status: str | None = None
 
     def open(self, source: Source, state: dict[str, Any]) -> None:
-        """Choose the folder, if no earlier process did."""
+        """Choose the folder, if no earlier process has."""
         self.source = source
         self.state = state
         if "folder" not in state:
@@ -53,11 +54,13 @@ class ProvBackend(Backend):
         self.folder = Path(state["folder"])
 
     def deliver(self, records: list[LogRecord], again: bool) -> None:
-        """Write the document, if it is time to."""
-        asked = any(isinstance(r, ItemRecord) and r.kind == "prov_documents" for r in records)
+        """Write the document if it was requested or is due."""
+        is_requested = any(
+            isinstance(record, ItemRecord) and record.kind == "prov_documents" for record in records
+        )
         self._pending += len(records)
         self._is_whole = False
-        if asked:
+        if is_requested:
             self._write(graphs=True)
         elif self.is_first and not Path(self.state["document"]).exists():
             self._write()
@@ -65,24 +68,24 @@ class ProvBackend(Backend):
             self.tick()
 
     def tick(self) -> None:
-        """Write the document, if enough was logged and the last one is not too fresh."""
+        """Write the document if there are enough new records and the last document is old enough."""
         enough = self._pending >= int(self.options.get("save_after_n_logs") or SAVE_AFTER)
         if self.is_first and enough and time.monotonic() >= self._not_before:
             self._write()
 
     def flush(self) -> None:
-        """Write what was logged since."""
+        """Write the document if there are new records."""
         if self.is_first and self._pending:
             self._write()
 
     def finish(self, status: str) -> None:
-        """Write the last document and its graph."""
+        """Write the final document and its graph."""
         self._status = status
         self._write(graphs=True)
         self.state["status"] = status
 
     def close(self) -> None:
-        """The process may have ended since: then the document says so."""
+        """Write the document again if the process was still running when it was written."""
         if self._status is not None and not self._is_whole:
             self._write(graphs=True)
 
@@ -101,57 +104,55 @@ class ProvBackend(Backend):
 
     def _write(self, graphs: bool = False) -> None:
         from stepwell.loggers.prov.document import USER_NAMESPACE, Document
-        from stepwell.loggers.prov.gathering import facts_of
-        from stepwell.loggers.prov.writing import documents_of, replace_text
+        from stepwell.loggers.prov.graph_files import documents_of
+        from stepwell.loggers.prov.history import read_history
 
         began = time.monotonic()
         pending = self._pending
         self.folder.mkdir(parents=True, exist_ok=True)
-        # It still runs while its last records are delivered; that it is over is known from them.
+        # The process still runs while its last records are delivered, but they contain its final status.
         now = time.time_ns()
         ended = {} if self._status is None else {self.source.process: (self._status, now)}
-        with self._alone():
-            facts = facts_of(self.run_folder, ended)
+        with self._locked():
+            history = read_history(self.run_folder, ended)
             if self._status is not None and self.is_first:
-                # The others end at about the same time, which nobody waits for.
-                facts.decided.add(self.source.attempt)
-            self._sum_checkpoints(facts)
+                # The other processes end at about the same time. The document does not wait for them.
+                history.decided.add(self.source.attempt)
+            self._sum_checkpoints(history)
             namespace = self.options.get("prov_user_namespace") or USER_NAMESPACE
-            document = Document(facts, namespace, self._experiment() or facts.name).to_json()
+            document = Document(history, namespace, self._experiment() or history.name).to_json()
             graph = graphs and bool(self.options.get("create_graph", True))
             svg = graphs and bool(self.options.get("create_svg", True))
             for name, text in documents_of(document, graph, svg).items():
-                replace_text(self.folder / name, text)
-        self._is_whole = facts.status != "running" and self._has_ended()
+                with replacing(self.folder / name) as new:
+                    new.write_text(text, encoding="utf-8")
+                    sync(new)
+        self._is_whole = history.status != "running" and self._has_ended()
         self._pending -= pending
         took = time.monotonic() - began
         self._not_before = time.monotonic() + max(SHORTEST_PAUSE, PATIENCE * took)
 
-    def _sum_checkpoints(self, facts: Any) -> None:
-        """Take the sums of new checkpoints while their files are what they were."""
-        from stepwell.loggers.prov.checkpoint_sums import checkpoint_sums
-        from stepwell.loggers.prov.products import CHECKPOINT_SUMS
+    def _sum_checkpoints(self, history: Any) -> None:
+        """Compute the checksums of new checkpoints before their files change."""
+        from stepwell.loggers.prov.products import CHECKPOINT_SUMS, checkpoint_sums
 
         process = as_one_part(self.source.process)
         path = self.run_folder / BACKENDS / f"{CHECKPOINT_SUMS}-{process}.json"
-        known = read_json(path) or {}
-        found = checkpoint_sums(facts, self.source.process, known)
-        if found != known:
+        before = read_json(path) or {}
+        sums = checkpoint_sums(history, self.source.process, before)
+        if sums != before:
             path.parent.mkdir(exist_ok=True)
-            write_json(path, found)
+            write_json(path, sums)
 
     def _has_ended(self) -> bool:
-        about = read_json(self.run_folder / self.source.process / "process.json") or {}
-        return about.get("status") not in (None, "running")
+        document = read_json(self.run_folder / self.source.process / "process.json") or {}
+        return document.get("status") not in (None, "running")
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep two ranks from writing at once: the one that read earlier might write later."""
-        with (self.folder / ".lock").open("a") as lock:
-            try:
-                import fcntl
-
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except (ImportError, OSError):
-                pass  # A file system without locks: the last one to end writes last, most likely.
+    def _locked(self) -> Iterator[None]:
+        """Let one rank write at a time: of two, the one that read earlier might write later."""
+        with contextlib.ExitStack() as stack:
+            # Without locks, the rank that ends last writes last in most cases.
+            with contextlib.suppress(ImportError, OSError):
+                stack.enter_context(locked(self.folder / ".lock"))
             yield

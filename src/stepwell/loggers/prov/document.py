@@ -1,4 +1,4 @@
-"""The provenance of a run as a W3C PROV document, from its folder."""
+"""Creates the provenance of a run as a W3C PROV document, from its folder."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.loggers.prov.activities import Activities
-from stepwell.loggers.prov.digests import digest_of, value_of
-from stepwell.loggers.prov.facts import Ended, Facts, Series
-from stepwell.loggers.prov.gathering import facts_of
+from stepwell.loggers.prov.history import Ended, RunHistory, Series, read_history
 from stepwell.loggers.prov.products import CONTEXTS, Products
 from stepwell.loggers.prov.statements import (
     Name,
     Statements,
     Uri,
+    digest_of,
     local_name,
     namespace_of,
+    value_of,
 )
-from stepwell.telemetry.version import VERSION
+from stepwell.telemetry import VERSION
 
 USER_NAMESPACE = "www.example.org"
 PARAMETERS = "parameters"
@@ -31,46 +31,48 @@ def document_of(
     experiment: str | None = None,
     ended: Ended | None = None,
 ) -> dict[str, Any]:
-    """The PROV-JSON document of the run in this folder, while it runs or afterwards.
+    """Return the PROV-JSON document of the run in this folder, which may still be running.
 
     Args:
         run_folder: the run folder.
-        user_namespace: where the names of this run's things are; made absolute if it is not.
-        experiment: a part of that namespace; else the name of the run.
-        ended: how and when processes ended that seem to run, by their names, for one who knows better.
+        user_namespace: the namespace of the run's names, such as a domain.
+        experiment: a part of that namespace; by default the name of the run.
+        ended: status and end time of processes that have ended, if the run folder does not show it yet.
     """
-    facts = facts_of(Path(run_folder).expanduser(), ended)
-    return Document(facts, user_namespace, experiment or facts.name).to_json()
+    history = read_history(Path(run_folder).expanduser(), ended)
+    return Document(history, user_namespace, experiment or history.name).to_json()
 
 
 class Document:
-    """Puts the document of a run together."""
+    """Builds the document of a run."""
 
-    def __init__(self, facts: Facts, user_namespace: str, experiment: str) -> None:
-        self.facts = facts
-        own = local_name([experiment] if experiment == facts.id else [experiment, facts.id])
+    def __init__(self, history: RunHistory, user_namespace: str, experiment: str) -> None:
+        self.history = history
+        own = local_name([experiment] if experiment == history.id else [experiment, history.id])
         base = namespace_of(user_namespace)
         self.statements = Statements({"run": f"{base}{own}/"})
-        self.activities = Activities(facts, self.statements, experiment)
+        self.activities = Activities(history, self.statements, experiment)
         self._agents()
         self._sources()
         self._parameters()
-        self.products = Products(facts, self.statements, self.activities, self.user)
-        for series in facts.series:
+        self.products = Products(history, self.statements, self.activities, self.user)
+        for series in history.series:
             self._series(series)
 
     def to_json(self) -> dict[str, Any]:
-        """The document."""
+        """Return the document."""
         return self.statements.to_json()
 
-    # Who
+    # Agents
 
     def _agents(self) -> None:
-        """The user, the program that trains on behalf of the user, and what records it."""
-        say = self.statements
-        attempts = self.facts.attempts.values()
-        user = next((str(a["user"]) for a in attempts if a.get("user")), _owner(self.facts.folder))
-        self.user = say.agent(
+        """Add the user, the program that trains on behalf of the user, and stepwell."""
+        statements = self.statements
+        attempts = self.history.attempts.values()
+        user = next(
+            (str(a["user"]) for a in attempts if a.get("user")), _owner(self.history.folder)
+        )
+        self.user = statements.agent(
             f"run:{local_name(['agent', 'user', user])}",
             prov_type=Name("prov:Person"),
             prov_label=user,
@@ -79,43 +81,43 @@ class Document:
         commands = (a["argv"] for a in attempts if a.get("argv"))
         command = next((argv for argv in commands if isinstance(argv, list)), [])
         script = os.path.basename(str(command[0])) if command else "program"
-        self.program = say.agent(
+        self.program = statements.agent(
             f"run:{local_name(['agent', 'program', script or 'python'])}",
             prov_type=Name("prov:SoftwareAgent"),
             prov_label=script or "python",
         )
-        recorder = say.agent(
+        recorder = statements.agent(
             "run:agent/stepwell",
             prov_type=Name("prov:SoftwareAgent"),
             prov_label=f"stepwell {VERSION}",
             stepwell_version=VERSION,
         )
-        say.relate("actedOnBehalfOf", self.program, self.user)
-        say.relate("wasAssociatedWith", self.activities.run, recorder, prov_role="recorder")
+        statements.relate("actedOnBehalfOf", self.program, self.user)
+        statements.relate("wasAssociatedWith", self.activities.run, recorder, prov_role="recorder")
         for activity in self.activities.all():
-            say.relate("wasAssociatedWith", activity, self.user, prov_role="user")
+            statements.relate("wasAssociatedWith", activity, self.user, prov_role="user")
 
-    # What attempts began with
+    # Code, environment, parameters
 
     def _sources(self) -> None:
-        """The code and the environment of each attempt; the same ones are one entity."""
-        for number, about in self.facts.attempts.items():
+        """Add the code and the environment of each attempt. Attempts with the same ones share them."""
+        for number, document in self.history.attempts.items():
             attempt = self.activities.attempts[number]
-            code = self._code(about)
+            code = self._code(document)
             self._associate(attempt, code)
-            environment = self._environment(about)
+            environment = self._environment(document)
             for source in filter(None, (code, environment)):
                 self.statements.relate("used", attempt, source)
 
     def _associate(self, attempt: str, plan: str | None) -> None:
-        """The program did what an attempt and its phases consist of, after the plan that the code is."""
+        """Add that the program carried out an attempt and its phases, with the code as the plan."""
         for activity in [attempt, *self.activities.inside(attempt)]:
             self.statements.relate(
                 "wasAssociatedWith", activity, self.program, plan=plan, prov_role="program"
             )
 
-    def _code(self, about: dict[str, Any]) -> str | None:
-        code = about.get("code")
+    def _code(self, document: dict[str, Any]) -> str | None:
+        code = document.get("code")
         if not isinstance(code, dict) or not code:
             return None
         sha256 = digest_of(code)
@@ -134,8 +136,8 @@ class Document:
             stepwell_sha256=sha256,
         )
 
-    def _environment(self, about: dict[str, Any]) -> str | None:
-        python, host = _dict(about.get("python")), _dict(about.get("host"))
+    def _environment(self, document: dict[str, Any]) -> str | None:
+        python, host = _dict(document.get("python")), _dict(document.get("host"))
         system: dict[str, Any] = {
             key: host[key] for key in ("os", "kernel", "machine") if key in host
         }
@@ -157,14 +159,14 @@ class Document:
         )
 
     def _parameters(self) -> None:
-        """A collection for each set of parameters; attempts with the same ones share it."""
+        """Add a collection for each set of parameters. Attempts with the same ones share it."""
         logged: dict[int, dict[str, Any]] = {}
-        for item in self.facts.items:
+        for item in self.history.items:
             if item.kind == "param":
                 logged.setdefault(item.attempt, {})[item.name] = item.value
-        for number, about in self.facts.attempts.items():
-            config = about.get("config")
-            config = config if isinstance(config, dict) else self.facts.config
+        for number, document in self.history.attempts.items():
+            config = document.get("config")
+            config = config if isinstance(config, dict) else self.history.config
             values = {**_flat(config), **logged.get(number, {})}
             if values:
                 collection = self._collection(values)
@@ -174,9 +176,9 @@ class Document:
                     self.statements.relate("used", training, collection)
 
     def _collection(self, values: dict[str, Any]) -> str:
-        say = self.statements
+        statements = self.statements
         sha256 = digest_of(values)
-        collection = say.entity(
+        collection = statements.entity(
             f"run:{PARAMETERS}/{sha256[:12]}",
             prov_type=[Name("prov:Collection"), Name("stepwell:Parameters")],
             prov_label=f"{len(values)} parameters",
@@ -184,21 +186,21 @@ class Document:
             stepwell_sha256=sha256,
         )
         for name, value in values.items():
-            parameter = say.entity(
+            parameter = statements.entity(
                 f"run:{local_name(['parameter', name, digest_of(value)[:8]])}",
                 prov_type=Name("stepwell:Parameter"),
                 prov_label=name,
                 prov_value=value_of(value),
             )
-            say.relate("hadMember", collection, parameter)
+            statements.relate("hadMember", collection, parameter)
         return collection
 
-    # Numbers
+    # Metrics
 
     def _series(self, series: Series) -> None:
-        say = self.statements
+        statements = self.statements
         context = series.name.partition("/")[0]
-        entity = say.entity(
+        entity = statements.entity(
             f"run:{local_name(['metric', f'attempt-{series.attempt}', series.name])}",
             prov_type=Name("stepwell:Metric"),
             prov_label=series.name,
@@ -211,26 +213,26 @@ class Document:
             stepwell_first_step=series.first_step,
             stepwell_last_step=series.last_step,
             stepwell_ranks=len(series.ranks) if len(series.ranks) > 1 else None,
-            stepwell_rank=series.ranks[0] if self.facts.ranks > 1 == len(series.ranks) else None,
+            stepwell_rank=series.ranks[0] if self.history.ranks > 1 == len(series.ranks) else None,
             stepwell_sha256=series.sha256,
         )
         activity = self.activities.around(series.attempt, series.start, series.end)
         phases = self.activities.named(series.attempt, CONTEXTS.get(context, ""))
         if phases is not None and not activity.startswith(phases):
-            # Logged when that phase was over, for example.
+            # For example, it was logged after that phase had ended.
             activity = phases
         self.activities.generate(entity, activity, series.end)
-        say.relate("wasAttributedTo", entity, self.user)
+        statements.relate("wasAttributedTo", entity, self.user)
 
 
 def _flat(config: dict[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value and above.count(".") < 32:
-            found |= _flat(value, f"{above}{key}.")
+            flat |= _flat(value, f"{above}{key}.")
         else:
-            found[f"{above}{key}"] = value
-    return found
+            flat[f"{above}{key}"] = value
+    return flat
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -238,7 +240,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _owner(folder: Path) -> str:
-    """Who owns the folder of a run that does not say who started it."""
+    """Return the owner of the folder, for a run that does not contain its user."""
     try:
         return folder.owner()
     except (OSError, KeyError, NotImplementedError):

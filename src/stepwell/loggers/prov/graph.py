@@ -1,7 +1,7 @@
-"""A provenance document as a graph for people: the same statements, with the many made few.
+"""The graph of a provenance document, condensed for people.
 
-Phases that repeat are one node, and so are many metrics or checkpoints of one activity; parameters are in
-their collection; who did it is drawn for attempts only, since it is the same everywhere.
+Repeated phases are one node, and so are many metrics or checkpoints of one activity. Parameters are shown as
+their collection. Agents are connected with attempts only, since they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepwell._core import text
 from stepwell.loggers.prov.statements import RELATIONS
 
 MOST_ALIKE = 4
-"""So many metrics, checkpoints, … of one activity are drawn one by one."""
+"""Up to this number, the metrics (or checkpoints, …) of one activity are separate nodes."""
 MAX_LINE = 34
 REDUCED = ("used", "wasInformedBy", "wasDerivedFrom", "wasStartedBy")
-"""Relations that are not drawn where others lead to the same."""
+"""Relations that are left out if a path of other relations leads to the same node."""
 MOST_ATTEMPTS = 6
-"""So many attempts are drawn: the last ones."""
+"""The graph has only the last attempts, up to this number."""
 HIDDEN = ("stepwell:Parameter", "stepwell:Rank")
 
 
 @dataclass
-class Node:
-    """One thing, or several that are drawn as one. ``kind`` is entity, activity or agent."""
+class GraphNode:
+    """An element of the document, or several that are shown as one. ``kind`` is entity, activity or agent."""
 
     id: str
     kind: str
@@ -34,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """A relation, from the later to the earlier."""
+    """A relation from a later to an earlier element."""
 
     later: str
     earlier: str
@@ -43,14 +44,14 @@ class Edge:
 
 @dataclass
 class Graph:
-    """Nodes by their ids, in the order of the document, and edges, each once."""
+    """Nodes by id, in the order of the document, and edges without duplicates."""
 
-    nodes: dict[str, Node]
+    nodes: dict[str, GraphNode]
     edges: list[Edge]
 
 
 def graph_of(document: dict[str, Any]) -> Graph:
-    """The graph of a PROV-JSON document that ``document_of`` made."""
+    """Return the graph of a PROV-JSON document that ``document_of`` created."""
     return _Condensed(document).graph
 
 
@@ -61,43 +62,45 @@ class _Condensed:
         self.graph = Graph({}, [])
         self._activities()
         self._entities()
-        for id, about in document.get("agent", {}).items():
-            self._add(id, "agent", _label(about, id), _agent_lines(about))
+        for id, element in document.get("agent", {}).items():
+            self._add(id, "agent", _label(element, id), _agent_lines(element))
         self._edges()
 
     def _add(self, id: str, kind: str, title: str, lines: list[str]) -> None:
         self.shown_as[id] = id
-        self.graph.nodes[id] = Node(id, kind, _short(title), [_short(line) for line in lines])
+        self.graph.nodes[id] = GraphNode(id, kind, _short(title), [_short(line) for line in lines])
 
     def _activities(self) -> None:
-        """Those that are a part of one of the same name are drawn as that one."""
+        """Add activities. Parts of an activity of the same name are shown as that activity."""
         activities = self.document.get("activity", {})
-        attempts = [id for id, about in activities.items() if "stepwell:Attempt" in _types(about)]
+        attempts = [
+            id for id, element in activities.items() if "stepwell:Attempt" in _types(element)
+        ]
         left_out = set(attempts[:-MOST_ATTEMPTS])
-        for id, about in activities.items():
+        for id, element in activities.items():
             if id.partition("/")[0] in left_out:
                 self.shown_as[id] = None
                 continue
-            whole = _text(about.get("dcterms:isPartOf"))
+            whole = _text(element.get("dcterms:isPartOf"))
             parent = activities.get(whole, {})
-            if _hidden(about) or set(_types(about)) & set(_types(parent)) - {"stepwell:Phase"}:
+            if _hidden(element) or set(_types(element)) & set(_types(parent)) - {"stepwell:Phase"}:
                 self.shown_as[id] = whole
                 continue
-            self._add(id, "activity", _label(about, id), _activity_lines(about))
+            self._add(id, "activity", _label(element, id), _activity_lines(element))
 
     def _entities(self) -> None:
-        """Those of one type that one activity made are drawn as one where they are many."""
-        made_by = {
+        """Add entities. Many entities of one type from one activity are shown as one."""
+        sources = {
             r["prov:entity"]: self.shown_as.get(r["prov:activity"])
             for r in self.document.get("wasGeneratedBy", {}).values()
         }
         alike: dict[tuple[str | None, str], list[str]] = defaultdict(list)
         entities = self.document.get("entity", {})
-        for id, about in entities.items():
-            if _hidden(about) or (id in made_by and made_by[id] is None):
+        for id, element in entities.items():
+            if _hidden(element) or (id in sources and sources[id] is None):
                 self.shown_as[id] = None
             else:
-                alike[made_by.get(id), _types(about)[-1] if _types(about) else ""].append(id)
+                alike[sources.get(id), _types(element)[-1] if _types(element) else ""].append(id)
         for (activity, type), ids in alike.items():
             if activity is None or len(ids) <= MOST_ALIKE:
                 for id in ids:
@@ -109,18 +112,18 @@ class _Condensed:
             self.shown_as |= dict.fromkeys(ids, ids[0])
 
     def _edges(self) -> None:
-        found: dict[Edge, None] = {}
+        edges: dict[Edge, None] = {}
         for relation, (first, second) in RELATIONS.items():
-            for about in self.document.get(relation, {}).values():
-                later = self.shown_as.get(about[first])
-                earlier = self.shown_as.get(about[second])
+            for element in self.document.get(relation, {}).values():
+                later = self.shown_as.get(element[first])
+                earlier = self.shown_as.get(element[second])
                 if later and earlier and later != earlier:
-                    found[Edge(later, earlier, relation)] = None
-        self.graph.edges = _reduced([edge for edge in found if _is_telling(edge)])
+                    edges[Edge(later, earlier, relation)] = None
+        self.graph.edges = _reduced([edge for edge in edges if _is_informative(edge)])
 
 
-def _is_telling(edge: Edge) -> bool:
-    """Whether an edge says something that is not the same everywhere."""
+def _is_informative(edge: Edge) -> bool:
+    """Return whether an edge is not the same for all activities or entities."""
     if edge.relation == "wasAssociatedWith":
         of_run = edge.later == "run:run"
         return of_run if "/user/" in edge.earlier else "/" not in edge.later
@@ -128,7 +131,7 @@ def _is_telling(edge: Edge) -> bool:
 
 
 def _reduced(edges: list[Edge]) -> list[Edge]:
-    """The edges without those that lead where a way over others leads to."""
+    """Return the edges without those that a path of other edges replaces."""
     earlier: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
         earlier[edge.later].add(edge.earlier)
@@ -142,30 +145,30 @@ def _reduced(edges: list[Edge]) -> list[Edge]:
     return kept
 
 
-def _before(id: str, earlier: dict[str, set[str]], known: dict[str, set[str]]) -> set[str]:
-    """All that was before a node."""
-    if id not in known:
+def _before(id: str, earlier: dict[str, set[str]], cache: dict[str, set[str]]) -> set[str]:
+    """Return all nodes that are earlier than a node."""
+    if id not in cache:
         seen: set[str] = set()
         waiting = [id]
         while waiting:
             new = earlier.get(waiting.pop(), set()) - seen
             seen |= new
             waiting += new
-        known[id] = seen
-    return known[id]
+        cache[id] = seen
+    return cache[id]
 
 
-# Words
+# Texts
 
 
-def _label(about: dict[str, Any], id: str) -> str:
-    return _text(about.get("prov:label")) or id.partition(":")[2]
+def _label(element: dict[str, Any], id: str) -> str:
+    return _text(element.get("prov:label")) or id.partition(":")[2]
 
 
-def _activity_lines(about: dict[str, Any]) -> list[str]:
-    start, end = about.get("prov:startTime"), about.get("prov:endTime")
+def _activity_lines(element: dict[str, Any]) -> list[str]:
+    start, end = element.get("prov:startTime"), element.get("prov:endTime")
     lines = [f"{_moment(start)} – {_moment(end, start) if end else 'now'}"] if start else []
-    status, ranks = _text(about.get("stepwell:status")), _text(about.get("stepwell:ranks"))
+    status, ranks = _text(element.get("stepwell:status")), _text(element.get("stepwell:ranks"))
     if status and status != "ok":
         lines.append(status)
     if ranks and ranks != "1":
@@ -173,64 +176,57 @@ def _activity_lines(about: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _entity_lines(about: dict[str, Any]) -> list[str]:
+def _entity_lines(element: dict[str, Any]) -> list[str]:
     lines = []
-    value, count = _text(about.get("prov:value")), _text(about.get("stepwell:count"))
-    if "stepwell:Metric" in _types(about):
+    value, count = _text(element.get("prov:value")), _text(element.get("stepwell:count"))
+    if "stepwell:Metric" in _types(element):
         lines.append(f"{_number(value)} ({count} value{'' if count == '1' else 's'})")
-    samples, size = _text(about.get("stepwell:samples")), _text(about.get("stepwell:size"))
-    step = _text(about.get("stepwell:step"))
+    samples, size = _text(element.get("stepwell:samples")), _text(element.get("stepwell:size"))
+    step = _text(element.get("stepwell:step"))
     if samples:
         lines.append(f"{samples} samples")
-    if step and "stepwell:Checkpoint" not in _types(about):
+    if step and "stepwell:Checkpoint" not in _types(element):
         lines.append(f"step {step}")
     if size:
-        lines.append(_bytes(int(size)))
-    sha256 = _text(about.get("stepwell:sha256"))
-    if sha256 and "stepwell:Metric" not in _types(about):
+        lines.append(text.size(int(size)))
+    sha256 = _text(element.get("stepwell:sha256"))
+    if sha256 and "stepwell:Metric" not in _types(element):
         lines.append(f"sha256 {sha256[:12]}…")
     return lines
 
 
-def _agent_lines(about: dict[str, Any]) -> list[str]:
-    return ["person" if "prov:Person" in _types(about) else "software"]
+def _agent_lines(element: dict[str, Any]) -> list[str]:
+    return ["person" if "prov:Person" in _types(element) else "software"]
 
 
 def _moment(time: str | None, day: str | None = None) -> str:
-    """A time to the second, without the day where that is told already."""
-    text = (time or "")[:19].replace("T", " ")
-    return text[11:] if day is not None and day[:10] == text[:10] else text
+    """Return a time to the second, without the date if it is the same as ``day``."""
+    moment = (time or "")[:19].replace("T", " ")
+    return moment[11:] if day is not None and day[:10] == moment[:10] else moment
 
 
-def _number(text: str | None) -> str:
+def _number(value: str | None) -> str:
     try:
-        return f"{float(text or ''):.6g}"
+        return f"{float(value or ''):.6g}"
     except ValueError:
-        return text or ""
+        return value or ""
 
 
-def _bytes(size: int) -> str:
-    value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.4g} {units[0]}"
+def _short(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
 
 
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
+def _hidden(element: dict[str, Any]) -> bool:
+    return any(type in HIDDEN for type in _types(element))
 
 
-def _hidden(about: dict[str, Any]) -> bool:
-    return any(type in HIDDEN for type in _types(about))
-
-
-def _types(about: dict[str, Any]) -> list[str]:
-    found = about.get("prov:type", [])
-    return [_text(one) or "" for one in (found if isinstance(found, list) else [found])]
+def _types(element: dict[str, Any]) -> list[str]:
+    types = element.get("prov:type", [])
+    return [_text(each) or "" for each in (types if isinstance(types, list) else [types])]
 
 
 def _text(value: Any) -> str | None:
-    """A literal without its type."""
+    """Return a literal without its type."""
     inner = value.get("$") if isinstance(value, dict) else value
     return None if inner is None else str(inner)

@@ -1,7 +1,8 @@
-"""Where the nodes of a graph go: in columns, what was earlier to the left, with few crossings.
+"""The layout of a graph in columns, earlier nodes to the left, with few crossings.
 
-The well-known way in four steps: columns by the longest path, stand-ins where an edge passes a column, an
-order in each column by the middle of the neighbours, and then heights by the same, with room between.
+A layered (Sugiyama) layout in four steps: columns by the longest path, dummy nodes where an edge crosses a
+column, the order in each column by the mean of the neighbours, and vertical positions by the same, without
+overlap.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepwell.loggers.prov.graph import Edge, Graph, Node
+from stepwell.loggers.prov.graph import Edge, Graph, GraphNode
 
 LINE = 15
 """Pixels from one line of text to the next."""
@@ -19,18 +20,18 @@ LETTER = 6.7
 TITLE_LETTER = 7.3
 PADDING = 12
 GAP = 16
-"""Between nodes of a column."""
+"""Space between the nodes of a column."""
 COLUMN_GAP = 70
 THIN = 8
-"""The height of a stand-in."""
+"""The height of a dummy node."""
 SWEEPS = 24
 
 
 @dataclass
 class Box:
-    """A node's place: its middle and its size. A stand-in has no node."""
+    """The centre and the size of a node. ``node`` is None for a dummy node."""
 
-    node: Node | None
+    node: GraphNode | None
     column: int
     width: float
     height: float
@@ -39,8 +40,8 @@ class Box:
 
 
 @dataclass
-class Layout:
-    """Boxes by id, the points that each edge passes from left to right, and the size of it all."""
+class GraphLayout:
+    """Boxes by id, the points of each edge from left to right, and the size of the graph."""
 
     boxes: dict[str, Box]
     paths: dict[Edge, list[tuple[float, float]]]
@@ -48,12 +49,12 @@ class Layout:
     height: float
 
 
-def lay_out(graph: Graph) -> Layout:
-    """Find a place for every node."""
-    return _Placing(graph).result()
+def lay_out(graph: Graph) -> GraphLayout:
+    """Compute the position of every node."""
+    return _LayeredLayout(graph).result()
 
 
-class _Placing:
+class _LayeredLayout:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.edges = _forward(graph)
@@ -62,22 +63,22 @@ class _Placing:
         self.chains: dict[Edge, list[str]] = {}
         self.right: dict[str, list[str]] = defaultdict(list)
         self.left: dict[str, list[str]] = defaultdict(list)
-        self._add_stand_ins()
+        self._add_dummies()
         self.columns: list[list[str]] = [[] for _ in range(max(columns.values(), default=-1) + 1)]
         for id, box in self.boxes.items():
             self.columns[box.column].append(id)
 
-    def result(self) -> Layout:
-        """Place them."""
+    def result(self) -> GraphLayout:
+        """Return the layout."""
         self._order()
         width = self._set_x()
         height = self._set_y()
         paths = {edge: self._path(edge) for edge in self.edges}
         shown = {id: box for id, box in self.boxes.items() if box.node is not None}
-        return Layout(shown, paths, width, height)
+        return GraphLayout(shown, paths, width, height)
 
-    def _add_stand_ins(self) -> None:
-        """One in each column that an edge passes, so that it gets room there."""
+    def _add_dummies(self) -> None:
+        """Add a dummy node in each column that an edge crosses, to reserve space for the edge."""
         for number, edge in enumerate(self.edges):
             first, last = self.boxes[edge.earlier].column, self.boxes[edge.later].column
             chain = [edge.earlier]
@@ -87,12 +88,12 @@ class _Placing:
                 chain.append(id)
             chain.append(edge.later)
             self.chains[edge] = chain
-            for one, other in pairwise(chain):
-                self.right[one].append(other)
-                self.left[other].append(one)
+            for left, right in pairwise(chain):
+                self.right[left].append(right)
+                self.left[right].append(left)
 
     def _order(self) -> None:
-        """Sort each column by the middle of the neighbours, to and fro, and keep the best."""
+        """Sort each column by the mean of the neighbours, in both directions, and keep the best order."""
         best, fewest = [list(column) for column in self.columns], self._crossings()
         for sweep in range(SWEEPS):
             leftward = sweep % 2 == 1
@@ -108,7 +109,7 @@ class _Placing:
         self.columns = best
 
     def _places(self) -> dict[str, float]:
-        """How far down in its column each one is, from 0 to 1."""
+        """Return the relative position of each node in its column, from 0 (top) to 1."""
         return {
             id: (number + 0.5) / len(column)
             for column in self.columns
@@ -134,13 +135,13 @@ class _Placing:
                 box = self.boxes[id]
                 box.x = x + width / 2
                 if box.node is None:
-                    # Straight past the others, which are as wide.
+                    # As wide as the column, so that the edge is straight there.
                     box.width = width
             x += width + COLUMN_GAP
         return max(0.0, x - COLUMN_GAP)
 
     def _set_y(self) -> float:
-        """Draw each one towards its neighbours, as far as those in its column allow."""
+        """Move each node towards its neighbours, as far as the other nodes of its column allow."""
         for column in self.columns:
             self._spread(column, [0.0] * len(column))
         for sweep in range(SWEEPS):
@@ -156,7 +157,7 @@ class _Placing:
 
     def _wish(self, id: str) -> float:
         near = self.left[id] + self.right[id]
-        # A stand-in pulls harder: long edges become straight.
+        # Dummy nodes have more weight, so that long edges become straight.
         weights = [
             4 if self.boxes[n].node is None and self.boxes[id].node is None else 1 for n in near
         ]
@@ -166,9 +167,9 @@ class _Placing:
         return total / sum(weights)
 
     def _spread(self, column: list[str], wishes: list[float]) -> None:
-        """As near to the wishes as can be with the order kept and nothing on top of something else.
+        """Place nodes as close to the wishes as possible, in their order and without overlap.
 
-        Those that would overlap form a block, which is moved to the mean of what its members wish.
+        Nodes that would overlap form a block, which is placed at the mean of the wishes of its members.
         """
         blocks: list[tuple[list[str], list[float], float]] = []
         for id, wish in zip(column, wishes, strict=True):
@@ -196,7 +197,7 @@ class _Placing:
         return [(first.x + first.width / 2, first.y), *inner, (last.x - last.width / 2, last.y)]
 
 
-def _box(node: Node, column: int) -> Box:
+def _box(node: GraphNode, column: int) -> Box:
     letters = max([len(node.title) * TITLE_LETTER, *(len(line) * LETTER for line in node.lines)])
     more = 26 if node.kind == "entity" else 8
     height = LINE * (1 + len(node.lines)) + 2 * PADDING
@@ -204,7 +205,7 @@ def _box(node: Node, column: int) -> Box:
 
 
 def _forward(graph: Graph) -> list[Edge]:
-    """The edges, without those that would close a circle."""
+    """Return the edges without those that would close a cycle."""
     kept: list[Edge] = []
     after: dict[str, set[str]] = defaultdict(set)
     for edge in graph.edges:
@@ -227,8 +228,8 @@ def _reaches(after: dict[str, set[str]], start: str, goal: str) -> bool:
 
 
 def _columns(graph: Graph, edges: list[Edge]) -> dict[str, int]:
-    """A column for each node: right of all that was earlier, and those with nothing earlier just before
-    what needs them first.
+    """Return the column of each node: right of all earlier nodes. Nodes without earlier ones are in the
+    column before the first node that needs them.
     """
     earlier: dict[str, list[str]] = defaultdict(list)
     later: dict[str, list[str]] = defaultdict(list)

@@ -1,9 +1,10 @@
-"""The runtime watch: what the process and its machine are busy with, recorded beside the training.
+"""System metrics: CPU, memory, disk, network, GPUs, energy and garbage collections, recorded beside the
+training.
 
-Everything here runs on the pump's thread, every few seconds. Knows the journal and the recorder; psutil and
-NVML are imported when the first reading is due, never by the training thread.
+Runs on the pump's thread, every few seconds. Imports the journal and the recorder; psutil and NVML are
+imported before the first reading, never by the training thread.
 """
 
-from stepwell.telemetry.runtime.watch import start_watch
+from stepwell.telemetry.runtime.sampler import start_sampling
 
-__all__ = ["start_watch"]
+__all__ = ["start_sampling"]

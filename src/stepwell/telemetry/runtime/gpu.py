@@ -1,4 +1,4 @@
-"""Readings of NVIDIA GPUs through NVML, where its library and a driver are there."""
+"""Readings of NVIDIA GPUs through NVML, if its library and a driver are installed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ Values = dict[str, float]
 
 
 class GpuReading:
-    """Utilisation, memory, power, temperature and energy of the GPUs that are this process's to tell of.
+    """Utilisation, memory, power, temperature and energy of the GPUs that this process records.
 
-    What a device does not support is left out from then on.
+    Values that a device does not support are skipped after the first failure.
     """
 
     def __init__(
-        self, nvml: Any, tells_for_node: bool, environ: Mapping[str, str] = os.environ
+        self, nvml: Any, records_node: bool, environ: Mapping[str, str] = os.environ
     ) -> None:
         nvml.nvmlInit()
         self._nvml = nvml
         count = nvml.nvmlDeviceGetCount()
         chosen = _visible(nvml, count, environ.get("CUDA_VISIBLE_DEVICES"))
-        # With one device for each rank every rank tells of its own.
-        mine = chosen if tells_for_node or len(chosen) == 1 < count else []
+        # With one device per rank, every rank records its own.
+        mine = chosen if records_node or len(chosen) == 1 < count else []
         self._devices = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in mine}
         self._missing: set[tuple[int, str]] = set()
         self._energy: dict[int, float] = {}
 
     def read(self) -> Values:
-        """Values now; energy is counted from when the watch began."""
+        """Return current values; energy counts from when sampling began."""
         values: Values = {}
         for index, device in self._devices.items():
             for name, question in self._questions(index, device).items():
@@ -44,10 +44,10 @@ class GpuReading:
             return {"utilization_percent": float(nvml.nvmlDeviceGetUtilizationRates(device).gpu)}
 
         def memory() -> Values:
-            found = nvml.nvmlDeviceGetMemoryInfo(device)
+            info = nvml.nvmlDeviceGetMemoryInfo(device)
             return {
-                "memory_used_bytes": float(found.used),
-                "memory_total_bytes": float(found.total),
+                "memory_used_bytes": float(info.used),
+                "memory_total_bytes": float(info.total),
             }
 
         def power() -> Values:
@@ -66,32 +66,32 @@ class GpuReading:
 
     def _ask(self, index: int, name: str, question: Callable[[], Values], values: Values) -> None:
         try:
-            found = question()
+            readings = question()
         except (self._nvml.NVMLError, AttributeError):
             self._missing.add((index, name))
             return
-        values.update({f"system/gpu_{index}/{key}": value for key, value in found.items()})
+        values.update({f"system/gpu_{index}/{key}": value for key, value in readings.items()})
 
 
 def _visible(nvml: Any, count: int, text: str | None) -> list[int]:
-    """The devices that CUDA shows this process, by NVML's numbers; all where that cannot be told."""
+    """Return the NVML indices of the devices visible to this process; all if they cannot be determined."""
     if text is None:
         return list(range(count))
-    found = []
+    indices: list[int] = []
     for word in (part.strip() for part in text.split(",")):
         if word.isdigit() and int(word) < count:
-            found.append(int(word))
+            indices.append(int(word))
         elif word.startswith("GPU-"):
-            found += [i for i in range(count) if _uuid(nvml, i).startswith(word)]
+            indices += [i for i in range(count) if _uuid(nvml, i).startswith(word)]
         elif word.startswith("MIG-"):
-            # NVML has no utilisation of a slice; its device is the nearest.
+            # NVML has no utilisation of a slice: use the devices.
             return list(range(count))
         else:
-            # As for CUDA, what follows an invalid one does not count.
+            # Like CUDA, ignore everything after an invalid entry.
             break
-    return sorted(set(found))
+    return sorted(set(indices))
 
 
 def _uuid(nvml: Any, index: int) -> str:
-    found = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
-    return found.decode() if isinstance(found, bytes) else str(found)
+    uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)

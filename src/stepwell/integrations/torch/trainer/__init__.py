@@ -1,7 +1,7 @@
-"""``TorchTrainer``: a training loop that is recorded in full, with the interface of itwinai's.
+"""``TorchTrainer``: a recorded training loop with the interface of itwinai's TorchTrainer.
 
-``configuration.py`` has its hyperparameters, ``strategies.py`` one process or several, ``torch_trainer.py``
-the loop. Imports torch, the training telemetry and the loggers.
+``configuration.py`` has the hyperparameters, ``strategies.py`` training on one process or several,
+``torch_trainer.py`` the loop. Imports torch, training and the loggers.
 """
 
 from __future__ import annotations

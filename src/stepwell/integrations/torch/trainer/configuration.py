@@ -1,4 +1,4 @@
-"""What a ``TorchTrainer`` is given: hyperparameters, and arguments that have no effect here."""
+"""The configuration of a ``TorchTrainer``, and the optimizer, scheduler and loss that it names."""
 
 from __future__ import annotations
 
@@ -7,17 +7,51 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from stepwell.journal.errors import StepwellError, warn_once
-from stepwell.journal.values import shown
+import torch
+from torch import Tensor, nn
+
+from stepwell._core.errors import StepwellError, warn_once
+from stepwell._core.values import shown
 from stepwell.telemetry.identity import config_to_dict
 
-OPTIMIZERS = ("adadelta", "adam", "adamw", "rmsprop", "sgd")
-LOSSES = ("bce", "bceloss", "cross_entropy", "l1", "l2", "mse", "nll", "nllloss")
-SCHEDULERS = ("constant", "exponential", "linear", "multistep", "polynomial", "step")
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adadelta": torch.optim.Adadelta,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+MORE_OPTIONS: dict[str, dict[str, str]] = {
+    "adadelta": {},
+    "adam": {"betas": "optim_betas"},
+    "adamw": {"betas": "optim_betas"},
+    "rmsprop": {"momentum": "optim_momentum"},
+    "sgd": {"momentum": "optim_momentum"},
+}
+"""Options of the optimizers besides learning rate and weight decay, with the settings they come from."""
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "bce": nn.functional.binary_cross_entropy_with_logits,
+    "bceloss": nn.functional.binary_cross_entropy,
+    "cross_entropy": nn.functional.cross_entropy,
+    "l1": nn.functional.l1_loss,
+    "l2": nn.functional.mse_loss,
+    "mse": nn.functional.mse_loss,
+    "nll": nn.functional.nll_loss,
+    "nllloss": nn.functional.nll_loss,
+}
+SCHEDULERS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "constant": (torch.optim.lr_scheduler.ConstantLR, {}),
+    "exponential": (torch.optim.lr_scheduler.ExponentialLR, {"gamma": "lr_scheduler_gamma"}),
+    "linear": (torch.optim.lr_scheduler.LinearLR, {}),
+    "multistep": (torch.optim.lr_scheduler.MultiStepLR, {"milestones": "lr_scheduler_step_size"}),
+    "polynomial": (torch.optim.lr_scheduler.PolynomialLR, {}),
+    "step": (torch.optim.lr_scheduler.StepLR, {"step_size": "lr_scheduler_step_size"}),
+}
+"""Each scheduler with its options, and the settings they come from."""
 CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": OPTIMIZERS,
-    "loss": LOSSES,
-    "lr_scheduler": SCHEDULERS,
+    "optimizer": tuple(OPTIMIZERS),
+    "loss": tuple(LOSSES),
+    "lr_scheduler": tuple(SCHEDULERS),
     "dist_backend": ("nccl", "gloo", "mpi"),
 }
 EARLIER_NAMES = {
@@ -26,11 +60,13 @@ EARLIER_NAMES = {
     "num_workers": "num_workers_dataloader",
     "pin_memory": "pin_gpu_memory",
 }
-"""Names that count where today's name is not given."""
+"""Names of older releases, used if the current name is not given."""
 TRUTHS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 EXAMPLES = {bool: "True or False", int: "a whole number", float: "a number"}
 
-PROFILER = "the run records where time goes; for more, use torch.profiler with our trace_handler"
+PROFILER = (
+    "the run records the time of each phase; for more, use torch.profiler with our trace_handler"
+)
 RAY = "Ray is not supported; start the processes with torchrun"
 WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(
@@ -55,19 +91,19 @@ WITHOUT_EFFECT: dict[str, str] = {
         ),
         RAY,
     ),
-    "log_all_workers": "write log_on_workers=-1 in the logger",
+    "log_all_workers": "use log_on_workers=-1 of the logger",
 }
-"""Arguments that a TorchTrainer of itwinai takes and this one cannot follow, and what to do instead."""
+"""Arguments of itwinai's TorchTrainer without effect here, with the alternative."""
 ALWAYS_SO = ("disable_tqdm", "measure_epoch_time", "measure_gpu_data")
-"""Arguments that need nothing: there is no progress bar, and these are always recorded."""
+"""Arguments that are accepted silently: there is no progress bar, and these are always recorded."""
 
 
 class TrainingConfiguration:
-    """Hyperparameters as attributes, with defaults. ``TrainingConfiguration(batch_size=64, depth=4)``.
+    """Hyperparameters as attributes, with defaults: ``TrainingConfiguration(batch_size=64, depth=4)``.
 
-    Other names are kept too; ``config["depth"]`` is ``config.depth``. A subclass adds defaults of its own as
-    annotated attributes; one without a value has to be given. Numbers may be given as text, which is how
-    YAML reads ``1e-3``. StepwellError names a value that cannot be used.
+    You can add any names; ``config["depth"]`` is ``config.depth``. A subclass declares its own defaults as
+    annotated attributes; an attribute without a default is required. Numbers may be text, because YAML reads
+    ``1e-3`` as text. A wrong value raises StepwellError.
 
     Attributes:
         batch_size: samples in a batch of each process.
@@ -79,7 +115,7 @@ class TrainingConfiguration:
             ``"bceloss"`` (of probabilities), ``"bce"`` (of logits), or a function of prediction and target.
         optimizer: ``"adam"``, ``"adamw"``, ``"sgd"``, ``"rmsprop"``, ``"adadelta"``, or a function of the
             parameters.
-        optim_lr: learning rate. ``lr`` counts where this is not given.
+        optim_lr: learning rate. ``lr`` is used if this is not given.
         optim_momentum: momentum of ``sgd`` and ``rmsprop``.
         optim_betas: betas of ``adam`` and ``adamw``.
         optim_weight_decay: weight decay.
@@ -87,7 +123,7 @@ class TrainingConfiguration:
             ``"polynomial"``, a function of the optimizer, or None.
         lr_scheduler_step_size: epochs between steps of ``"step"``; a list of epochs for ``"multistep"``.
         lr_scheduler_gamma: factor of ``"exponential"``.
-        dist_backend: of torch.distributed; without a GPU it is always ``"gloo"``.
+        dist_backend: backend of torch.distributed; always ``"gloo"`` without a GPU.
     """
 
     batch_size: int = 32
@@ -108,7 +144,7 @@ class TrainingConfiguration:
     dist_backend: str = "nccl"
 
     model_fields: ClassVar[dict[str, Any]] = {}
-    """The declared names and their defaults, ``...`` where there is none."""
+    """The declared names with their defaults, ``...`` for required ones."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -124,7 +160,7 @@ class TrainingConfiguration:
                 setattr(self, name, self._take(name, given.pop(name)))
             elif default is ...:
                 raise StepwellError(
-                    f"{type(self).__name__}() needs a value for {name}: write {name}=…"
+                    f"{type(self).__name__}() needs a value for {name}: pass {name}=…"
                 )
             else:
                 setattr(self, name, copy.deepcopy(default))
@@ -132,14 +168,12 @@ class TrainingConfiguration:
             setattr(self, name, value)
 
     def _take(self, name: str, value: Any) -> Any:
-        """Return a value in the type of its default; StepwellError says what to write instead."""
+        """Return a value in the type of its default. Raise StepwellError if it is wrong."""
         choices = CHOICES.get(name)
         if choices is not None and not callable(value) and value is not None:
             if value not in choices:
-                raise StepwellError(
-                    f"{name} is {shown(value)}: write one of {', '.join(choices)}"
-                    + ("" if name == "dist_backend" else ", or a function")
-                )
+                wanted = ", ".join(choices) + ("" if name == "dist_backend" else " or a function")
+                raise StepwellError(f"{name} must be one of {wanted}, got {shown(value)}")
             return value
         kind = type(self.model_fields.get(name))
         if kind not in CONVERSIONS or not isinstance(value, str | int | float):
@@ -147,14 +181,14 @@ class TrainingConfiguration:
         try:
             return CONVERSIONS[kind](value)
         except (KeyError, ValueError):
-            raise StepwellError(f"{name} is {shown(value)}: write {EXAMPLES[kind]}") from None
+            raise StepwellError(f"{name} must be {EXAMPLES[kind]}, got {shown(value)}") from None
 
     def model_dump(self) -> dict[str, Any]:
         """Return all values as a dict."""
         return dict(vars(self))
 
     def model_copy(self, update: dict[str, Any] | None = None) -> TrainingConfiguration:
-        """Return a copy, with these values in place of its own."""
+        """Return a copy with these values changed."""
         return type(self)(**{**vars(self), **(update or {})})
 
     def __getitem__(self, name: str) -> Any:
@@ -171,7 +205,7 @@ class TrainingConfiguration:
 
 
 def _declared(cls: type) -> dict[str, Any]:
-    """Return the annotated attributes of a class and those above it, with their defaults."""
+    """Return the annotated attributes of a class and its bases, with their defaults."""
     return {
         name: getattr(cls, name, ...)
         for above in reversed(cls.__mro__)
@@ -196,7 +230,7 @@ TrainingConfiguration.model_fields = _declared(TrainingConfiguration)
 
 
 def as_configuration(config: Any) -> TrainingConfiguration:
-    """Return a configuration as it is given, or of a dict, Namespace or the like."""
+    """Return a configuration made from a dict, a Namespace or the like; a configuration as it is."""
     if isinstance(config, TrainingConfiguration):
         return config
     try:
@@ -207,14 +241,41 @@ def as_configuration(config: Any) -> TrainingConfiguration:
 
 
 def check_others(others: Mapping[str, Any]) -> None:
-    """Warn about arguments without effect; StepwellError for one that does not exist."""
+    """Warn about arguments without effect. Raise StepwellError for an unknown argument."""
     for name, value in others.items():
         if name not in (*ALWAYS_SO, *WITHOUT_EFFECT):
-            raise StepwellError(f"TorchTrainer() has no argument {name!r}: leave it out")
+            raise StepwellError(f"TorchTrainer() has no argument {name!r}: remove it")
         if value and name in WITHOUT_EFFECT:
             warn_once(
                 f"trainer {name}",
-                "TorchTrainer(%s=…) has no effect: %s",
+                "TorchTrainer(%s=…) has no effect: %s.",
                 name,
                 WITHOUT_EFFECT[name],
             )
+
+
+def make_optimizer(config: TrainingConfiguration, parameters: Any) -> Any:
+    """Return the configured optimizer of these parameters."""
+    chosen = config.optimizer
+    if not isinstance(chosen, str):
+        return chosen(parameters)
+    names = {"lr": "optim_lr", "weight_decay": "optim_weight_decay", **MORE_OPTIONS[chosen]}
+    return OPTIMIZERS[chosen](parameters, **_options(config, names))
+
+
+def make_scheduler(config: TrainingConfiguration, optimizer: Any) -> Any:
+    """Return the configured scheduler of an optimizer, None without one."""
+    chosen: Any = config.lr_scheduler
+    if not isinstance(chosen, str):
+        return chosen and chosen(optimizer)
+    make, names = SCHEDULERS[chosen]
+    return make(optimizer, **_options(config, names))
+
+
+def find_loss(config: TrainingConfiguration) -> Callable[..., Tensor]:
+    """Return the configured loss: a function of prediction and target."""
+    return LOSSES[config.loss] if isinstance(config.loss, str) else config.loss
+
+
+def _options(config: TrainingConfiguration, names: Mapping[str, str]) -> dict[str, Any]:
+    return {option: config[setting] for option, setting in names.items()}

@@ -1,12 +1,14 @@
-"""How a ``TorchTrainer`` trains: one process alone, or one model on all processes of the launch.
+"""Strategies of a ``TorchTrainer``: one process, or one model on all processes of the launch.
 
-A trainer makes its own of a name; a program may make one itself and use it without a trainer.
+Also the helpers that depend on devices and processes: moving batches, and means over all processes. A
+strategy can be used without a trainer.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from typing import Any, ClassVar
 
 import torch
@@ -14,16 +16,16 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from stepwell.journal.errors import StepwellError
-from stepwell.journal.values import shown
-from stepwell.telemetry.place import find_place
+from stepwell._core.errors import StepwellError
+from stepwell._core.values import shown
+from stepwell.telemetry.rank_info import find_rank_info
 from stepwell.training import distributed_init
 
 UNSUPPORTED = ("deepspeed", "horovod")
 
 
 class TorchDistributedStrategy:
-    """What all strategies have. This one is a process by itself."""
+    """The base class of all strategies: a single process."""
 
     name: ClassVar[str] = "non-distributed"
     is_distributed: ClassVar[bool] = False
@@ -32,13 +34,13 @@ class TorchDistributedStrategy:
         self.is_initialized = False
 
     def init(self) -> None:
-        """Choose the GPU of this process, if there are any."""
+        """Select the GPU of this process, if there is one."""
         if torch.cuda.is_available():
             torch.cuda.set_device(self.local_rank() % torch.cuda.device_count())
         self.is_initialized = True
 
     def clean_up(self) -> None:
-        """Give back what ``init`` took. To do so twice is harmless."""
+        """Undo ``init``. A second call does nothing."""
         self.is_initialized = False
 
     def device(self) -> str:
@@ -51,7 +53,7 @@ class TorchDistributedStrategy:
 
     def local_rank(self) -> int:
         """Return the rank of this process on its machine."""
-        return find_place(os.environ).local_rank
+        return find_rank_info(os.environ).local_rank
 
     def global_world_size(self) -> int:
         """Return the number of processes that train together."""
@@ -69,7 +71,7 @@ class TorchDistributedStrategy:
     def distributed(
         self, model: nn.Module, optimizer: Any = None, lr_scheduler: Any = None, **options: Any
     ) -> tuple[nn.Module, Any, Any]:
-        """Return model, optimizer and scheduler, the model on its device and ready for training."""
+        """Return model, optimizer and scheduler, with the model on its device and ready for training."""
         return model.to(self.device()), optimizer, lr_scheduler
 
     def create_dataloader(
@@ -79,7 +81,7 @@ class TorchDistributedStrategy:
         shuffle: bool | None = None,
         **options: Any,
     ) -> DataLoader[Any]:
-        """Return a DataLoader of this process's share of the data; ``options`` as for a DataLoader."""
+        """Return a DataLoader of this process's share of the data; ``options`` are those of DataLoader."""
         if options.get("sampler") is None and options.get("batch_sampler") is None:
             sampler = self._sampler(dataset, bool(shuffle))
             if sampler is not None:
@@ -108,14 +110,14 @@ class TorchDistributedStrategy:
 
 
 class NonDistributedStrategy(TorchDistributedStrategy):
-    """A process by itself."""
+    """A single process."""
 
 
 class TorchDDPStrategy(TorchDistributedStrategy):
     """One model on all processes of the launch, with DistributedDataParallel.
 
     Args:
-        backend: of torch.distributed; ``"gloo"`` in place of ``"nccl"`` where there is no GPU.
+        backend: backend of torch.distributed; ``"gloo"`` replaces ``"nccl"`` without a GPU.
     """
 
     name = "ddp"
@@ -127,7 +129,7 @@ class TorchDDPStrategy(TorchDistributedStrategy):
         self._owns_group = False
 
     def init(self) -> None:
-        """Join the other processes, unless this process has joined them before."""
+        """Join the process group, unless this process is in one already."""
         super().init()
         if not dist.is_initialized():
             needs_gpu = self.backend == "nccl" and not torch.cuda.is_available()
@@ -136,7 +138,7 @@ class TorchDDPStrategy(TorchDistributedStrategy):
             self._owns_group = True
 
     def clean_up(self) -> None:
-        """Leave the other processes, if ``init`` has joined them."""
+        """Leave the process group, if ``init`` has joined it."""
         super().clean_up()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
@@ -144,11 +146,11 @@ class TorchDDPStrategy(TorchDistributedStrategy):
 
     def global_rank(self) -> int:
         """Return the rank of this process among all."""
-        return find_place(os.environ).rank
+        return find_rank_info(os.environ).rank
 
     def global_world_size(self) -> int:
         """Return the number of processes."""
-        return find_place(os.environ).world_size
+        return find_rank_info(os.environ).world_size
 
     def local_world_size(self) -> int:
         """Return the number of processes on this machine, as the launcher says."""
@@ -157,7 +159,10 @@ class TorchDDPStrategy(TorchDistributedStrategy):
     def distributed(
         self, model: nn.Module, optimizer: Any = None, lr_scheduler: Any = None, **options: Any
     ) -> tuple[nn.Module, Any, Any]:
-        """Return them with the model wrapped; ``options`` are those of DistributedDataParallel."""
+        """Return model, optimizer and scheduler, with the model wrapped in DistributedDataParallel.
+
+        ``options`` are those of DistributedDataParallel.
+        """
         if not isinstance(model, nn.parallel.DistributedDataParallel):
             model = nn.parallel.DistributedDataParallel(model.to(self.device()), **options)
         return model, optimizer, lr_scheduler
@@ -177,12 +182,12 @@ class TorchDDPStrategy(TorchDistributedStrategy):
 
 
 class _Unsupported(TorchDistributedStrategy):
-    """A name to ask for with isinstance, which holds for no strategy here."""
+    """A class for isinstance checks in code for itwinai. It cannot be instantiated."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         raise StepwellError(
-            f"{type(self).__name__} is not available: train several processes with "
-            'TorchDDPStrategy, or strategy="ddp"'
+            f"{type(self).__name__} is not available: train on several processes with "
+            'TorchDDPStrategy or strategy="ddp"'
         )
 
 
@@ -207,19 +212,19 @@ class RayDeepSpeedStrategy(RayTorchDistributedStrategy):
 
 
 def find_strategy(given: Any, backend: str) -> TorchDistributedStrategy:
-    """Return a strategy by its name, or as it is given; StepwellError if it cannot be used here.
+    """Return a strategy by its name, or the given strategy. Raise StepwellError if it is not supported.
 
-    A launch of a single process trains by itself, whatever the name.
+    With a single process, every name means ``NonDistributedStrategy``.
     """
     if isinstance(given, TorchDistributedStrategy):
         return given
     if given not in (None, "ddp", *UNSUPPORTED):
-        raise StepwellError(f'strategy is {shown(given)}: write "ddp", or None')
-    if given is None or find_place(os.environ).world_size == 1:
+        raise StepwellError(f'strategy must be "ddp" or None, got {shown(given)}')
+    if given is None or find_rank_info(os.environ).world_size == 1:
         return NonDistributedStrategy()
     if given in UNSUPPORTED:
         raise StepwellError(
-            f'strategy is "{given}", which cannot train several processes here: write "ddp"'
+            f'strategy "{given}" is not supported with several processes: use strategy="ddp"'
         )
     return TorchDDPStrategy(backend)
 
@@ -228,7 +233,7 @@ _joined = itertools.count()
 
 
 def _join(backend: str) -> None:
-    """Form a group with the other processes, also when there was one before."""
+    """Initialize the process group, even if there was one before."""
     number = next(_joined)
     if not number:
         dist.init_process_group(backend)
@@ -236,7 +241,66 @@ def _join(backend: str) -> None:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    # Below other keys: those of the earlier group still lead to its connections.
+    # With a new prefix: the keys of the earlier group still refer to its connections.
     store, rank, world_size = next(rendezvous("env://"))
     prefixed = PrefixStore(f"stepwell-{number}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size)
+
+
+# Batches and means
+
+LOSS = ""
+"""The name of the loss in ``EpochMeans``: no metric can have it."""
+
+
+class EpochMeans:
+    """Sums of the losses and metrics of an epoch's batches, on their device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, returned: Any) -> Tensor:
+        """Add the result of a step: a loss, or a loss and its metrics. Return the loss."""
+        pair = returned if isinstance(returned, tuple | list) else (returned, None)
+        if len(pair) != 2:
+            raise StepwellError(
+                f"A step must return the loss, or the loss and a dict of metrics, got {len(pair)} values. "
+                "To return something else, override the method of the epoch too."
+            )
+        loss = torch.as_tensor(pair[0]).detach()
+        for name, value in {LOSS: loss, **(pair[1] or {})}.items():
+            number = torch.as_tensor(value).detach()
+            if number.numel() == 1:
+                self._sums[name] = self._sums.get(name, 0.0) + number.double().reshape(())
+                self._counts[name] += 1
+        return loss
+
+    def over_all(self, strategy: TorchDistributedStrategy) -> dict[str, float]:
+        """Return the means over all processes."""
+        own = {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
+        everyone = strategy.allgather_obj(own)
+        means: dict[str, float] = {}
+        for name in dict.fromkeys(itertools.chain(*everyone)):
+            pairs = [sums[name] for sums in everyone if name in sums]
+            means[name] = sum(total for total, _ in pairs) / sum(count for _, count in pairs)
+        return means
+
+
+def move(value: Any, device: str) -> Any:
+    """Return a batch, or any object with a method ``to``, on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {name: move(item, device) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [move(item, device) for item in value]
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def count_batches(loader: Any) -> int | None:
+    """Return the number of batches, None if the loader has no length."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

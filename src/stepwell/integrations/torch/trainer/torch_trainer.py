@@ -1,4 +1,4 @@
-"""``TorchTrainer``: epochs of training, validation and tests, to subclass or to read."""
+"""``TorchTrainer``: epochs of training, validation and tests. Use it as it is, or subclass it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler
 
+from stepwell._core.checks import POSITIVE
+from stepwell._core.errors import StepwellError, warn_once
+from stepwell._core.values import shown
 from stepwell.diagnostics.batches import size_of
-from stepwell.integrations.torch.trainer.batches import (
-    LOSS,
-    EpochMeans,
-    count_batches,
-    move,
-)
 from stepwell.integrations.torch.trainer.checkpoints import (
     MODEL,
     STATE,
@@ -32,21 +29,26 @@ from stepwell.integrations.torch.trainer.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from stepwell.integrations.torch.trainer.components import (
+from stepwell.integrations.torch.trainer.configuration import (
+    as_configuration,
+    check_others,
     find_loss,
     make_optimizer,
     make_scheduler,
 )
-from stepwell.integrations.torch.trainer.configuration import as_configuration, check_others
-from stepwell.integrations.torch.trainer.strategies import TorchDistributedStrategy, find_strategy
-from stepwell.journal.errors import StepwellError, warn_once
+from stepwell.integrations.torch.trainer.strategies import (
+    LOSS,
+    EpochMeans,
+    TorchDistributedStrategy,
+    count_batches,
+    find_strategy,
+    move,
+)
 from stepwell.journal.metrics import context, log, set_context
 from stepwell.journal.state import state
-from stepwell.journal.values import shown
 from stepwell.loggers import EmptyLogger, Logger, LoggersCollection
 from stepwell.loggers.base import call_with
-from stepwell.loggers.checks import positive
-from stepwell.telemetry.place import find_place
+from stepwell.telemetry.rank_info import find_rank_info
 from stepwell.telemetry.run import active_run
 from stepwell.telemetry.start import init
 from stepwell.training import (
@@ -74,48 +76,48 @@ _END = object()
 
 
 class TorchTrainer:
-    """Trains a model on one process, or on all of those that torchrun starts.
+    """Trains a model on one process, or on all processes that torchrun starts.
 
-    A run is recorded: the one that is active, else one of its own. The logger's context is created with the
-    rank of this process and destroyed at the end, unless it was created before.
+    It records to the active run, else to a run of its own. The logger's context is created with the rank of
+    this process and destroyed at the end, unless it exists already.
 
-    To change what happens, override ``train_step``, ``validation_step`` or ``test_step`` for a batch,
-    ``train_epoch`` and its siblings for an epoch, ``train`` for all of it; ``create_model_loss_optimizer``
-    and ``create_dataloaders`` for what they create. The loops of this class record batches and epochs,
-    whatever a step does; in a loop of your own, ``stepwell.watch`` does.
+    To change the training, override ``train_step``, ``validation_step`` or ``test_step`` (one batch),
+    ``train_epoch``, ``validation_epoch`` or ``test_epoch`` (one epoch), ``train`` (everything),
+    ``create_model_loss_optimizer`` or ``create_dataloaders``. The loops of this class record batches and
+    epochs, whatever a step does; in a loop of your own, use ``stepwell.watch``.
 
     Args:
         config: a TrainingConfiguration, or a dict, Namespace or dataclass of its values.
-        epochs: how often to go through the training data.
-        model: the model; None if ``create_model_loss_optimizer`` makes it.
-        strategy: ``"ddp"`` trains one model on all processes; with a single process it changes nothing. None,
-            or a strategy, such as ``TorchDDPStrategy()``.
+        epochs: number of epochs.
+        model: the model; None if ``create_model_loss_optimizer`` creates it.
+        strategy: ``"ddp"`` trains one model on all processes (no effect with a single process), None, or a
+            strategy such as ``TorchDDPStrategy()``.
         validation_every: number of epochs between validations; None: no validation.
         test_every: number of epochs between tests; None: no tests.
-        random_seed: for Python, NumPy, torch and the order of the data.
-        logger: any of ``stepwell.loggers``, or one of your own.
+        random_seed: seed of Python, NumPy, torch and the order of the data.
+        logger: a logger of ``stepwell.loggers``, or one of your own.
         metrics: functions of prediction and target by name, such as those of torchmetrics.
         checkpoints_location: folder for checkpoints. The best model so far is in ``best_model``.
         checkpoint_every: number of epochs between checkpoints; None: only the best model is saved.
-        name: of the trainer.
-        from_checkpoint: folder of a checkpoint to go on from.
-        initial_best_validation_metric: a validation loss has to be below it to be the best.
-        run_name: of the run, and of the backends' runs.
-        others: further arguments of itwinai's TorchTrainer. Those without effect here are warned about.
+        name: name of the trainer.
+        from_checkpoint: folder of a checkpoint to resume from.
+        initial_best_validation_metric: a validation loss must be below this to be the best.
+        run_name: name of the run and of the backends' runs.
+        others: further arguments of itwinai's TorchTrainer. Arguments without effect cause a warning.
 
     Attributes:
         config: a TrainingConfiguration.
-        strategy: how it trains.
-        device: of this process, such as ``"cuda:0"`` or ``"cpu"``.
-        logger: as given; one that does nothing when none was.
-        rank: of this process among all.
+        strategy: the strategy.
+        device: device of this process, such as ``"cuda:0"`` or ``"cpu"``.
+        logger: the given logger, or one that does nothing.
+        rank: rank of this process.
         world_size: number of processes.
         train_dataloader: batches to train on.
         validation_dataloader: batches to validate on, or None.
         test_dataloader: batches to test on, or None.
-        optimizer: made by ``create_model_loss_optimizer``, as are ``lr_scheduler`` and ``loss``.
-        current_epoch: from 0 on.
-        train_glob_step: training batches so far, in all epochs; ``validation_glob_step`` and
+        optimizer: created by ``create_model_loss_optimizer``, as are ``lr_scheduler`` and ``loss``.
+        current_epoch: the current epoch, from 0.
+        train_glob_step: training batches so far, over all epochs; ``validation_glob_step`` and
             ``test_glob_step`` likewise.
     """
 
@@ -150,27 +152,29 @@ class TorchTrainer:
         **others: Any,
     ) -> None:
         if logger is not None and not isinstance(logger, Logger):
-            raise StepwellError(f"logger is {shown(logger)}: write one of stepwell.loggers")
+            raise StepwellError(f"logger must be a logger of stepwell.loggers, got {shown(logger)}")
         if metrics is not None and not isinstance(metrics, Mapping):
-            raise StepwellError(f"metrics is {shown(metrics)}: write a dict of names and functions")
+            raise StepwellError(
+                f"metrics must be a dict of names and functions, got {shown(metrics)}"
+            )
         check_others(others)
         self.config = as_configuration(config)
-        self.epochs = positive("epochs", epochs)
+        self.epochs = POSITIVE.check("epochs", epochs)
         self.model = model
         self.strategy = strategy
-        self.validation_every = _optional_count("validation_every", validation_every)
-        self.test_every = _optional_count("test_every", test_every)
+        self.validation_every = POSITIVE.or_none("validation_every", validation_every)
+        self.test_every = POSITIVE.or_none("test_every", test_every)
         self.random_seed = random_seed
         self.logger = logger or EmptyLogger()
         self.metrics = dict(metrics or {})
         self.checkpoints_location = checkpoints_location
-        self.checkpoint_every = _optional_count("checkpoint_every", checkpoint_every)
+        self.checkpoint_every = POSITIVE.or_none("checkpoint_every", checkpoint_every)
         self.name = name or type(self).__name__
         self.from_checkpoint = None if from_checkpoint is None else Path(from_checkpoint)
         if self.from_checkpoint is not None and not is_checkpoint(self.from_checkpoint):
             raise StepwellError(
-                f"from_checkpoint is {shown(from_checkpoint)}: write the folder of a checkpoint, "
-                f"with {STATE} and {MODEL} in it"
+                f"from_checkpoint must be a folder with {STATE} and {MODEL}, "
+                f"got {shown(from_checkpoint)}"
             )
         self.best_validation_metric = float(initial_best_validation_metric)
         self.run_name = run_name
@@ -181,11 +185,11 @@ class TorchTrainer:
         self._logs_floats = False
         self._best_files: list[Path] = []
 
-    # What it is
+    # Properties
 
     @property
     def strategy(self) -> TorchDistributedStrategy:
-        """How it trains. A name may be assigned too."""
+        """The strategy. You can also assign its name."""
         return self._strategy
 
     @strategy.setter
@@ -199,17 +203,17 @@ class TorchTrainer:
 
     @property
     def rank(self) -> int:
-        """The rank of this process among all of the launch."""
-        return find_place(os.environ).rank
+        """The rank of this process in the launch."""
+        return find_rank_info(os.environ).rank
 
     @property
     def world_size(self) -> int:
-        """The number of processes of the launch."""
-        return find_place(os.environ).world_size
+        """The number of processes in the launch."""
+        return find_rank_info(os.environ).world_size
 
     @property
     def bare_model(self) -> Any:
-        """The model without what wraps it to be trained on several processes."""
+        """The model without its DistributedDataParallel wrapper."""
         is_wrapped = isinstance(self.model, nn.parallel.DistributedDataParallel)
         return self.model.module if is_wrapped else self.model
 
@@ -219,7 +223,7 @@ class TorchTrainer:
         validation_dataset: Dataset[Any] | None = None,
         test_dataset: Dataset[Any] | None = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Train. Returns the three datasets and the trained model."""
+        """Train. Return the three datasets and the trained model."""
         with self._recording(), application(), self._initialized(), self._logging():
             self._begin()
             self.logger.save_hyperparameters(self._hyperparameters())
@@ -246,18 +250,18 @@ class TorchTrainer:
         batch_idx: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log something, as ``Logger.log`` does."""
+        """Log an item, as ``Logger.log`` does."""
         self.logger.log(
             item=item, identifier=identifier, kind=kind, step=step, batch_idx=batch_idx, **kwargs
         )
 
-    # What it creates
+    # Creation
 
     def create_model_loss_optimizer(self) -> None:
-        """Make model, optimizer, scheduler and loss ready for training, as ``config`` says."""
+        """Prepare model, optimizer, scheduler and loss as configured in ``config``."""
         if self.model is None:
             raise StepwellError(
-                f"{type(self).__name__} has no model: write model=…, or override "
+                f"{type(self).__name__} has no model: pass model=… or override "
                 "create_model_loss_optimizer"
             )
         with model_init():
@@ -269,7 +273,7 @@ class TorchTrainer:
             self.optimizer = make_optimizer(self.config, self.model.parameters())
             self.lr_scheduler = make_scheduler(self.config, self.optimizer)
             self.loss = find_loss(self.config)
-            # A scheduler changes the learning rate as it is made: the saved one comes after it.
+            # Creating a scheduler changes the learning rate, so the saved state is loaded after it.
             for part in ("optimizer", "lr_scheduler"):
                 if self._loaded.get(part) is not None and getattr(self, part) is not None:
                     getattr(self, part).load_state_dict(self._loaded[part])
@@ -284,7 +288,7 @@ class TorchTrainer:
         validation_dataset: Dataset[Any] | None = None,
         test_dataset: Dataset[Any] | None = None,
     ) -> None:
-        """Make the DataLoaders of the datasets, as ``config`` says."""
+        """Create the DataLoaders of the datasets as configured in ``config``."""
         datasets = (train_dataset, validation_dataset, test_dataset)
         for stage, dataset in zip(STAGES, datasets, strict=True):
             if dataset is not None:
@@ -305,7 +309,7 @@ class TorchTrainer:
         if self.current_epoch >= self.epochs:
             warn_once(
                 f"trainer epochs {self.from_checkpoint}",
-                "the checkpoint %s has all %d epochs: write a larger number of epochs to go on",
+                "The checkpoint %s has all %d epochs already. To continue, use a larger number of epochs.",
                 self.from_checkpoint,
                 self.epochs,
             )
@@ -313,7 +317,7 @@ class TorchTrainer:
         batches = count_batches(self.train_dataloader)
         target = None
         if batches is not None:
-            # A checkpoint of itwinai's does not tell its steps.
+            # A checkpoint of itwinai does not contain its steps.
             self.train_glob_step = self.train_glob_step or self.current_epoch * batches
             target = self.train_glob_step + (self.epochs - self.current_epoch) * batches
         with training_loop(self.train_glob_step, train_iterations_target_or_fn=target):
@@ -331,7 +335,7 @@ class TorchTrainer:
                 self.log(time.monotonic() - began, "epoch_time_s", step=epoch)
 
     def set_epoch(self, epoch: int | None = None) -> None:
-        """Begin an epoch: tell the samplers, and let the scheduler step after each epoch but the first."""
+        """Begin an epoch: set the epoch of the samplers, and step the scheduler (not in the first epoch)."""
         epoch = self.current_epoch if epoch is None else epoch
         if state.enabled:
             set_context(context.step, epoch)
@@ -343,9 +347,9 @@ class TorchTrainer:
                 sampler.set_epoch(epoch)
 
     def train_epoch(self, epoch: int | None = None) -> Tensor:
-        """Go through the training data once. Returns the mean loss of all processes."""
+        """Train on all batches once. Return the mean loss of all processes."""
         if self.train_dataloader is None:
-            raise StepwellError("there is no training data: give execute() a training dataset")
+            raise StepwellError("There is no training data: pass a training dataset to execute()")
         self.model.train()
         means, world_size = EpochMeans(), self.world_size
         batches = iter(self.train_dataloader)
@@ -363,7 +367,7 @@ class TorchTrainer:
         return self._log_means(means.over_all(self.strategy), "train")
 
     def train_step(self, batch: Any, batch_idx: int) -> tuple[Tensor, dict[str, Any]]:
-        """Train on one batch of inputs and targets. Returns its loss and metrics."""
+        """Train on one batch of inputs and targets. Return its loss and metrics."""
         inputs, targets = move(batch, self.device)
         with zero_grad():
             self.optimizer.zero_grad()
@@ -377,7 +381,7 @@ class TorchTrainer:
         return loss, self._log_step(loss, targets, prediction, batch_idx, "train")
 
     def validation_epoch(self, epoch: int | None = None) -> Tensor | None:
-        """Go through the validation data once. Returns the mean loss of all processes, None without data."""
+        """Validate on all batches once. Return the mean loss of all processes, None without data."""
         if self.validation_dataloader is None:
             return None
         with validation_loop():
@@ -387,11 +391,11 @@ class TorchTrainer:
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> tuple[Tensor, dict[str, Any]]:
-        """Validate on one batch. Returns its loss and metrics."""
+        """Validate on one batch. Return its loss and metrics."""
         return self._evaluation_step(batch, batch_idx, "validation")
 
     def test_epoch(self, epoch: int | None = None) -> Tensor | None:
-        """Go through the test data once. Returns the mean loss of all processes, None without data."""
+        """Test on all batches once. Return the mean loss of all processes, None without data."""
         if self.test_dataloader is None:
             return None
         with testing_loop():
@@ -399,13 +403,13 @@ class TorchTrainer:
         return self._log_means(means, "test")
 
     def test_step(self, batch: Any, batch_idx: int) -> tuple[Tensor, dict[str, Any]]:
-        """Test on one batch. Returns its loss and metrics."""
+        """Test on one batch. Return its loss and metrics."""
         return self._evaluation_step(batch, batch_idx, "test")
 
     def compute_metrics(
         self, true: Any, pred: Any, logger_step: int, batch_idx: int | None, stage: str = "train"
     ) -> dict[str, Any]:
-        """Return the metrics of a batch by name, and log them."""
+        """Compute and log the metrics of a batch. Return them by name."""
         values: dict[str, Any] = {}
         with torch.no_grad():
             for name, metric in self.metrics.items():
@@ -422,9 +426,9 @@ class TorchTrainer:
         checkpoints_root: str | os.PathLike[str] | None = None,
         force: bool = False,
     ) -> str | None:
-        """Save a checkpoint, on the first process, if one is due after this epoch or ``force`` is true.
+        """Save a checkpoint on the first process, if one is due after this epoch or ``force`` is true.
 
-        Returns its folder, None if there is none.
+        Return its folder, None if none was saved.
         """
         if self.rank != 0 or not (force or self._is_checkpoint_due()):
             return None
@@ -433,7 +437,7 @@ class TorchTrainer:
         if self.model is None or self.optimizer is None:
             warn_once(
                 "trainer nothing to save",
-                "%s saves no checkpoints: it has no model or no optimizer. Override save_checkpoint",
+                "%s saves no checkpoints, because it has no model or no optimizer. Override save_checkpoint.",
                 type(self).__name__,
             )
             return None
@@ -451,12 +455,12 @@ class TorchTrainer:
         if best is None:
             self._log_files(name, files)
         else:
-            # Only the last best one is logged, at the end: the run keeps each file that it is given.
+            # Only the last best model is logged, at the end: the run keeps every logged file.
             self._best_files = files
         return str(folder)
 
     def load_checkpoint(self) -> None:
-        """Read ``from_checkpoint``, if given: the epoch to go on with, and the state of all parts."""
+        """Read ``from_checkpoint``, if given: the epoch to resume at, and the state of all parts."""
         folder = self.from_checkpoint
         if folder is None:
             return
@@ -479,19 +483,19 @@ class TorchTrainer:
     # For subclasses that were written for itwinai
 
     def save_parameters(self, **parameters: Any) -> None:
-        """Keep the arguments of a constructor in ``parameters``."""
+        """Store the arguments of a constructor in ``parameters``."""
         self.parameters.update(parameters)
 
     @staticmethod
     def locals2params(names: Mapping[str, Any], pop_self: bool = True) -> dict[str, Any]:
-        """Return the arguments among the local names of a constructor."""
+        """Return the arguments among the local variables of a constructor."""
         hidden = {"__class__", *(["self"] if pop_self else [])}
         return {name: value for name, value in names.items() if name not in hidden}
 
     def ray_report(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: Ray is not supported."""
 
-    # Behind it
+    # Internals
 
     def _hyperparameters(self) -> dict[str, Any]:
         return {
@@ -504,7 +508,7 @@ class TorchTrainer:
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        """In a run: the active one, or one that ends with this."""
+        """Record to the active run, or to a new one that ends with the block."""
         if active_run() is not None:
             yield
             return
@@ -528,7 +532,7 @@ class TorchTrainer:
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[None]:
-        """With the other processes, if they are to train together."""
+        """Initialize the strategy, unless that is done already."""
         is_ours = not self.strategy.is_initialized
         if is_ours:
             self.strategy.init()
@@ -536,16 +540,16 @@ class TorchTrainer:
             yield
         finally:
             if is_ours:
-                # What wraps the model talks to the group that ends here.
+                # The wrapper of the model uses the process group, which ends here.
                 self.model = self.bare_model
                 self.strategy.clean_up()
 
     def _begin(self) -> None:
-        """Begin with the first epoch, or with the one after that of a checkpoint."""
+        """Reset the counters, or continue after the epoch of a checkpoint."""
         self.current_epoch = 0
         self.train_glob_step = self.validation_glob_step = self.test_glob_step = 0
         self._best_files = []
-        # Our loggers take tensors without waiting for them; others were promised numbers.
+        # Our loggers take tensors without waiting for the device. Loggers of users get plain numbers.
         self._logs_floats = any(type(member).log is not Logger.log for member in self._members())
         if self.from_checkpoint is not None:
             self.load_checkpoint()
@@ -567,7 +571,7 @@ class TorchTrainer:
     def _evaluate(
         self, stage: str, step: Callable[..., Any], iteration: Callable[[], Any]
     ) -> dict[str, float]:
-        """Go through the data of a stage; returns the means of all processes."""
+        """Evaluate on the data of a stage. Return the means over all processes."""
         self.model.eval()
         means, counter = EpochMeans(), f"{stage}_glob_step"
         for batch_idx, batch in enumerate(getattr(self, f"{stage}_dataloader")):
@@ -600,17 +604,17 @@ class TorchTrainer:
         self.log(plain, name, step=step, batch_idx=batch_idx)
 
     def _log_means(self, means: dict[str, float], stage: str) -> Tensor:
-        """Log the means of an epoch, where training stands. Returns the mean loss."""
+        """Log the means of an epoch at the current training step. Return the mean loss."""
         loss = means.pop(LOSS, math.nan)
         for name, value in {"loss": loss, **means}.items():
             self.log(value, f"{stage}_{name}_epoch", step=self.train_glob_step)
         for metric in self.metrics.values():
-            # Those of torchmetrics keep what they have seen.
+            # Metrics of torchmetrics accumulate until they are reset.
             getattr(metric, "reset", _nothing)()
         return torch.tensor(loss)
 
     def _note_validation(self, loss: Tensor | float | None) -> None:
-        """Save the model if it is the best one so far, by the mean of what all processes have."""
+        """Save the model if it is the best so far, by the mean loss over all processes."""
         if loss is None:
             return
         losses = self.strategy.allgather_obj(torch.as_tensor(loss).item())
@@ -641,9 +645,5 @@ class TorchTrainer:
             )
 
 
-def _optional_count(name: str, value: Any) -> int | None:
-    return None if value is None else positive(name, value)
-
-
 def _nothing() -> None:
-    """In the place of a method that is not there."""
+    """Do nothing, in place of a missing method."""

@@ -1,1 +1,1 @@
-"""Delivery to MLflow."""
+"""The MLflow backend."""

@@ -1,7 +1,7 @@
-"""MLflow: the log of a run as an MLflow run, in a database or on a server.
+"""The MLflow backend: the log of a run as an MLflow run, in a database or on a server.
 
-Metrics and parameters are MLflow's own, pictures with a step and models too, datasets are inputs; everything
-else is a file among the artifacts. Each rank that logs besides the first one has a child run.
+Metrics, parameters, images with a step and models become MLflow's own; datasets become inputs; everything
+else is an artifact file. Each rank that logs, after the first, has a child run.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell.journal.errors import warn_once
+from stepwell._core.errors import warn_once
+from stepwell.loggers.backends.mlflow.batch import MLflowBatch, in_milliseconds
 from stepwell.loggers.backends.mlflow.runs import (
     VARIABLE,
-    Place,
+    RunLocator,
     connect,
     keeps_metrics_once,
-    let_no_call_hang,
-    remembered,
+    saved_address,
+    set_timeouts,
     shown,
     tracking_uri,
 )
-from stepwell.loggers.backends.mlflow.sending import Sending, in_milliseconds
 from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ RECENT_NS = 60_000_000_000
 class MLFlowBackend(Backend):
     """Delivers to MLflow.
 
-    Options: ``tracking_uri`` (else ``MLFLOW_TRACKING_URI``, else a database in ``savedir``),
-    ``experiment_name`` or ``experiment_id``, ``run_id`` to go on with a run, ``parent_run_id``,
+    Options: ``tracking_uri`` (by default ``MLFLOW_TRACKING_URI``, else a database in ``savedir``),
+    ``experiment_name`` or ``experiment_id``, ``run_id`` of a run to continue, ``parent_run_id``,
     ``run_description``, ``savedir``.
     """
 
@@ -43,65 +43,65 @@ class MLFlowBackend(Backend):
     address_option: ClassVar[str | None] = "tracking_uri"
 
     def open(self, source: Source, state: dict[str, Any]) -> None:
-        """Find or make the run."""
-        let_no_call_hang()
+        """Find or create the run."""
+        set_timeouts()
         self.state = state
         self.source = source
         self.uri = tracking_uri(self.options, state)
         self._client: MlflowClient | None = None
         self._params: dict[str, str] | None = None
         if "run_id" not in state:
-            found = Place(self, self.uri, source).find()
-            # It may be that of an earlier attempt, which has ended.
-            self._connected().update_run(found["run_id"], status="RUNNING")
-            state.update(remembered(self.uri), **found)
+            ids = RunLocator(self, self.uri, source).find()
+            # It may be the run of an earlier attempt, which has ended.
+            self._connected().update_run(ids["run_id"], status="RUNNING")
+            state.update(saved_address(self.uri), **ids)
             state.update(files={}, notes={}, last_ns=source.started_ns)
 
     def deliver(self, records: list[LogRecord], again: bool) -> None:
-        """Send the records; in SQL stores, one that is there already is not there twice."""
+        """Send the records. SQL stores drop metrics that are there already."""
         client, run_id = self._ready()
         if self._params is None:
             self._params = dict(client.get_run(run_id).data.params)
-        sending = Sending(
+        batch = MLflowBatch(
             client,
             run_id,
             self.content_path,
             self._params,
             self.state["files"],
             self.state.setdefault("models", {}),
-            self._say,
+            self._warn,
         )
-        sending.take(records)
-        sending.send(again, only_new=again and not keeps_metrics_once(self.uri))
-        self._params = sending.params
-        self.state["files"] = sending.paths.taken
+        batch.take(records)
+        batch.send(again, only_new=again and not keeps_metrics_once(self.uri))
+        self._params = batch.params
+        self.state["files"] = batch.paths.taken
         times = (record.time_ns for record in records)
         self.state["last_ns"] = max(self.state["last_ns"], *times)
 
     def finish(self, status: str) -> None:
-        """Say how it ended, and when, as far as it is known."""
+        """Set the status and the end time."""
         client, run_id = self._ready()
         last, now = int(self.state["last_ns"]), time.time_ns()
         ended = now if now - last < RECENT_NS else last
         client.set_terminated(run_id, STATUS.get(status, "FAILED"), in_milliseconds(ended))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client = None
 
     def places(self, state: dict[str, Any]) -> dict[str, str]:
-        """The server or database; none where the environment says which."""
+        """Return the server or database; nothing if the environment sets it."""
         stored, own = str(self.options.get("tracking_uri") or ""), os.environ.get(VARIABLE, "")
         if stored or own:
             is_own = stored.rstrip("/") == own.rstrip("/")
             return {"tracking_uri": stored} if stored and not is_own else {}
-        kept = {"tracking_uri": state.get("uri"), "savedir": self.options.get("savedir")}
-        found = {name: str(place) for name, place in kept.items() if place}
-        return dict(list(found.items())[:1])
+        saved = {"tracking_uri": state.get("uri"), "savedir": self.options.get("savedir")}
+        places = {name: str(place) for name, place in saved.items() if place}
+        return dict(list(places.items())[:1])
 
     @property
     def shown_options(self) -> dict[str, str]:
-        """The options that may be written down: an address without secrets."""
+        """The options that may be displayed: an address without secrets."""
         uri = str(self.options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
         return {"tracking_uri": uri} if uri and shown(uri) == uri else {}
 
@@ -113,8 +113,8 @@ class MLFlowBackend(Backend):
             self._client = connect(self.uri)
         return self._client
 
-    def _say(self, key: str, message: str) -> None:
-        """Once for each logger; ``state`` keeps it, since a sidecar has nobody to talk to."""
+    def _warn(self, key: str, message: str) -> None:
+        """Warn once per logger. Also keep the message in ``state``: a sidecar has no terminal."""
         if key not in self.state["notes"]:
             self.state["notes"][key] = message
             warn_once(f"mlflow {self.state['run_id']} {key}", "%s", message)

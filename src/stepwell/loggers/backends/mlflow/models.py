@@ -1,6 +1,6 @@
-"""MLflow Models: what MLflow loads, serves and registers, made from the file of a logged module.
+"""Creates MLflow Models, which MLflow can load, serve and register, from the file of a logged module.
 
-The file is taken apart and put together again; nothing of it is unpickled here.
+The parts of the file are copied. Nothing in it is unpickled here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from typing import TYPE_CHECKING, Any
 from stepwell.loggers.backends.mlflow.names import LONGEST_TAG, cut
 from stepwell.loggers.backends.mlflow.runs import is_sql
 from stepwell.loggers.delivery.backend import ItemRecord
-from stepwell.loggers.delivery.kept_files import safe_parts
-from stepwell.loggers.delivery.names import in_words
-from stepwell.loggers.items.modules import CODE, FACTS, MODULE, SCRIPT
+from stepwell.loggers.delivery.files import renamed_message, safe_parts
+from stepwell.loggers.items.models import CODE, FACTS, MODULE, SCRIPT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
     from mlflow.models import Model
 
-Say = Callable[[str, str], None]
+Warn = Callable[[str, str], None]
 
 KINDS = ("model", "best_model")
 ITEM_TAG = "stepwell.item"
-"""Tag of a logged model: which item it is, so that one that was made already is found again."""
+"""Tag of a logged model with the key of the item, to find a model that was created before."""
 KIND_TAG = "stepwell.kind"
 LARGEST_FACTS = 64 << 20
 DATA = "data"
 WEIGHTS = "data.pkl"
 NO_LOGGED_MODELS = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
-"""What servers before MLflow 3 answer."""
+"""Errors of servers before MLflow 3."""
 GONE = "RESOURCE_DOES_NOT_EXIST"
 EXISTS = ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS")
 LATER = (
@@ -49,12 +48,12 @@ LATER = (
     "DEADLINE_EXCEEDED",
     "ABORTED",
 )
-"""Errors that may be gone the next time; others are answers."""
+"""Errors that may not occur the next time. All others are final."""
 
 
 @dataclass(frozen=True)
 class LoggedModule:
-    """An item with a whole module in its file."""
+    """An item whose file contains a whole module."""
 
     item: ItemRecord
     content: Path
@@ -62,17 +61,17 @@ class LoggedModule:
 
     @property
     def name(self) -> str:
-        """The item's name, without the characters that MLflow does not take in the name of a model."""
+        """The item's name, without characters that MLflow does not accept in the name of a model."""
         return re.sub(r"[/:.%\"']+", "_", self.item.name.strip("/")) or self.item.kind
 
     @property
     def key(self) -> str:
-        """The same for the same item, each time that it is sent."""
+        """A key of the item, the same for each attempt to send it."""
         return f"{(self.item.content or '')[:16]}-{self.item.time_ns}"
 
 
 def module_of(item: ItemRecord, content_path: Callable[[str], Path]) -> LoggedModule | None:
-    """Return the item as a module, if it is a model whose file has one."""
+    """Return the item as a module if it is a model and its file contains one; else None."""
     if item.kind not in KINDS or item.content is None:
         return None
     content = content_path(item.content)
@@ -90,19 +89,19 @@ def module_of(item: ItemRecord, content_path: Callable[[str], Path]) -> LoggedMo
 
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:
-    """Whether a part is as torch writes it; a compressed one might fill our disk."""
+    """Return whether a part is stored as torch does it. A compressed part might fill the disk."""
     return info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
 
 
 def _own(info: zipfile.ZipInfo) -> str:
-    """The name of a part of a file, without the folder that all parts are in."""
+    """Return the name of a part, without the folder that contains all parts."""
     return info.filename.partition("/")[2]
 
 
 class Models:
-    """Sends modules to a run as logged models, and registers them where that was asked for.
+    """Sends modules to a run as logged models, and registers them on request.
 
-    ``sent`` is kept with the state of delivery, also when sending fails: which models were created.
+    ``sent`` (the models that were created) is saved with the state of delivery, even if sending fails.
     """
 
     def __init__(
@@ -111,20 +110,20 @@ class Models:
         run_id: str,
         params: dict[str, str],
         sent: dict[str, str],
-        say: Say,
+        warn: Warn,
     ) -> None:
         self.client = client
         self.run_id = run_id
         self.params = params
         self.sent = sent
-        self.say = say
+        self.warn = warn
 
     def send(self, module: LoggedModule, again: bool) -> None:
-        """Upload it, unless it is there already. ``again``: it may be there, or a part of it."""
+        """Upload a module, unless it is there. ``again``: it may be there, in whole or in part."""
         from mlflow.exceptions import MlflowException
 
         if module.name != module.item.name:
-            self.say("model name", in_words(module.item.name, module.name, "MLflow"))
+            self.warn("model name", renamed_message(module.item.name, module.name, "MLflow"))
         try:
             logged = self._logged_model(module, again)
         except MlflowException as error:
@@ -137,7 +136,7 @@ class Models:
                 self.client.log_model_artifacts(logged.model_id, str(folder))
             self._link(module, logged.model_id)
             self.client.finalize_logged_model(logged.model_id, "READY")
-        # In a database of our own, MLflow would look for that address in the one of the environment.
+        # For a database, MLflow would resolve models:/ with the tracking URI of the environment.
         is_own = is_sql(self.client.tracking_uri)
         uri = logged.artifact_location if is_own else f"models:/{logged.model_id}"
         self._register(module, uri, logged.model_id, again)
@@ -153,9 +152,9 @@ class Models:
             except MlflowException as error:
                 if error.error_code != GONE:
                     raise
-                # Somebody deleted it: it is made anew.
+                # It was deleted: create it again.
         experiment = client.get_run(self.run_id).info.experiment_id
-        earlier = self._left_behind(module, experiment) if again else None
+        earlier = self._unsaved(module, experiment) if again else None
         attributes = module.item.attributes
         logged = earlier or client.create_logged_model(
             experiment,
@@ -168,8 +167,8 @@ class Models:
         self.sent[module.key] = logged.model_id
         return logged
 
-    def _left_behind(self, module: LoggedModule, experiment: str) -> LoggedModel | None:
-        """One that was created by a process that ended before it could say so."""
+    def _unsaved(self, module: LoggedModule, experiment: str) -> LoggedModel | None:
+        """Return a model that was created by a process that ended before it saved its id."""
         token = None
         while True:
             page = self.client.search_logged_models(
@@ -193,7 +192,7 @@ class Models:
             self.client.log_outputs(self.run_id, [output])
 
     def _send_to_run(self, module: LoggedModule) -> None:
-        """Upload it as servers before MLflow 3 have models: a folder among the artifacts of the run."""
+        """Upload a module as a folder of artifacts, for servers before MLflow 3."""
         with self._folder(module, module.name, None) as folder:
             self.client.log_artifacts(self.run_id, str(folder), module.name)
         root = self.client.get_run(self.run_id).info.artifact_uri
@@ -201,7 +200,7 @@ class Models:
 
     @contextmanager
     def _folder(self, module: LoggedModule, location: str, model_id: str | None) -> Iterator[Path]:
-        """The model as a folder, for as long as it takes to upload it."""
+        """Context manager: a temporary folder with the MLflow Model."""
         from mlflow.models import Model
 
         model = Model(location, self.run_id, model_id=model_id)
@@ -215,7 +214,7 @@ class Models:
             try:
                 _describe(model, folder, module.facts)
             except Exception as error:
-                self.say(
+                self.warn(
                     "signature", f"{module.item.name!r} has no signature: {cut(str(error), 300)}"
                 )
             files = [path for path in folder.rglob("*") if path.is_file()]
@@ -234,7 +233,7 @@ class Models:
         except MlflowException as error:
             if error.error_code in LATER:
                 raise
-            self.say(
+            self.warn(
                 f"registered {name}",
                 f"MLflow does not register {module.item.name!r} as {name!r}: {cut(str(error), 300)}",
             )
@@ -279,7 +278,7 @@ def _text(value: Any) -> str | None:
 
 
 def _write_files(model: Model, folder: Path, module: LoggedModule) -> None:
-    """Write all but ``MLmodel``, and add to the model how it is loaded."""
+    """Write all files except ``MLmodel``, and describe to the model how it is loaded."""
     from mlflow import __version__, pyfunc
 
     facts = module.facts
@@ -301,12 +300,12 @@ def _write_files(model: Model, folder: Path, module: LoggedModule) -> None:
         model_config={"device": None},
         pickle_module_name=pickle_module,
     )
-    # Not that of this process, which may be on another machine.
+    # Not the version of this process, which may run on another machine.
     model.flavors["python_function"]["python_version"] = python
 
 
 def _write_module(archive: zipfile.ZipFile, target: Path) -> None:
-    """Write the file that ``torch.load`` makes the module of: that of the weights, with another pickle."""
+    """Write the file from which ``torch.load`` loads the module: the file of weights with another pickle."""
     parts = {_own(info): info for info in archive.infolist()}
     if SCRIPT in parts:
         with archive.open(parts[SCRIPT]) as source, target.open("wb") as script:
@@ -318,14 +317,14 @@ def _write_module(archive: zipfile.ZipFile, target: Path) -> None:
                 continue
             copy = zipfile.ZipInfo(f"model/{WEIGHTS if name == MODULE else name}")
             copy.file_size = info.file_size
-            # Torch may be set to write none, which reads as a wrong one.
+            # Torch can be configured to write no checksums, which would be read as wrong ones.
             del info.CRC
             with archive.open(info) as source, whole.open(copy, "w") as part:
                 shutil.copyfileobj(source, part, 1 << 20)
 
 
 def _write_code(archive: zipfile.ZipFile, folder: Path) -> str | None:
-    """Write the files of ``code_paths``; return the folder that they are in, None without any."""
+    """Write the files of ``code_paths``. Return their folder; None if there are none."""
     code = None
     for info in archive.infolist():
         if _own(info).startswith(CODE):
@@ -342,7 +341,7 @@ def _requirements(facts: dict[str, Any]) -> list[str]:
 
 
 def _write_environment(folder: Path, python: str, requirements: list[str]) -> None:
-    """Write what has to be installed, in the three ways in which MLflow's tools read it."""
+    """Write the requirements in the three formats that MLflow's tools read."""
     import yaml
 
     conda = {
@@ -361,7 +360,7 @@ def _write_environment(folder: Path, python: str, requirements: list[str]) -> No
 
 
 def _describe(model: Model, folder: Path, facts: dict[str, Any]) -> None:
-    """Add the input example, and the signature as it was given or follows from the example."""
+    """Add the input example, and the signature: as given, or inferred from the example."""
     from mlflow.models import ModelSignature, infer_signature
 
     example = facts.get("example")
@@ -375,7 +374,7 @@ def _describe(model: Model, folder: Path, facts: dict[str, Any]) -> None:
 
 
 def _write_example(model: Model, folder: Path, example: dict[str, Any]) -> Any:
-    """Write an input example as MLflow reads it; return it as it was given."""
+    """Write an input example in MLflow's format. Return it as it was given."""
     import numpy as np
     import pandas as pd
 
@@ -401,7 +400,7 @@ def _write_example(model: Model, folder: Path, example: dict[str, Any]) -> Any:
 
 
 def _empty(output: Any) -> Any:
-    """Return an array of the dtype and shape of an output."""
+    """Return an empty array with the dtype and shape of an output."""
     import numpy as np
 
     if not isinstance(output, dict):

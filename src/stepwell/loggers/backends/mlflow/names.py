@@ -1,4 +1,4 @@
-"""What MLflow takes: names, lengths, how much at once."""
+"""MLflow's limits: characters in names, lengths, and the size of requests."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from stepwell.loggers.delivery.names import NOTHING, escape, shortened
+from stepwell.loggers.delivery.files import EMPTY_NAME, escape, shortened
 
 T = TypeVar("T")
 
 LONGEST_KEY = 250
 LONGEST_PARAM = 6000
 LONGEST_TAG = 5000
-"""Newer servers take 8000."""
+"""Newer servers allow 8000."""
 MOST_METRICS = 1000
 MOST_PARAMS = 100
 MOST_BYTES = 800_000
-"""Of one request; a server refuses more than a million."""
+"""Bytes of one request. A server refuses more than a million."""
 _KEY = re.compile(r"[\w.\- :/]")
 _PATH = re.compile(r"[\w.\- ()=+@~/]")
 
 
 def key_of(name: str) -> str:
-    """A metric, parameter or tag as MLflow takes it: the name itself, or one to be told from others."""
+    """Return the name of a metric, parameter or tag; escaped and shortened if MLflow does not accept it."""
     return shortened(_normal(escape(name, lambda c: _KEY.match(c) is not None)), LONGEST_KEY)
 
 
 def path_of(path: str) -> str:
-    """The path of an artifact, likewise."""
+    """Return the path of an artifact; escaped and shortened if MLflow does not accept it."""
     return "/".join(
         shortened(part, 150)
         for part in _normal(escape(path, lambda c: _PATH.match(c) is not None)).split("/")
@@ -37,25 +37,25 @@ def path_of(path: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """MLflow refuses what reads as another path: ``/a``, ``a//b``, ``a/``, ``./a``, ``..``, ``..a``."""
+    """Escape names that MLflow refuses that are not normal paths: ``/a``, ``a//b``, ``./a``, ``..a``."""
     parts = name.split("/")
     if len(parts) > 1 and not all(parts):
-        # The slashes of empty parts, all but those that have something on both sides.
+        # Escape the slashes of empty parts: all except those with text on both sides.
         return _normal(re.sub(r"^/+|/+$|(?<=/)/+", lambda f: "_x2F_" * len(f[0]), name))
     if name.startswith(".."):
         parts[0] = parts[0].replace(".", "_x2E_", 1)
-    return "/".join("_x2E_" * len(p) if p in (".", "..") else p for p in parts) or NOTHING
+    return "/".join("_x2E_" * len(p) if p in (".", "..") else p for p in parts) or EMPTY_NAME
 
 
 def text_of_param(value: Any) -> str:
-    """As MLflow's own ``log_param`` writes it; lists and dicts as JSON."""
+    """Return the text that MLflow's ``log_param`` writes; lists and dicts as JSON."""
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
 
 
 def cut(text: str, longest: int) -> str:
-    """The text; where it is too long its beginning, with a mark that says so."""
+    """Return the text; if it is too long, its beginning and a mark."""
     if len(text) <= longest:
         return text
     mark = f"… (cut: {len(text)} characters)"
@@ -63,15 +63,15 @@ def cut(text: str, longest: int) -> str:
 
 
 def portions(things: Iterable[T], most: int) -> Iterator[list[T]]:
-    """As many at a time as MLflow takes in one request."""
+    """Split a batch into requests of the size that MLflow accepts."""
     portion: list[T] = []
     size = 0
     for thing in things:
-        bytes_of_it = len(json.dumps(vars(thing), default=str)) + 40
-        if portion and (len(portion) == most or size + bytes_of_it > MOST_BYTES):
+        length = len(json.dumps(vars(thing), default=str)) + 40
+        if portion and (len(portion) == most or size + length > MOST_BYTES):
             yield portion
             portion, size = [], 0
         portion.append(thing)
-        size += bytes_of_it
+        size += length
     if portion:
         yield portion

@@ -1,4 +1,4 @@
-"""Where an MLflow run is: which server or database, which experiment, and the run itself."""
+"""Finds the MLflow run of a log: the server or database, the experiment, and the run itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stepwell.journal.document import read_json
-from stepwell.journal.errors import StepwellError
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import locked, read_json
 from stepwell.loggers.backends.mlflow.names import LONGEST_TAG, cut, key_of
 from stepwell.loggers.delivery.backend import Backend, NotYet, Source
 from stepwell.telemetry.run_document import RUN
@@ -30,13 +30,13 @@ DEFAULT_SAVEDIR = "mllogs/mlflow"
 DATABASE = "mlflow.db"
 SQL = ("sqlite", "postgresql", "mysql", "mssql")
 RUN_TAG = "stepwell.run"
-"""Tag of an MLflow run: which run, and which rank of it, it has the log of."""
+"""Tag of an MLflow run: the run, and the rank, that it contains the log of."""
 PATIENCE = 120.0
-"""So many seconds after its start a rank makes the main run itself if the first rank has not."""
+"""Seconds after its start until a rank creates the main run itself, if the first rank has not."""
 CONNECT_TIMEOUT = 5.0
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 IN_THIS_PROCESS = {
-    # The batch comes again anyway, so one try is enough, and none may hang for long.
+    # One attempt is enough, because the batch comes again, and no request may hang for long.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -45,14 +45,14 @@ IN_THIS_PROCESS = {
 }
 
 
-def let_no_call_hang() -> None:
-    """In the process of a backend: what the user has set counts all the same."""
+def set_timeouts() -> None:
+    """Set MLflow's timeouts in the process of a backend. Variables that the user has set stay."""
     for name, value in IN_THIS_PROCESS.items():
         os.environ.setdefault(name, value)
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client for this server or database; OSError for a server that does not answer."""
+    """Return a client for this server or database. Raise OSError if the server does not answer."""
     _reach(uri)
     try:
         from mlflow import MlflowClient
@@ -64,13 +64,13 @@ def connect(uri: str) -> MlflowClient:
         return MlflowClient(tracking_uri=uri)
     database = database_path(uri)
     database.parent.mkdir(parents=True, exist_ok=True)
-    # A client makes the tables of a new database; two that do it at once spoil it.
-    with _alone(database.with_name(f".{database.name}.lock")):
+    # A client creates the tables of a new database. Two clients at once would damage it.
+    with _locked(database.with_name(f".{database.name}.lock")):
         return MlflowClient(tracking_uri=uri)
 
 
 def _reach(uri: str) -> None:
-    """Connect to a server before MLflow is imported, which takes long and is of no use without one."""
+    """Try to connect to the server before MLflow is imported, which takes seconds."""
     parts = urlsplit(uri)
     has_proxy = any(name.lower() in PROXIES for name in os.environ)
     if parts.scheme not in ("http", "https") or "mlflow" in sys.modules or has_proxy:
@@ -83,48 +83,43 @@ def _reach(uri: str) -> None:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process of this machine at a time, where the system can do that."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with lock.open("a") as file:
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time into the block, if the system and the file system have locks."""
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise NotYet(f"another process is making {lock.parent} ready") from None
-        except OSError:
-            pass  # this file system has no locks
+            is_mine = stack.enter_context(locked(path, wait=False))
+        except (ImportError, OSError):
+            is_mine = True
+        if not is_mine:
+            raise NotYet(f"another process is preparing {path.parent}") from None
         yield
 
 
-# Which server or database
+# Server or database
 
 
 def tracking_uri(options: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Where to: what was asked for, else what the environment says, else a database in ``savedir``.
+    """Return the address: from the options, else from the environment, else a database in ``savedir``.
 
-    ``before`` is what ``remembered`` gave earlier: a log is not continued in another place.
+    ``before`` is an earlier result of ``saved_address``: a log must not continue in another place.
     """
-    asked = str(options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
-    uri = _usable(asked or str(before.get("uri") or "") or _default(options))
+    given = str(options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
+    uri = _usable(given or str(before.get("uri") or "") or _default(options))
     place = before.get("place")
     if place is not None and place != shown(uri):
         raise StepwellError(
-            f"the log of this run went to {place}, not to {shown(uri)}: set {VARIABLE} as it was then"
+            f"the log of this run went to {place} before, not to {shown(uri)}: set {VARIABLE} to that address"
         )
     return uri
 
 
-def remembered(uri: str) -> dict[str, Any]:
-    """What is written down about it: no password."""
+def saved_address(uri: str) -> dict[str, Any]:
+    """Return the address for the saved state, without a password."""
     return {"place": shown(uri), **({"uri": uri} if shown(uri) == uri else {})}
 
 
 def shown(uri: str) -> str:
-    """An address without the name, password and query that may be in it."""
+    """Return an address without user name, password and query."""
     parts = urlsplit(uri)
     if "@" not in parts.netloc and not parts.query:
         return uri
@@ -140,7 +135,7 @@ def _savedir(options: Mapping[str, Any]) -> Path:
 
 
 def _usable(uri: str) -> str:
-    """MLflow refuses to keep runs in plain folders: then in a database in that folder."""
+    """Replace a folder by a database in that folder: MLflow refuses to store runs in plain folders."""
     parts = urlsplit(uri)
     is_folder = parts.scheme == "file" or (not parts.scheme and ("/" in uri or uri.startswith(".")))
     if is_folder and os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
@@ -152,32 +147,32 @@ def _usable(uri: str) -> str:
 
 
 def database_path(uri: str) -> Path:
-    """The file of an SQLite address."""
+    """Return the file of an SQLite address."""
     return Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute()
 
 
 def is_sql(uri: str) -> bool:
-    """Whether it is a database itself, not a server in front of one."""
+    """Return whether the address is a database, not a server."""
     return urlsplit(uri).scheme.partition("+")[0] in SQL
 
 
 def keeps_metrics_once(uri: str) -> bool:
-    """Whether a metric that comes again is dropped there: by the primary key of an SQL table."""
+    """Return whether the store drops a metric that comes again, by the primary key of its SQL table."""
     return is_sql(uri) or urlsplit(uri).scheme in ("http", "https")
 
 
-# Which run
+# Run
 
 
-class Place:
-    """Finds the run that the log of a process goes to, and makes it when there is none."""
+class RunLocator:
+    """Finds the MLflow run for the log of a process, or creates it."""
 
     def __init__(self, backend: Backend, uri: str, source: Source) -> None:
         self.backend = backend
         self.uri = uri
         self.source = source
         self.options = backend.options
-        told = "\0".join(
+        destination = "\0".join(
             str(part)
             for part in (
                 shown(uri),
@@ -188,17 +183,18 @@ class Place:
                 backend.run_name,
             )
         )
-        # Not the number of the logger: ranks that log to other places need not count alike.
-        self.key = f"mlflow-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        # Not the number of the logger: ranks with different loggers number them differently.
+        self.key = f"mlflow-{hashlib.sha256(destination.encode()).hexdigest()[:12]}"
 
     def find(self) -> dict[str, str]:
-        """``{"experiment_id", "run_id"}``, also ``"parent_run_id"`` for ranks after the first.
+        """Return ``experiment_id`` and ``run_id``; for ranks after the first also ``parent_run_id``.
 
-        Raises ``NotYet`` before anything is connected to: a database is made by one rank only.
+        Raise NotYet before connecting if the first rank has not created the run: only one rank creates a
+        database.
         """
         late = time.time() - self.source.started_ns / 1e9 > PATIENCE
         if not self.backend.is_first and not late and self.backend.shared(self.key) is None:
-            raise NotYet("the first rank that logs has not made the MLflow run yet")
+            raise NotYet("the first rank that logs has not created the MLflow run yet")
         self.client = connect(self.uri)
         main = self._main()
         if self.backend.is_first:
@@ -208,9 +204,9 @@ class Place:
         )
 
     def _main(self) -> dict[str, str]:
-        found = self.backend.shared(self.key)
-        if found is not None:
-            return found
+        shared = self.backend.shared(self.key)
+        if shared is not None:
+            return shared
         if self.options.get("run_id"):
             return self.backend.publish(self.key, self._given(str(self.options["run_id"])))
         parent = self.options.get("parent_run_id")
@@ -221,25 +217,26 @@ class Place:
         return {"experiment_id": run.info.experiment_id, "run_id": run_id}
 
     def _shared_run(self, key: str, experiment_id: str, parent: str | None) -> dict[str, str]:
-        found = self.backend.shared(key)
-        if found is not None:
-            return found
-        run = self._left_behind(key, experiment_id) or self._create(key, experiment_id, parent)
-        about = {"experiment_id": experiment_id, "run_id": run.info.run_id}
+        shared = self.backend.shared(key)
+        if shared is not None:
+            return shared
+        run = self._unpublished(key, experiment_id) or self._create(key, experiment_id, parent)
+        ids = {"experiment_id": experiment_id, "run_id": run.info.run_id}
         if parent:
-            about["parent_run_id"] = parent
-        counts = self.backend.publish(key, about)
-        if counts["run_id"] != run.info.run_id:
+            ids["parent_run_id"] = parent
+        first = self.backend.publish(key, ids)
+        if first["run_id"] != run.info.run_id:
+            # Another process has published its run before.
             self.client.delete_run(run.info.run_id)
-        return counts
+        return first
 
-    def _left_behind(self, key: str, experiment_id: str) -> Run | None:
-        """One that was made by a process that ended before it could say so."""
+    def _unpublished(self, key: str, experiment_id: str) -> Run | None:
+        """Return a run that was created by a process that ended before it published it."""
         tag = self._tag(key).replace("'", "")
-        found = self.client.search_runs(
+        runs = self.client.search_runs(
             [experiment_id], f"tags.`{RUN_TAG}` = '{tag}'", max_results=1
         )
-        return found[0] if found else None
+        return runs[0] if runs else None
 
     def _tag(self, key: str) -> str:
         return f"{self.source.run}/{key}"
@@ -263,23 +260,23 @@ class Place:
         )
 
     def _labels(self) -> dict[str, str]:
-        """What is known of the run, under the names that MLflow shows."""
-        about = read_json(self.backend.run_folder / RUN) or {}
-        attempt = next(iter(reversed(about.get("attempts") or [])), None) or {}
+        """Return facts about the run as tags, with the names that MLflow displays."""
+        document = read_json(self.backend.run_folder / RUN) or {}
+        attempt = next(iter(reversed(document.get("attempts") or [])), None) or {}
         code = attempt.get("code") or {}
-        found = {
+        tags = {
             "mlflow.note.content": self.options.get("run_description"),
             "mlflow.user": _user(),
             "mlflow.source.name": next(iter(attempt.get("argv") or []), None),
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": code.get("commit"),
             "stepwell.host": self.source.host,
-            "stepwell.tags": ", ".join(map(str, about.get("tags") or ())),
+            "stepwell.tags": ", ".join(map(str, document.get("tags") or ())),
         }
         labels = {key_of(str(name)): str(value) for name, value in self.source.labels.items()}
-        return {**labels, **{name: str(value) for name, value in found.items() if value}}
+        return {**labels, **{name: str(value) for name, value in tags.items() if value}}
 
-    # Which experiment
+    # Experiment
 
     def _experiment_name(self) -> str:
         return str(self.options.get("experiment_name") or DEFAULT_EXPERIMENT)
@@ -289,14 +286,14 @@ class Place:
         if given is not None:
             return str(given)
         name = self._experiment_name()
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            found = self._create_experiment(name)
-        if found.lifecycle_stage != "active":
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            experiment = self._create_experiment(name)
+        if experiment.lifecycle_stage != "active":
             raise StepwellError(
-                f"the MLflow experiment {name!r} was deleted: restore it, or give another name"
+                f"the MLflow experiment {name!r} was deleted: restore it, or choose another name"
             )
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _create_experiment(self, name: str) -> Any:
         from mlflow.exceptions import MlflowException
@@ -309,7 +306,10 @@ class Place:
         return self.client.get_experiment_by_name(name)
 
     def _artifacts(self) -> str | None:
-        """A server knows where to keep files; without one it would be the current folder."""
+        """Return the location of artifacts; None for a server, which has its own.
+
+        MLflow's default for a database would be the current folder.
+        """
         if not is_sql(self.uri):
             return None
         if self.uri.startswith("sqlite:///"):

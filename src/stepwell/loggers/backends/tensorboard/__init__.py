@@ -1,1 +1,1 @@
-"""Delivery to TensorBoard."""
+"""The TensorBoard backend."""

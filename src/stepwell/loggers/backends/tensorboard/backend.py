@@ -1,8 +1,8 @@
-"""TensorBoard: event files in a folder that TensorBoard is pointed at, written without TensorBoard.
+"""The TensorBoard backend: writes event files, without TensorBoard.
 
-``<savedir>/<name>-<run id>/`` has an event file for each process and attempt, and one with its
-hyperparameters; ranks that log besides the first one have sub-folders ``rank-00003``. What TensorBoard has
-no view for is described in a text, and its file is kept in ``files/``.
+``<savedir>/<name>-<run id>/`` contains an event file for each process and attempt, and one with its
+hyperparameters. Ranks that log, after the first, have subfolders such as ``rank-00003``. An item that
+TensorBoard cannot show is described in a text, and its file is copied to ``files/``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stepwell._core.files import sync
 from stepwell.loggers.backends.tensorboard.events import ItemEvents
 from stepwell.loggers.backends.tensorboard.tfevents import (
     file_version,
@@ -21,7 +22,7 @@ from stepwell.loggers.backends.tensorboard.tfevents import (
     scalar,
 )
 from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
-from stepwell.loggers.delivery.kept_files import as_one_part
+from stepwell.loggers.delivery.files import as_one_part
 
 FILES = "files"
 DEFAULT_SAVEDIR = "mllogs/tensorboard"
@@ -30,9 +31,8 @@ DEFAULT_SAVEDIR = "mllogs/tensorboard"
 class TensorBoardBackend(Backend):
     """Writes event files.
 
-    How long the event file is belongs to what is kept with the cursor. A batch that comes again is
-    written over its first try, with the same bytes, so nothing is there twice, and TensorBoard, which
-    may be reading just then, sees no difference.
+    The length of the event file is saved with the cursor. A batch that comes again overwrites the first
+    attempt with the same bytes. So nothing is written twice, and TensorBoard can read at the same time.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -63,7 +63,7 @@ class TensorBoardBackend(Backend):
             if isinstance(record, ItemRecord) and record.kind == "param"
         }
         if params:
-            # Before the event file: TensorBoard reads files in order, and looks at no earlier one again.
+            # Before the event file: TensorBoard reads files in order and never goes back to an earlier one.
             self._write_params({**self.state["params"], **params})
         events = [event for record in records for event in self._events(record)]
         self.state["length"] = self._append(self.state["length"], events)
@@ -72,22 +72,22 @@ class TensorBoardBackend(Backend):
         self.state["last_ns"] = max(self.state["last_ns"], *times)
 
     def finish(self, status: str) -> None:
-        """Say how the run of these hyperparameters ended, if it had any."""
+        """Write the status of the run, if it has hyperparameters."""
         if self.state["params"] and not self.state.get("ended"):
             event = hparams_end(status, self.state["last_ns"])
             self.state["length"] = self._append(self.state["length"], [event])
             self.state["ended"] = True
 
-    # Where
+    # Names
 
     def _place(self) -> Path:
         run = as_one_part(self.source.run)
         name = re.sub(r"[^\w.+=@-]+", "_", self.run_name or self.source.application).strip("._")
-        called = run if not name or name in run else f"{name[:100]}-{run}"
-        return Path(called) if self.is_first else Path(called, f"rank-{self.rank:05d}")
+        folder = run if not name or name in run else f"{name[:100]}-{run}"
+        return Path(folder) if self.is_first else Path(folder, f"rank-{self.rank:05d}")
 
     def _file_name(self) -> str:
-        """Names begin with the time, since TensorBoard takes the last one for the one being written."""
+        """Return a name that starts with the time: TensorBoard takes the last file for the current one."""
         source = self.source
         host = re.sub(r"[^\w-]", "-", source.host) or "host"
         seconds = source.started_ns // 1_000_000_000
@@ -103,7 +103,7 @@ class TensorBoardBackend(Backend):
         return [] if record.kind == "param" else self.items.of(record)
 
     def _append(self, length: int, events: list[bytes]) -> int:
-        """Write events from this length of the file on; returns how long it is then."""
+        """Write events at this position of the file. Return the new length."""
         length = self._usable(length)
         data = b"".join(map(frame, events))
         if length == 0:
@@ -111,7 +111,7 @@ class TensorBoardBackend(Backend):
         fd = os.open(self.folder / self.state["file"], os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             _write_at(fd, data, length)
-            # Only now: a reader past this point would see nothing for a moment.
+            # Only after writing: otherwise a reader behind this position would find no data for a moment.
             os.ftruncate(fd, length + len(data))
             os.fsync(fd)
         finally:
@@ -119,7 +119,7 @@ class TensorBoardBackend(Backend):
         return length + len(data)
 
     def _usable(self, length: int) -> int:
-        """This length; 0, and another file, where somebody removed or cut the one there was."""
+        """Return this length; or choose a new file and return 0, if the file was removed or truncated."""
         path = self.folder / self.state["file"]
         if length == 0 or (path.exists() and path.stat().st_size >= length):
             return length
@@ -127,17 +127,17 @@ class TensorBoardBackend(Backend):
         return 0
 
     def _write_params(self, params: dict[str, Any]) -> None:
-        """A file of its own, replaced as a whole: of several lists TensorBoard shows the first one."""
+        """Replace the file of hyperparameters: TensorBoard would show only the first of several lists."""
         start_ns = self.source.started_ns
         event = hparams_start(params, self.source.run, start_ns)
-        # It sorts before the event file of the same time.
+        # This name sorts before the event file of the same time.
         name = self.state["file"].rstrip("-").replace(".tfevents.", ".tfevents.0", 1)
         path = self.folder / name
+        # A fixed name, unlike `replacing`: TensorBoard would also read a file that a crash leaves behind. The
+        # batch that comes again replaces this one.
         beside = self.folder / f".{path.name}"
-        with beside.open("wb") as file:
-            file.write(frame(file_version(start_ns)) + frame(event))
-            file.flush()
-            os.fsync(file.fileno())
+        beside.write_bytes(frame(file_version(start_ns)) + frame(event))
+        sync(beside)
         os.replace(beside, path)
 
 

@@ -1,1 +1,1 @@
-"""Delivery to Weights & Biases."""
+"""The Weights & Biases backend."""

@@ -1,7 +1,7 @@
-"""What a batch of records comes to in W&B: rows of its history, and artifacts.
+"""Converts a batch of records to W&B's rows and artifacts.
 
-The same batch always comes to the same acts, which are plain JSON: those that W&B has not on disk yet are
-kept with the state of delivery.
+The result is a list of acts in plain JSON, always the same for the same batch. Acts that W&B has not written
+to disk are saved with the state of delivery.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, TypeAlias
 
 from stepwell.loggers.delivery import files as backend_files
 from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
-from stepwell.loggers.delivery.names import escape, in_words, shortened
+from stepwell.loggers.delivery.files import escape, renamed_message, shortened
 
 Act: TypeAlias = dict[str, Any]
 """``{"index", "time", "row": {…}, "media": {…}}`` or ``{"index", "artifact": {…}}``."""
 
 STEP = "trainer/global_step"
-"""Our step, as a value of each row: W&B's own may never go back. Lightning calls it so too."""
+"""Key of our step in each row, as in Lightning. W&B's own step must never decrease."""
 EPOCH = "epoch"
 NUMBERS = ("system", "carbon", "execution_time", "flops_pb", "flops_pe", "watch")
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/bmp")
 TYPES = {"best_model": "model", "prov_documents": "provenance"}
 KEPT = "kept"
-"""Type of artifacts that have what W&B did not take otherwise."""
+"""Type of artifacts with values that W&B did not accept otherwise."""
 LONGEST_NAME = 120
 LARGEST_PAGE = 1 << 20
 LARGEST_TABLE = 64 << 20
 
 
-class Plan:
-    """Collects the rows and artifacts of a batch, in the order in which they begin."""
+class WandBBatch:
+    """Collects the rows and artifacts of a batch, in the order in which they start."""
 
-    def __init__(self, first: int, say: Callable[[str, str], None]) -> None:
+    def __init__(self, first: int, warn: Callable[[str, str], None]) -> None:
         self.next = first
-        self.say = say
+        self.warn = warn
         self.acts: list[Act] = []
         self.params: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
@@ -46,7 +46,7 @@ class Plan:
         self._artifact: tuple[str, str, int | None] | None = None
 
     def take(self, records: list[LogRecord]) -> None:
-        """All records of a batch."""
+        """Convert all records of a batch."""
         for record in records:
             if isinstance(record, MetricRecord):
                 self._value(record, record.name, number(record.value))
@@ -86,7 +86,7 @@ class Plan:
         }
 
     def _row(self, record: LogRecord, key: str) -> Act:
-        """The row of this step; another one where it has such a value already."""
+        """Return the row of this step; a new row if it has a value with this key already."""
         act = self._rows.get(record.step)
         if act is None or key in act["row"] or key in act["media"]:
             act = self._act(time=record.time_ns, row={}, media={})
@@ -106,61 +106,61 @@ class Plan:
     def _key(self, name: str) -> str:
         key = key_of(name)
         if key != name:
-            self.say("name", in_words(name, key, "W&B"))
+            self.warn("name", renamed_message(name, key, "W&B"))
         return key
 
     # Artifacts
 
     def _file(self, item: ItemRecord) -> None:
-        """Files of one folder come one after the other: they are one artifact."""
-        told = (item.kind, item.name, item.step)
-        if told != self._artifact or not item.attributes.get("folder"):
-            self._artifact = told
+        """Add a file. The files of one folder, which follow each other, are one artifact."""
+        key = (item.kind, item.name, item.step)
+        if key != self._artifact or not item.attributes.get("folder"):
+            self._artifact = key
             self._act(artifact=_artifact(item))
-        # A path in it, not in all of W&B: the name is that of the artifact.
+        # The path in the artifact, which has the name of the item.
         path = item.file or backend_files.path_of(item)
         content = item.content or {"text": backend_files.bytes_of(item).decode("utf-8", "replace")}
         self.acts[-1]["artifact"]["files"][path.strip("/") or "file"] = content
 
 
 def _artifact(item: ItemRecord) -> dict[str, Any]:
-    about = finite(item.value) if isinstance(item.value, dict) else {}
+    description = finite(item.value) if isinstance(item.value, dict) else {}
     return {
         "name": artifact_name(item.name or item.kind),
         "type": TYPES.get(item.kind, item.kind),
         "aliases": ["latest", "best"] if item.kind == "best_model" else ["latest"],
-        "metadata": {"identifier": item.name, "step": item.step, "kind": item.kind, **about},
+        "metadata": {"identifier": item.name, "step": item.step, "kind": item.kind, **description},
         "files": {},
     }
 
 
 def named_in(act: Act) -> str:
-    """What an act is about, for a message."""
+    """Return the names in an act, for a message."""
     if "artifact" in act:
         return repr(act["artifact"]["metadata"].get("identifier"))
     return ", ".join(repr(key) for key in (*act["media"], *act["row"]) if key != STEP)
 
 
 def as_files(act: Act) -> Act:
-    """The same act where W&B refused it: nothing but files, under a name that is surely taken."""
+    """Return an act that W&B refused as an artifact of files, with a name that W&B accepts."""
     if "artifact" in act:
         files = {
             f"{i}-{digest(path)}": kept
             for i, (path, kept) in enumerate(act["artifact"]["files"].items())
         }
-        name, about = (
+        name, metadata = (
             digest(str(act["artifact"]["metadata"])),
             {"names": str(list(act["artifact"]["files"]))},
         )
     else:
         files = {f"{i}": _file_of(kept) for i, kept in enumerate(act["media"].values())}
         files["row.json"] = {"text": json.dumps(act["row"], default=str)}
-        name, about = digest(str(act["index"])), {"names": str(list(act["media"]))}
+        name, metadata = digest(str(act["index"])), {"names": str(list(act["media"]))}
     artifact = {
         "name": f"kept-{name}",
         "type": KEPT,
         "aliases": [],
-        "metadata": about,
+        "metadata": metadata,
         "files": files,
     }
     return {"index": act["index"], "artifact": artifact}
@@ -171,7 +171,7 @@ def _file_of(kept: dict[str, Any]) -> Any:
 
 
 def kept_as_file(key: str, kept: dict[str, Any]) -> dict[str, Any]:
-    """Something that W&B cannot show, as an artifact."""
+    """Return an artifact with a value that W&B cannot show."""
     return {
         "name": artifact_name(key),
         "type": KEPT,
@@ -182,7 +182,7 @@ def kept_as_file(key: str, kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_media(item: ItemRecord) -> bool:
-    """Whether W&B can show it: a picture, a page, a histogram or a table."""
+    """Return whether W&B can show an item: an image, an HTML page, a histogram or a table."""
     if item.kind in ("histogram", "table"):
         return (item.size or 0) <= LARGEST_TABLE
     if item.kind not in ("figure", "image") or item.content is None:
@@ -193,14 +193,14 @@ def is_media(item: ItemRecord) -> bool:
 
 
 def number(value: float) -> float | str:
-    """As W&B itself writes it into its files: what is not finite is a word."""
+    """Return a number as W&B writes it: numbers that are not finite as text."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def finite(value: Any) -> Any:
-    """The same for whatever is inside of a value."""
+    """Apply ``number`` to all floats in a nested value."""
     if isinstance(value, float):
         return number(value)
     if isinstance(value, dict):
@@ -211,9 +211,9 @@ def finite(value: Any) -> Any:
 
 
 def key_of(name: str) -> str:
-    """A name as W&B takes it: those that begin with ``_`` are its own, and so is our step.
+    """Return a name that W&B accepts. Names with a leading ``_``, and the key of our step, are reserved.
 
-    What is changed is written as in addresses, ``%5F`` for ``_``.
+    Characters are percent-encoded: ``%5F`` for ``_``.
     """
     plain = re.sub(r"%(?=[0-9A-F]{2})|[\x00-\x1f\x7f\\]", _percent, name)
     if plain == STEP or not plain.strip() or plain.startswith("_"):
@@ -221,17 +221,17 @@ def key_of(name: str) -> str:
     return plain
 
 
-def _percent(found: re.Match[str] | str) -> str:
-    character = found if isinstance(found, str) else found[0]
+def _percent(match: re.Match[str] | str) -> str:
+    character = match if isinstance(match, str) else match[0]
     return f"%{ord(character):02X}"
 
 
 def artifact_name(name: str) -> str:
-    """W&B takes letters, digits, ``-``, ``_`` and ``.`` in it, and 128 of them."""
+    """Return the name of an artifact: W&B accepts up to 128 letters, digits, ``-``, ``_`` and ``.``."""
     escaped = escape(name, lambda c: c.isascii() and (c.isalnum() or c in "_-."))
     return shortened(escaped, LONGEST_NAME) if escaped.strip(".") else f"_{digest(name)}"
 
 
 def digest(text: str) -> str:
-    """A few characters that stand for a text."""
+    """Return a short hash of a text."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]

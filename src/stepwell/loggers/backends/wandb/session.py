@@ -1,8 +1,8 @@
-"""W&B at work on one run, from ``wandb.init`` to ``finish``: one *fragment* on disk.
+"""A session of W&B, from ``wandb.init`` to ``finish``. On disk it is one *fragment* of a run.
 
-Of a run that was interrupted there are several, which ``wandb sync`` uploads one after the other. W&B puts
-what it is given on disk only every now and then, and a killed process takes the rest with it; so each row has
-a number of ours, and what is not on disk yet is given to the next fragment.
+A run that was interrupted has several fragments, which ``wandb sync`` uploads one after the other. W&B writes
+to disk only now and then, and a killed process loses the rest. So each row has a number, and the next
+fragment gets the rows that are not on disk.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stepwell.journal.document import read_json, write_json
-from stepwell.journal.errors import StepwellError
-from stepwell.loggers.backends.wandb.file import NUMBER, Rows
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import read_json, write_json
+from stepwell.loggers.backends.wandb.fragments import (
+    META,
+    NUMBER,
+    FragmentProgress,
+    fragment_files,
+    mark_uploaded,
+)
 from stepwell.loggers.backends.wandb.rows import STEP, Act, kept_as_file
-from stepwell.loggers.backends.wandb.upload import ABOUT, fragment_files, mark_uploaded
 from stepwell.loggers.delivery import files as backend_files
 
 if TYPE_CHECKING:
@@ -31,32 +36,32 @@ if TYPE_CHECKING:
 OFFLINE, ONLINE, DISABLED = "offline", "online", "disabled"
 INTERRUPTED = 1
 MOST_BINS = 512
-"""Of a histogram."""
+"""The largest number of bins of a histogram."""
 INIT_TIMEOUT = 30.0
 FINISH_TIMEOUT = 300.0
-"""Seconds that W&B's server may take: what is not uploaded by then is by ``wandb sync``."""
+"""Seconds to wait for W&B's server. ``wandb sync`` uploads the rest."""
 FLUSH = 20.0
-"""Seconds that W&B may take to put on disk what it has when a run is finished."""
+"""Seconds to wait until W&B has written a finished run to disk."""
 
 
 def mode_of(options: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Whether to upload, and a word about it where that was not asked for in so many words."""
-    asked = os.environ.get("WANDB_MODE", "").strip().lower()
+    """Return the mode (online, offline or disabled), and a hint if it is offline without being requested."""
+    requested = os.environ.get("WANDB_MODE", "").strip().lower()
     off = os.environ.get("WANDB_DISABLED", "").strip().lower() in ("true", "1", "yes")
-    if asked == DISABLED or off:
+    if requested == DISABLED or off:
         return DISABLED, None
-    if options.get("offline_mode") or asked in (OFFLINE, "dryrun"):
+    if options.get("offline_mode") or requested in (OFFLINE, "dryrun"):
         return OFFLINE, None
     if _has_key():
         return ONLINE, None
     return OFFLINE, (
-        "there is no key for W&B, so its run stays on this machine: upload it with `wandb sync`, or set "
-        "WANDB_API_KEY, or say `wandb login`, before the next one"
+        "there is no W&B API key, so the run is stored on this machine only. Upload it with `wandb sync`. "
+        "Before the next run, set WANDB_API_KEY or run `wandb login`"
     )
 
 
 def _has_key() -> bool:
-    """Looked up by hand: W&B would ask for one on the terminal."""
+    """Return whether there is an API key. W&B itself would prompt for one."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
@@ -68,21 +73,21 @@ def _has_key() -> bool:
 
 
 class OnDisk:
-    """What the fragments of a run have on disk.
+    """The progress of all fragments of a run on disk.
 
     Attributes:
-        saved: the index of the last act of this process, -1 when there is none.
-        highest: the highest number that any process used.
+        saved: the index of the last act of this process; -1 if there is none.
+        highest: the highest number of any process.
     """
 
     def __init__(self, folder: Path, run_id: str, owner: str) -> None:
         self.saved = self.highest = -1
         for file in fragment_files(folder, run_id):
-            about = read_json(file.parent / ABOUT)
-            last = Rows(file).last
+            meta = read_json(file.parent / META)
+            last = FragmentProgress(file).last
             self.highest = max(self.highest, last)
-            if about is not None and about.get("owner") == owner and last >= about["base"]:
-                self.saved = max(self.saved, about["first"] + last - about["base"])
+            if meta is not None and meta.get("owner") == owner and last >= meta["base"]:
+                self.saved = max(self.saved, meta["first"] + last - meta["base"])
 
 
 class Session:
@@ -94,18 +99,18 @@ class Session:
         self.base = base
         file = Path(run.settings.sync_file)
         self.folder = file.parent
-        write_json(self.folder / ABOUT, {"owner": owner, "first": first, "base": base})
-        self._rows = Rows(file)
+        write_json(self.folder / META, {"owner": owner, "first": first, "base": base})
+        self._rows = FragmentProgress(file)
         run.define_metric(STEP, hidden=True)
         run.define_metric("*", step_metric=STEP)
 
     def saved(self) -> int:
-        """The index of the last act that is on disk; that before the first one when none is."""
+        """Return the index of the last act on disk; the index before the first act if there is none."""
         self._rows.look()
         return self.first + max(self._rows.last, self.base - 1) - self.base
 
     def finish(self, exit_code: int) -> int:
-        """End the run, and wait until that is on disk; returns what ``saved`` does then."""
+        """Finish the run and wait until it is on disk. Return the index of the last act on disk."""
         self.run.finish(exit_code=exit_code)
         deadline = time.monotonic() + FLUSH
         while not self._rows.ended and time.monotonic() < deadline:
@@ -122,43 +127,43 @@ class Session:
             self._log_artifact(act["artifact"], number, content)
             return
         row = dict(act["row"], _timestamp=act["time"] / 1e9)
-        # W&B copies files when it is given the row.
-        with ExitStack() as until_then:
+        # W&B copies the files in run.log().
+        with ExitStack() as stack:
             for key, kept in act["media"].items():
                 path = None if kept["content"] is None else content(kept["content"])
                 if path is None and kept["content"] is not None:
                     continue
                 try:
-                    row[key] = until_then.enter_context(shown(kept, path))
+                    row[key] = stack.enter_context(shown(kept, path))
                 except (ValueError, ImportError) as error:
                     row[key] = f"cannot be shown: {error}"
                     self._log_artifact(kept_as_file(key, kept), number - 1, content)
             self.run.log(row, step=number, commit=True)
 
     def _log_artifact(
-        self, about: dict[str, Any], number: int, content: Callable[[str], Path | None]
+        self, act: dict[str, Any], number: int, content: Callable[[str], Path | None]
     ) -> None:
         import wandb
 
         artifact = wandb.Artifact(
-            about["name"], about["type"], metadata={**about["metadata"], NUMBER: number}
+            act["name"], act["type"], metadata={**act["metadata"], NUMBER: number}
         )
-        for path, kept in about["files"].items():
+        for path, kept in act["files"].items():
             source = kept["text"].encode() if isinstance(kept, dict) else content(kept)
             if source is not None:
                 with backend_files.named(source, "file") as file:
                     artifact.add_file(str(file), name=path, skip_cache=True)
-        self.run.log_artifact(artifact, aliases=about["aliases"])
+        self.run.log_artifact(artifact, aliases=act["aliases"])
 
     def interrupt(self) -> None:
-        """Let go; the run is to be continued."""
+        """End the fragment; the run will be continued."""
         self.run.mark_preempting()
         self.finish(INTERRUPTED)
 
 
 @contextmanager
 def shown(kept: Mapping[str, Any], path: Path | None) -> Iterator[Any]:
-    """An item as W&B shows it; what W&B cannot show raises ValueError."""
+    """Context manager: an item as an object of W&B. Raise ValueError if W&B cannot show it."""
     import wandb
 
     if path is None or kept["kind"] in ("histogram", "table"):
@@ -179,7 +184,7 @@ def _histogram(value: Any) -> Any:
     except (KeyError, TypeError):
         raise ValueError("this is not a histogram") from None
     if not counts or len(counts) > MOST_BINS:
-        raise ValueError(f"W&B takes 1 to {MOST_BINS} bins, not {len(counts)}")
+        raise ValueError(f"W&B accepts 1 to {MOST_BINS} bins, got {len(counts)}")
     return wandb.Histogram(np_histogram=(counts, edges))
 
 
@@ -187,7 +192,7 @@ def _table(value: Any) -> Any:
     import wandb
 
     try:
-        # Mixed types are allowed: W&B would refuse a column with both.
+        # By default, W&B refuses a column with mixed types.
         return wandb.Table(columns=value["columns"], data=value["data"], allow_mixed_types=True)
     except (KeyError, TypeError, AssertionError) as error:
         raise ValueError(f"this is not a table: {error}") from None
@@ -199,16 +204,16 @@ def _suffix(path: Path, media: str) -> str:
     try:
         with Image.open(path) as picture:
             picture.verify()
-    except Exception as error:  # whatever is wrong with it
-        raise ValueError(f"this is no picture: {error}") from None
+    except Exception as error:  # PIL raises many types
+        raise ValueError(f"this is not an image: {error}") from None
     return "." + media.rpartition("/")[2].replace("jpeg", "jpg")
 
 
 def start(settings: Mapping[str, Any], folder: Path) -> wandb.Run:
-    """``wandb.init``, quiet, leaving alone whatever other run is active in this process."""
-    # Of another process: it would end with that one.
+    """Call ``wandb.init`` without output, and without touching another active run in this process."""
+    # The service of another process would end with that process.
     os.environ.pop("WANDB_SERVICE", None)
-    # Else files that wait for their upload are in the user's home.
+    # By default, files that wait for their upload are in the user's home.
     os.environ.setdefault("WANDB_DATA_DIR", str(folder))
     try:
         import wandb
@@ -217,7 +222,7 @@ def start(settings: Mapping[str, Any], folder: Path) -> wandb.Run:
             f"W&B is needed here ({error}): pip install 'stepwell[wandb]'"
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
-    _wait_for_a_name(fragments_in(folder), settings["id"])
+    _wait_for_free_name(fragments_in(folder), settings["id"])
     quiet = wandb.Settings(
         console="off",
         disable_code=True,
@@ -226,7 +231,7 @@ def start(settings: Mapping[str, Any], folder: Path) -> wandb.Run:
         init_timeout=INIT_TIMEOUT,
         finish_timeout=FINISH_TIMEOUT,
         finish_timeout_raises=True,
-        # What there is to say about this process is not about the one that trains.
+        # These would describe this process, not the process that trains.
         x_disable_meta=True,
         x_disable_stats=True,
         x_save_requirements=False,
@@ -238,27 +243,27 @@ def start(settings: Mapping[str, Any], folder: Path) -> wandb.Run:
     return run
 
 
-def _wait_for_a_name(fragments: Path, run_id: str) -> None:
-    """W&B names a fragment by the second, and two of the same second would be one."""
+def _wait_for_free_name(fragments: Path, run_id: str) -> None:
+    """Wait until the name of a new fragment is free: W&B names fragments by the second."""
     while any(fragments.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}")):
         time.sleep(1 - time.time() % 1)
 
 
 def fragments_in(folder: Path) -> Path:
-    """Where W&B puts the fragments when it is told this folder."""
+    """Return the folder where W&B writes the fragments."""
     return _above(folder) / "wandb"
 
 
 def _above(folder: Path) -> Path:
-    """W&B makes a folder ``wandb`` in the one that it is given."""
+    """Return the folder for W&B's ``dir`` argument. W&B creates a folder ``wandb`` in it."""
     return folder.parent if folder.name == "wandb" else folder
 
 
 def forget() -> None:
-    """After W&B's own process has died: without this no other one would be started."""
+    """Reset W&B after its service process has died, so that it starts a new one."""
     import wandb
 
     try:
         wandb.teardown()
-    except Exception:  # it says goodbye to that process
+    except Exception:  # it tries to contact the process that has died
         pass

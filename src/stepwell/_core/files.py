@@ -1,0 +1,106 @@
+"""Files: reading from untrusted folders, replacing in one step, locking.
+
+Reading never follows a symlink and never waits for a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_FLAGS = os.O_RDONLY
+for _name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+    _FLAGS |= getattr(os, _name, 0)
+
+
+def open_file(path: Path) -> int:
+    """Return a descriptor for reading. Raise OSError if the path is not a regular file."""
+    fd = os.open(path, _FLAGS)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Return the content of a file. Raise OSError if it is not a regular file, or larger than ``limit``."""
+    with open(open_file(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, "too large", str(path))
+        return file.read(size)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+    """Yield the path of a new file beside `path`, and put it in its place when the block ends.
+
+    Readers see the old file or the new one, never a part. If the block raises, the old file stays and the new
+    one is removed. The caller creates the new file.
+
+    Args:
+        path: the file to replace.
+        durable: whether the new content must survive a power cut.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield beside
+        if durable:
+            sync(beside)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on a file, which is created if missing. Yield whether it was acquired.
+
+    Args:
+        path: the file to lock.
+        wait: whether to wait for another holder. If not, and there is one, yield False.
+    """
+    import fcntl
+
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step. Raise OSError if it cannot be written, ValueError for NaN."""
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=True)
+    with replacing(path) as beside:
+        beside.write_text(text + "\n")
+
+
+def read_json(path: Path, limit: int = 64 << 20) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it is missing, too large or not a JSON object."""
+    try:
+        value = json.loads(read_file(path, limit))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,235 @@
+"""Panels from the tables of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from stepwell._core.checks import one_of
+from stepwell._core.errors import StepwellError
+from stepwell.analysis.diagnostics import holdout_table
+from stepwell.analysis.plots.curves import (
+    LARGEST,
+    Curve,
+    Mark,
+    Numbers,
+    Panel,
+    default_weight,
+    smoothed,
+    thinned,
+    wants_log,
+)
+from stepwell.analysis.plots.selection import PanelChoice, by_default, by_request
+from stepwell.reading import RecordedRun
+from stepwell.reading.run import SYSTEM
+
+X_AXES = ("step", "epoch", "time")
+MOST_EXAMPLES = 60
+
+
+@dataclass(frozen=True)
+class Options:
+    """How curves are drawn.
+
+    Attributes:
+        x: "step", "epoch" (the mean of each epoch) or "time" (seconds since the run started).
+        smooth: the smoothing weight, from 0 to below 1. None chooses it by the number of values.
+        rank: draw only this rank. None draws the mean of all ranks, with minimum and maximum.
+        by_rank: draw a curve for each rank instead.
+        log: a logarithmic y axis. None chooses it if values differ by a large factor.
+    """
+
+    x: str = "step"
+    smooth: float | None = None
+    rank: int | None = None
+    by_rank: bool = False
+    log: bool | None = None
+
+    def __post_init__(self) -> None:
+        one_of(*X_AXES).check("x", self.x)
+        if self.smooth is not None and not 0 <= self.smooth < 1:
+            raise StepwellError(f"smooth must be a number from 0 to below 1, got {self.smooth!r}")
+
+
+def metric_names(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the metrics that any of the runs has, in alphabetical order."""
+    return sorted({name for run in runs for name in _names(run)})
+
+
+def panels(
+    runs: Sequence[RecordedRun], metrics: Sequence[str] = (), options: Options | None = None
+) -> list[Panel]:
+    """Return the curves of one run, or of several runs in the same axes.
+
+    ``metrics`` are names or patterns; each gets a panel. By default these are loss, accuracy, gradient norm,
+    weight delta, learning rates and holdout logits, as far as they were logged.
+    """
+    options = options or Options()
+    names = metric_names(runs)
+    if not names:
+        which = "this run has" if len(runs) == 1 else "these runs have"
+        raise StepwellError(
+            f'{which} no metrics: log some with run.log({{"loss": loss}}) or stepwell.log(…)'
+        )
+    choices = by_request(names, metrics) if metrics else by_default(names)
+    if len(runs) > 1:
+        # One metric per panel, so that a run has the same colour everywhere.
+        each = dict.fromkeys(name for choice in choices for name in choice.names)
+        choices = [PanelChoice(name, [name]) for name in each]
+    wanted = {name for choice in choices for name in choice.names}
+    tables = [_Table(run, wanted, options) for run in runs]
+    result = [_panel(choice, tables, options) for choice in choices]
+    if not metrics:
+        result += _logits(runs, options)
+    result = [panel for panel in result if panel.curves]
+    if not result:
+        raise StepwellError(
+            f"no value was logged with a known {options.x}: use --x step, or record the epoch with "
+            "run.set_step(step, epoch=…)"
+        )
+    return result
+
+
+def _names(run: RecordedRun) -> list[str]:
+    return run.metrics().select(pl.col("name").unique()).collect()["name"].to_list()
+
+
+class _Table:
+    """The values of the chosen metrics of one run, with their position on the x axis."""
+
+    def __init__(self, run: RecordedRun, names: set[str], options: Options) -> None:
+        self.run = run
+        self.options = options
+        columns = ["name", "rank", "attempt", "step", "epoch", "time_ns", "value"]
+        lazy = run.metrics().filter(pl.col("name").is_in(list(names))).select(columns)
+        if options.rank is not None:
+            lazy = lazy.filter(pl.col("rank") == options.rank)
+        table = lazy.collect()
+        if options.rank is not None and table.is_empty():
+            ranks = ", ".join(map(str, run.ranks()))
+            raise StepwellError(
+                f"rank {options.rank} logged none of these metrics; the ranks are: {ranks}"
+            )
+        self.table = table.with_columns(x=self._x(table)).drop_nulls("x")
+
+    def _x(self, table: pl.DataFrame) -> pl.Expr:
+        if self.options.x != "time":
+            return pl.col(self.options.x).cast(pl.Float64)
+        documents = self.run.documents()
+        began = min((d["started"] for d in documents if d.get("started")), default=None)
+        first = table["time_ns"].min() if began is None else began
+        return (pl.col("time_ns") - first) / 1e9
+
+    def curves(self, name: str, label: str) -> list[Curve]:
+        part = self.table.filter(name=name)
+        ranks = sorted(part["rank"].unique().to_list())
+        if self.options.by_rank and len(ranks) > 1:
+            return [self._curve(part.filter(rank=r), f"{label} rank {r}", False) for r in ranks]
+        if self.options.x == "time" and name.startswith(SYSTEM) and len(ranks) > 1:
+            # Each rank reads system metrics at its own times, so they have no mean.
+            return [self._curve(part.filter(rank=r), f"{label} rank {r}", False) for r in ranks]
+        return [self._curve(part, label, len(ranks) > 1)]
+
+    def _curve(self, part: pl.DataFrame, label: str, several: bool) -> Curve:
+        finite = pl.col("value").abs() < LARGEST
+        if several or self.options.x == "epoch":
+            means = [pl.col("value").mean(), pl.col("value").min().alias("low")]
+            means += [pl.col("value").max().alias("high")]
+            good = part.filter(finite).group_by("x").agg(means).sort("x")
+        else:
+            # Values at the same position stay in the order in which they were logged.
+            good = part.filter(finite).sort("x", "time_ns")
+        y = good["value"].to_list()
+        weight = self.options.smooth
+        weight = default_weight(len(y)) if weight is None else weight
+        return thinned(
+            Curve(
+                label,
+                good["x"].to_list(),
+                y,
+                smoothed(y, weight) if weight else [],
+                good["low"].to_list() if several else [],
+                good["high"].to_list() if several else [],
+                sorted(set(part.filter(~finite)["x"].to_list())),
+                count=part.height,
+            )
+        )
+
+    def marks(self) -> list[Mark]:
+        """Return a mark at the start of each attempt after the first."""
+        attempts = self.table.group_by("attempt").agg(pl.col("x").min()).sort("attempt")
+        rows = attempts.rows()[1:]
+        return [Mark(x, f"attempt {attempt}") for attempt, x in rows]
+
+
+def _panel(choice: PanelChoice, tables: list[_Table], options: Options) -> Panel:
+    curves: list[Curve] = []
+    for number, table in enumerate(tables):
+        for name in choice.names:
+            if len(tables) == 1:
+                curves += table.curves(name, name)
+            else:
+                own = table.curves(name, table.run.name)
+                colour = number if len(own) == 1 else -1
+                curves += [dataclasses.replace(curve, colour=colour) for curve in own]
+    curves = [curve for curve in _with_distinct_labels(curves) if curve.x or curve.nonfinite]
+    note = f"{choice.left_out} more not drawn: select metrics by name" if choice.left_out else ""
+    return Panel(
+        choice.title,
+        "time (s)" if options.x == "time" else options.x,
+        curves,
+        wants_log(curves) if options.log is None else options.log and _is_positive(curves),
+        marks=tables[0].marks() if len(tables) == 1 else [],
+        note=note,
+    )
+
+
+def _with_distinct_labels(curves: list[Curve]) -> list[Curve]:
+    """Number the curves that have the same label."""
+    seen: dict[str, int] = {}
+    result = []
+    for curve in curves:
+        seen[curve.label] = seen.get(curve.label, 0) + 1
+        number = seen[curve.label]
+        label = curve.label if number == 1 else f"{curve.label} #{number}"
+        result.append(dataclasses.replace(curve, label=label))
+    return result
+
+
+def _is_positive(curves: list[Curve]) -> bool:
+    return all(value > 0 for curve in curves for value in curve.y)
+
+
+def _logits(runs: Sequence[RecordedRun], options: Options) -> list[Panel]:
+    """Return a panel with the margin of the right class for each holdout example, if there are any."""
+    if len(runs) != 1 or options.x == "time":
+        return []
+    table = holdout_table(runs[0]).drop_nulls(["margin", options.x])
+    table = table.filter(pl.col("margin").abs() < LARGEST)
+    if table.is_empty():
+        return []
+    table = table.with_columns(x=pl.col(options.x).cast(pl.Float64))
+    examples = table["example"].unique().sort().to_list()[:MOST_EXAMPLES]
+    curves = [
+        Curve(f"example {example}", *_columns(part), faint=True, count=part.height)
+        for example in examples
+        for part in [table.filter(example=example).sort("x")]
+    ]
+    quantiles = table.group_by("x").agg(
+        pl.col("margin").median(),
+        pl.col("margin").quantile(0.1).alias("low"),
+        pl.col("margin").quantile(0.9).alias("high"),
+    )
+    ordered = quantiles.sort("x")
+    x, y = _columns(ordered)
+    low, high = ordered["low"].to_list(), ordered["high"].to_list()
+    curves.append(Curve("median, 10–90 %", x, y, low=low, high=high, count=len(x)))
+    title = "Holdout logits: right class minus best other"
+    return [Panel(title, options.x, curves, zero=True)]
+
+
+def _columns(table: pl.DataFrame) -> tuple[Numbers, Numbers]:
+    return table["x"].to_list(), table["margin"].to_list()

@@ -1,0 +1,1 @@
+"""Shared parts of the trace exporters: files, JSON fields, recorded processes, lines of a thread."""

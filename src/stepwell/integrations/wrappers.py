@@ -1,0 +1,131 @@
+"""Wrappers: record methods of single objects, without changing their classes.
+
+Also the standard spans that several trainers record: parts of the job, and checkpoint saves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stepwell.journal.span import NamedSpan
+from stepwell.telemetry.span_handle import NO_SPAN, find_open
+from stepwell.training import calls
+from stepwell.training.calls import current
+from stepwell.training.checkpoints import SPANS
+from stepwell.training.job import PHASES
+from stepwell.training.standard_spans import WORDS
+from stepwell.vocabulary import StandardTrainingJobSpanName as Name
+
+Around = Callable[..., Any]
+"""Called in place of a method, with that method and its arguments."""
+
+LOADING = NamedSpan(Name.DATA_LOADING.value)
+FORWARD = NamedSpan(Name.MODEL_FORWARD.value)
+BACKWARD = NamedSpan(Name.MODEL_BACKWARD.value)
+UPDATE = NamedSpan(Name.OPTIMIZER_UPDATE.value)
+LOADING_TIME = PHASES[Name.DATA_LOADING]
+FORWARD_TIME = PHASES[Name.MODEL_FORWARD]
+BACKWARD_TIME = PHASES[Name.MODEL_BACKWARD]
+
+
+@contextmanager
+def standard_span(name: Name, **attributes: Any) -> Iterator[None]:
+    """Record a part of the job as a standard span, unless the user does so already."""
+    if current.job is None or find_open(WORDS[name]) is not None:
+        yield
+        return
+    span = calls.start(name)
+    if attributes and span is not NO_SPAN:
+        span.add_attributes(attributes)
+    try:
+        yield
+    except BaseException as error:
+        calls.end(name, None, error)
+        raise
+    if span.active:
+        calls.end(name)
+
+
+class Wrapped:
+    """Replaces a method of one object; a copy of the object has its own."""
+
+    def __init__(self, original: Any, around: Around) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+        self._around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._original, *args, **kwargs)
+
+
+class Wrappings:
+    """A set of replaced methods. ``remove()`` restores all of them."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def wrap(self, owner: Any, name: str, around: Around) -> None:
+        """Call ``around`` in place of a method. Missing or wrapped methods are left as they are."""
+        original = getattr(owner, name, None)
+        if callable(original) and not isinstance(original, Wrapped):
+            self._put(owner, name, Wrapped(original, around))
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replace a method by ``make(method)``. Missing methods are ignored."""
+        original = getattr(owner, name, None)
+        if callable(original):
+            self._put(owner, name, functools.wraps(original)(make(original)))
+
+    def _put(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, replacement, vars(owner).get(name)))
+        setattr(owner, name, replacement)
+
+    def remove(self) -> None:
+        """Restore every method, except those that other code has replaced since."""
+        while self._replaced:
+            owner, name, replacement, before = self._replaced.pop()
+            if vars(owner).get(name) is not replacement:
+                continue
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+def record_save(
+    save: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    *,
+    step: int,
+    path: Any,
+    is_whole: bool = True,
+) -> Any:
+    """Call ``save`` and record it as a checkpoint, unless it is part of one. Return its result.
+
+    Args:
+        save: the function that saves.
+        args: positional arguments of ``save``.
+        kwargs: keyword arguments of ``save``.
+        step: optimizer steps so far.
+        path: file or folder that is written.
+        is_whole: whether this process writes the whole checkpoint and the folder contains nothing else; only
+            then is its size recorded.
+    """
+    if current.job is None or any(find_open(WORDS[name]) for name in SPANS.values()):
+        return save(*args, **kwargs)
+    span = calls.start_save(step, None, path if is_whole else None, "sync")
+    if span is NO_SPAN:
+        return save(*args, **kwargs)
+    if path is not None:
+        span.add_attribute("checkpoint_path", str(path))
+    try:
+        result = save(*args, **kwargs)
+    except BaseException as error:
+        calls.conclude_save(error)
+        raise
+    calls.conclude_save(None)
+    return result

@@ -1,0 +1,153 @@
+"""Reads W&B's files of a run, while they are written or after a crash, and uploads unfinished ones.
+
+A ``.wandb`` file is a LevelDB log: blocks of 32 KiB with pieces of records. A header with checksum, length
+and type is in front of each piece.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stepwell._core.files import read_json, write_json
+
+HEADER = 7
+"""Size of the header of the file, and of each piece, in bytes."""
+BLOCK = 32768
+NUMBER = "stepwell_number"
+"""Key of the number in an artifact's metadata. The number of a row is W&B's step."""
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+class FragmentRecords:
+    """Reads the records of a file that may grow."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = HEADER
+        self._begun = b""
+
+    def new(self) -> Iterator[bytes]:
+        """Yield the complete records since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        start = self._at
+        while (piece := self._piece(data, self._at - start)) is not None:
+            kind, content, size = piece
+            self._at += size
+            whole = self._begun + content
+            self._begun = whole if kind in (FIRST, MIDDLE) else b""
+            if kind in (FULL, LAST):
+                yield whole
+
+    def _piece(self, data: bytes, offset: int) -> tuple[int, bytes, int] | None:
+        """Return type, content and size in the file of the next piece; None if it is not complete."""
+        left = BLOCK - self._at % BLOCK
+        padding = left if left < HEADER else 0
+        head = data[offset + padding : offset + padding + HEADER]
+        if len(head) < HEADER or not FULL <= head[6] <= LAST:
+            return None
+        begin = offset + padding + HEADER
+        length = int.from_bytes(head[4:6], "little")
+        if begin + length > len(data):
+            return None
+        return head[6], data[begin : begin + length], padding + HEADER + length
+
+
+class FragmentProgress:
+    """The progress of a fragment on disk.
+
+    Attributes:
+        last: the number of the last row or artifact in the file; -1 if there is none.
+        ended: whether the file contains the end of the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.last = -1
+        self.ended = False
+        self._tail = FragmentRecords(path)
+        self.look()
+
+    def look(self) -> None:
+        """Read the new records."""
+        messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+        for data in self._tail.new():
+            record = messages.Record()
+            try:
+                record.ParseFromString(data)
+            except Exception:  # damaged
+                continue
+            self._take(record, record.WhichOneof("record_type"))
+
+    def _take(self, record: Any, kind: str | None) -> None:
+        if kind == "history":
+            self.last = max(self.last, int(record.history.step.num))
+        elif kind == "artifact":
+            self.last = max(self.last, _number_in(record.artifact.metadata))
+        elif kind == "exit":
+            self.ended = True
+
+
+def _number_in(metadata: str) -> int:
+    try:
+        return int(json.loads(metadata)[NUMBER])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+META = "stepwell.json"
+"""The file beside a fragment with the owner and the numbers of its rows."""
+UPLOADED = "uploaded"
+LONGEST = 600.0
+"""Seconds that ``wandb sync`` of one fragment may take."""
+
+
+def mark_uploaded(fragment: Path) -> None:
+    """Save that the whole fragment was uploaded."""
+    write_json(fragment / META, {**(read_json(fragment / META) or {}), UPLOADED: True})
+
+
+def upload_unfinished(folder: Path, run_id: str) -> None:
+    """Upload earlier fragments of a run, oldest first, before a new fragment continues it.
+
+    These are fragments of stepwell that were written offline, or whose process was killed, and that were not
+    uploaded with ``wandb sync``.
+    """
+    for file in fragment_files(folder, run_id):
+        meta = read_json(file.parent / META)
+        if meta is None or meta.get(UPLOADED) or file.with_name(f"{file.name}.synced").exists():
+            continue
+        _sync(file.parent)
+        mark_uploaded(file.parent)
+
+
+def fragment_files(folder: Path, run_id: str) -> list[Path]:
+    """Return the files of all fragments of a run, oldest first."""
+    # This pattern does not match W&B's link to the latest fragment.
+    files = folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb")
+    return sorted(files, key=lambda file: file.parent.name.partition("run-")[2])
+
+
+def _sync(fragment: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", "--include-online", str(fragment)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST,
+        env={**os.environ, "WANDB_SILENT": "true"},
+    )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise ConnectionError(f"wandb sync {fragment}: {lines[-1] if lines else done.returncode}")
