@@ -146,25 +146,48 @@ def test_pages_that_may_not_be_written(tmp_path: Path, before: str) -> None:
         assert run.status == "finished"
 
 
+@pytest.mark.root
+def test_the_end_waits_for_pages_that_may_not_be_written(tmp_path: Path) -> None:
+    """A run that finishes while the file system refuses its records waits a moment for it."""
+    with mounted("ext4", 64, tmp_path) as disk, Child(tmp_path) as child:
+        child.do(f"{TRAIN}{IMMUTABLE}run = init('x', dir={str(disk)!r})\ntrain(0, 1000)")
+        child.do("immutable('+'); train(1000, 2000)")
+        child.do("import threading; threading.Timer(1, immutable, '-').start()")
+        child.do("run.finish()")
+        _expect_one_warning(child)
+        assert child.end() == 0
+        run = only_run(disk)
+        assert numbers(run, "item") == list(range(3000))
+        assert values(run, "loss") == [float(i) for i in range(3000)]
+        assert run.status == "finished"
+
+
 @pytest.mark.full
 @pytest.mark.root
-def test_pages_that_are_never_written_again(tmp_path: Path) -> None:
-    """Killed or finished while the file system refuses: what came before is there, and training went on."""
-    with mounted("ext4", 64, tmp_path) as disk:
-        for ending in ("run.finish(timeout=2)", "os.kill(os.getpid(), signal.SIGKILL)"):
-            with Child(tmp_path) as child:
-                child.do(f"{TRAIN}{IMMUTABLE}run = init('x', dir={str(disk / ending[:6])!r})")
-                child.do("train(0, 1000); immutable('+'); train(1000, 30_000)")
-                try:
-                    if "finish" in ending:
-                        child.do(ending)
-                        assert child.end() == 0
-                    else:
-                        child.kill()
-                finally:
-                    subprocess.run(["chattr", "-R", "-i", str(disk)], check=True)
-            run = only_run(disk / ending[:6])
-            assert numbers(run, "item")[:1000] == list(range(1000))
+@pytest.mark.parametrize("ending", ["finish", "kill"])
+def test_pages_that_are_never_written_again(tmp_path: Path, ending: str) -> None:
+    """Killed or finished while the file system refuses: earlier records are there; losses are counted."""
+    with mounted("ext4", 64, tmp_path) as disk, Child(tmp_path) as child:
+        child.do(f"{TRAIN}{IMMUTABLE}run = init('x', dir={str(disk)!r})")
+        child.do("drops = run._recorder.journal.drops")
+        child.do("train(0, 1000); immutable('+'); train(1000, 3000)")
+        try:
+            if ending == "kill":
+                child.kill()
+            else:
+                child.do("run.finish(timeout=1)")
+                drops = child.do("answer = dict(drops)")
+                refused, lost = child.do("answer = warnings")
+                assert child.end() == 0
+        finally:
+            subprocess.run(["chattr", "-R", "-i", str(disk)], check=True)
+        run = only_run(disk)
+        kept = numbers(run, "item")
+        assert kept[:1000] == list(range(1000))
+        if ending == "finish":
+            assert "cannot write to" in refused
+            assert "They are lost." in lost
+            assert drops["spans"] == 4000 - len(kept)
 
 
 @pytest.mark.parametrize("by", ["another process", "a mapping of its own"])

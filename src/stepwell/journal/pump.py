@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ TICK = 0.2
 WORKERS_EVERY = 1.0
 SYNC_EVERY = 1.0
 MAX_RETRY = 5.0
+MAX_REFUSED = 10.0
+"""Seconds that the end of a run waits for a file system that refuses to store records."""
 MAX_RETIRED = 256
 """Full segments that may wait while the run folder cannot be written (100 MB of a spool)."""
 HOLD_OFF = {"retry": 0.0, "write back": 0.5, "seal": 1.0, "heartbeat": 1.0}
@@ -177,9 +179,9 @@ class Pump:
                 for lane in list(self.journal.lanes):
                     lane.close()
                 return
-        self._finish()
+        self._finish(min(timeout, MAX_REFUSED))
 
-    def _finish(self) -> None:
+    def _finish(self, timeout: float) -> None:
         began = time.thread_time_ns()
         self._guard("task", self.run_tasks)
         for regular in self._regular:
@@ -191,6 +193,7 @@ class Pump:
             self.journal.retire_lane(lane)
         # First, because it frees space on a full disk. Readers also read segments that cannot be sealed.
         self.journal.drop_spare()
+        self._write_back_retired(timeout)
         self._guard("names", names.retry)
         self._guard("seal", self.seal_retired)
         self._guard("workers", self.fold)
@@ -199,6 +202,35 @@ class Pump:
             self._guard("spool", self.spool.finish)
         self.document.recorder_cpu_ns += time.thread_time_ns() - began
         self._guard("heartbeat", self.heartbeat)
+
+    def _write_back_retired(self, timeout: float) -> None:
+        """Write segments that are in memory only, before they are gone with the process.
+
+        If their file system refuses, wait for it; then count what is lost.
+        """
+        parts = [part for parts in self.journal.retired for part in parts if part is not None]
+        waiting = [part for part in parts if part.is_in_memory]
+        end = time.monotonic() + timeout
+        while waiting:
+            try:
+                waiting[-1].write_back()
+                waiting.pop()
+            except OSError as error:
+                if time.monotonic() >= end:
+                    break
+                self.journal.complain(error)
+                time.sleep(TICK)
+        lost: Counter[str] = Counter()
+        for segment in waiting:
+            lost[segment.kind] += segment.count_unwritten()
+        self.journal.drops.update(lost)
+        if lost.total():
+            log_warning(
+                "%s did not accept the last %s records within %.0f s. They are lost.",
+                self.journal.folder,
+                f"{lost.total():,}",
+                timeout,
+            )
 
     # The work
 

@@ -14,11 +14,19 @@ import errno
 import mmap
 import os
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
 from stepwell._core.errors import report
-from stepwell.journal.format import HEADER_BYTES, SIZES, SPAN_SLOTS, pack_header
+from stepwell.journal.format import (
+    COLUMN_BYTES,
+    HEADER_BYTES,
+    ROW_BYTES,
+    SIZES,
+    SPAN_SLOTS,
+    pack_header,
+)
 from stepwell.journal.mapping import bus_errors, map_file
 
 PAUSES = (0.001, 0.002, 0.004, 0.008)
@@ -77,10 +85,29 @@ class Segment:
             with self.path.open("r+b") as file:
                 file.write(content)
 
+    def count_unwritten(self) -> int:
+        """Return the number of records that are in memory but not in the file."""
+        try:
+            content = self.path.read_bytes()
+        except OSError:
+            content = b""
+        return max(0, _count(self.kind, bytes(self.map)) - _count(self.kind, content))
+
     def discard(self) -> None:
         """Unmap and remove a segment without records."""
         self.unmap()
         self.path.unlink(missing_ok=True)
+
+
+def _count(kind: str, content: bytes) -> int:
+    """Return the number of spans, metric rows or attribute sets in the content of a segment."""
+    body = content[HEADER_BYTES:]
+    if kind == "spans":
+        starts = array("Q", body[COLUMN_BYTES : 2 * COLUMN_BYTES])
+        return len(starts) - starts.count(0)
+    if kind == "metrics":
+        return -(-len(body.rstrip(b"\0")) // ROW_BYTES)
+    return sum(map(bool, body.split(b"\0")))
 
 
 def _allocate(path: Path, size: int) -> mmap.mmap:
