@@ -22,7 +22,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "_core": (),
     "vocabulary": (),
     "journal": ("_core",),
-    "telemetry": ("journal", "vocabulary"),
+    "follower": ("journal",),
+    "telemetry": ("follower", "vocabulary"),
     "training": ("telemetry",),
     "annotations": ("telemetry",),
     "diagnostics": ("telemetry",),
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "integrations": ("training", "annotations", "diagnostics", "loggers", "exporters"),
     "compat": ("integrations",),
     "importing": ("telemetry",),
-    "reading": ("journal",),
+    "reading": ("follower",),
     "analysis": ("reading", "vocabulary"),
     "dashboard": ("analysis",),
     "cli": ("analysis", "exporters", "loggers", "telemetry", "importing", TOP),
@@ -50,7 +51,10 @@ MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
 }
 """More for some of them, but only inside functions or for type checkers."""
 
-RECORDING = ("_core", "vocabulary", "journal", "telemetry", "training", "annotations", "ai", TOP)
+RECORDING = (
+    *("_core", "vocabulary", "journal", "follower", "telemetry", "training", "annotations", "ai"),
+    TOP,
+)
 """The parts that every training process imports."""
 
 LATE = {"asyncio"}

@@ -15,8 +15,8 @@ import stepwell
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.live.phase_clock import PhaseClock
 from stepwell.analysis.live.rank import MOST_SPANS, RecentSpans
+from stepwell.follower.records import SpanRecord
 from stepwell.journal.format import SPAN_SLOTS
-from stepwell.journal.records import SpanRecord
 from stepwell.testing import FakeClock
 from tests.cli.terminal import in_terminal
 from tests.harness import CLI, run_stepwell, start_script, wait_until

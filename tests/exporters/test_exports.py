@@ -434,7 +434,7 @@ def test_the_end_of_a_program(tmp_path: Path, ending: str) -> None:
 
 IMPORTS = """
 import builtins, io, threading
-import stepwell.journal.follower.trace
+import stepwell.follower.trace
 from stepwell.exporters import *
 
 run = init("imports", dir="runs")

@@ -12,7 +12,7 @@ import pytest
 from stepwell._core.errors import StepwellError
 from stepwell.exporters import OTLPExporter
 from stepwell.exporters.otlp.spans import MOST_EVENTS
-from stepwell.journal.records import EventRecord, SpanRecord
+from stepwell.follower.records import EventRecord, SpanRecord
 from stepwell.telemetry.exporter import Source
 from tests.exporters.otlp_receiver import Receiver, Span
 

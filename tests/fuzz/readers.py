@@ -9,9 +9,9 @@ from pathlib import Path
 
 from stepwell import StepwellError, list_runs, open_run
 from stepwell.analysis.report import report
+from stepwell.follower.log import LogFollower
+from stepwell.follower.trace import Follower, everything
 from stepwell.importing import import_trace
-from stepwell.journal.follower.log import LogFollower
-from stepwell.journal.follower.trace import Follower, everything
 from stepwell.journal.recovery import recover_process
 from stepwell.reading.process import process_folders
 from tests.reading.strangers import read_everything

@@ -12,8 +12,8 @@ import pytest
 
 import stepwell
 from stepwell._core.files import write_json
+from stepwell.follower.trace import Follower
 from stepwell.journal.archive import archive_files, read_blocks
-from stepwell.journal.follower.trace import Follower
 from stepwell.journal.format import ABANDONED, ERROR, SPAN_SLOTS
 from stepwell.journal.process_writer import OPEN, ProcessWriter
 from stepwell.journal.recovery import recover_process

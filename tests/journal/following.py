@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 
 import stepwell
-from stepwell.journal.follower.trace import Follower
+from stepwell.follower.records import EventRecord, SpanRecord
+from stepwell.follower.trace import Follower
 from stepwell.journal.format import PROCESS
-from stepwell.journal.records import EventRecord, SpanRecord
 
 Record = SpanRecord | EventRecord
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core import clock
-from stepwell.journal.follower.log import LogFollower
+from stepwell.follower.log import LogFollower
 from stepwell.journal.format import METRIC, PROCESS, STEP_BIAS
 from stepwell.journal.metrics import write_row
 from stepwell.journal.names import names

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepwell import Run
-from stepwell.journal.follower import rows
-from stepwell.journal.follower.trace import Follower
+from stepwell.follower import rows
+from stepwell.follower.trace import Follower
 from stepwell.journal.format import NAME_SHIFT, SPAN
 from stepwell.journal.journal import Journal
 from stepwell.journal.names import names

@@ -14,10 +14,10 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell.journal.follower.log import LogFollower
+from stepwell.follower.log import LogFollower
+from stepwell.follower.records import ItemRecord, MetricRecord, StatusRecord
 from stepwell.journal.format import ROW_BYTES
 from stepwell.journal.pump import Pump
-from stepwell.journal.records import ItemRecord, MetricRecord, StatusRecord
 from stepwell.journal.state import current_lane
 from tests.durability.helpers import Child
 from tests.journal.logging_rows import all_of, folder_of, log_for, through_json, write_line

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from stepwell import Run
-from stepwell.journal.follower.rows import LiveRows
-from stepwell.journal.follower.span_segments import SegmentFiles
-from stepwell.journal.follower.spans import MAX_SEGMENTS
+from stepwell.follower.rows import LiveRows
+from stepwell.follower.span_segments import SegmentFiles
+from stepwell.follower.spans import MAX_SEGMENTS
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.telemetry.span_handle import Span, intern_name, open_span
 from tests.journal.following import Following

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell import Run
-from stepwell.journal.follower.log import LogFollower
-from stepwell.journal.records import ItemRecord, MetricRecord
+from stepwell.follower.log import LogFollower
+from stepwell.follower.records import ItemRecord, MetricRecord
 from stepwell.loggers import Logger
 from stepwell.telemetry.artifacts import artifact_path
 

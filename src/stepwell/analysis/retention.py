@@ -23,8 +23,8 @@ from stepwell._core.errors import StepwellError
 from stepwell._core.files import read_json
 from stepwell._core.system import boot_id
 from stepwell.analysis.recording_cost import disk_bytes
+from stepwell.follower.document import ProcessDocumentWatcher
 from stepwell.journal.document import ENDINGS, is_spool_of, status_of
-from stepwell.journal.follower.document import ProcessDocumentWatcher
 from stepwell.journal.format import EVENTS, LOGGER, PROCESS
 from stepwell.journal.tail import Tail, parse_object
 from stepwell.reading import RecordedRun, list_runs

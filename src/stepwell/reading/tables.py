@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
-from stepwell.journal.follower.log import OWN_KEYS
+from stepwell.follower.log import OWN_KEYS
 from stepwell.journal.format import (
     CONTEXT_NAME,
     IMPLICIT_STEP,

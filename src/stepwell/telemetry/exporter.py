@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import read_json
-from stepwell.journal.records import EventRecord as EventRecord
-from stepwell.journal.records import SpanRecord as SpanRecord
+from stepwell.follower.records import EventRecord as EventRecord
+from stepwell.follower.records import SpanRecord as SpanRecord
 from stepwell.telemetry.run_document import RUN
 from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
 

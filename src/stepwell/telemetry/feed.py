@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from stepwell._core import clock
 from stepwell._core.errors import log_warning
 from stepwell._core.values import cut, text_of
-from stepwell.journal.follower.trace import Follower
-from stepwell.journal.records import SpanRecord
+from stepwell.follower.records import SpanRecord
+from stepwell.follower.trace import Follower
 from stepwell.telemetry.exporter import ExportFilter, Source, read_source, reads_log
 
 MAX_BATCH = 2000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepwell import Run
-from stepwell.journal.records import ItemRecord
+from stepwell.follower.records import ItemRecord
 from tests.loggers.logged import items
 
 

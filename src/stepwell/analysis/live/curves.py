@@ -9,7 +9,7 @@ import polars as pl
 
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.live.snapshot import MetricNow
-from stepwell.journal.records import MetricRecord
+from stepwell.follower.records import MetricRecord
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 

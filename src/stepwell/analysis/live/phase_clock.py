@@ -21,7 +21,7 @@ from stepwell.analysis.time.phases import (
     code_of,
     final_phases,
 )
-from stepwell.journal.records import SpanRecord
+from stepwell.follower.records import SpanRecord
 
 SECOND = 1_000_000_000
 KEPT_S = 60

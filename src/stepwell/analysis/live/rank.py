@@ -15,10 +15,10 @@ from stepwell.analysis.live.snapshot import RankNow
 from stepwell.analysis.progress import is_overdue
 from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.throughput import Throughput, rates_of
-from stepwell.journal.follower.document import ALWAYS
-from stepwell.journal.follower.log import LogFollower
-from stepwell.journal.follower.trace import Follower
-from stepwell.journal.records import EventRecord, MetricRecord, SpanRecord
+from stepwell.follower.document import ALWAYS
+from stepwell.follower.log import LogFollower
+from stepwell.follower.records import EventRecord, MetricRecord, SpanRecord
+from stepwell.follower.trace import Follower
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value

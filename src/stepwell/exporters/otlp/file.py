@@ -18,8 +18,8 @@ from stepwell.exporters.otlp import resource_of, trace_id
 from stepwell.exporters.otlp.spans import OutEvent, OutSpan, SpanBuilder, Value
 from stepwell.exporters.trace.file import replaced_text_file
 from stepwell.exporters.trace.run import Written, open_recorded, select_ranks
-from stepwell.journal.follower.trace import Follower
-from stepwell.journal.records import EventRecord
+from stepwell.follower.records import EventRecord
+from stepwell.follower.trace import Follower
 from stepwell.telemetry import VERSION
 from stepwell.telemetry.exporter import Source, read_source
 from stepwell.telemetry.forward import recorded_processes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from stepwell.journal.records import EventRecord, SpanRecord
+from stepwell.follower.records import EventRecord, SpanRecord
 
 Value: TypeAlias = str | bool | int | float
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell._core.files import read_json
-from stepwell.journal.records import ItemRecord as ItemRecord
-from stepwell.journal.records import LogRecord as LogRecord
-from stepwell.journal.records import MetricRecord as MetricRecord
+from stepwell.follower.records import ItemRecord as ItemRecord
+from stepwell.follower.records import LogRecord as LogRecord
+from stepwell.follower.records import MetricRecord as MetricRecord
 from stepwell.telemetry.artifacts import artifact_path
 from stepwell.telemetry.exporter import Source as Source
 

@@ -18,8 +18,8 @@ from typing import Any
 from stepwell._core.files import read_json
 from stepwell._core.masking import MASK, mask
 from stepwell._core.values import text_of
-from stepwell.journal.follower.log import LogFollower
-from stepwell.journal.records import ItemRecord, LogRecord, StatusRecord
+from stepwell.follower.log import LogFollower
+from stepwell.follower.records import ItemRecord, LogRecord, StatusRecord
 from stepwell.loggers.delivery.backend import Backend, NotYet
 from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_path
 from stepwell.loggers.items.converters import flattened

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from stepwell._core.errors import StepwellError, log_warning
 from stepwell._core.values import shown
-from stepwell.journal.follower.document import ProcessDocumentWatcher
-from stepwell.journal.follower.log import LogFollower
+from stepwell.follower.document import ProcessDocumentWatcher
+from stepwell.follower.log import LogFollower
+from stepwell.follower.records import StatusRecord
 from stepwell.journal.format import EVENTS, LOGGER
-from stepwell.journal.records import StatusRecord
 from stepwell.journal.tail import Tail, parse_object
 from stepwell.loggers.delivery.backend import FOLDER, Backend
 from stepwell.loggers.delivery.state import kept_state, state_path

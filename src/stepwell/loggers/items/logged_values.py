@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell._core.errors import report_misuse, warn_once
 from stepwell._core.values import MAX_TEXT, number, shown, text_of
-from stepwell.journal.follower.log import OWN_KEYS
+from stepwell.follower.log import OWN_KEYS
 from stepwell.journal.format import ITEM
 from stepwell.journal.journal import Journal
 from stepwell.journal.metrics import context

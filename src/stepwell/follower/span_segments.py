@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepwell._core.files import open_file
-from stepwell.journal.archive import Block, read_blocks
-from stepwell.journal.follower.document import is_time
-from stepwell.journal.follower.names import SpanNameFilter
-from stepwell.journal.follower.rows import (
+from stepwell.follower.document import is_time
+from stepwell.follower.names import SpanNameFilter
+from stepwell.follower.rows import (
     LiveRows,
     SealedRows,
     SealedTexts,
@@ -26,6 +25,7 @@ from stepwell.journal.follower.rows import (
     read_live_rows,
     read_live_text,
 )
+from stepwell.journal.archive import Block, read_blocks
 from stepwell.journal.format import (
     HEADER_BYTES,
     LINK_NAME,

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.archive import Block, read_blocks
-from stepwell.journal.follower.document import ALWAYS, MAX_TIME
-from stepwell.journal.follower.names import MetricNameFilter
-from stepwell.journal.follower.rows import (
+from stepwell.follower.document import ALWAYS, MAX_TIME
+from stepwell.follower.names import MetricNameFilter
+from stepwell.follower.rows import (
     NAME_BITS,
     LiveMetrics,
     MetricColumns,
@@ -21,7 +20,8 @@ from stepwell.journal.follower.rows import (
     read_live_metrics,
     read_sealed_metrics,
 )
-from stepwell.journal.follower.span_segments import MAX_SEQ, numbered_files
+from stepwell.follower.span_segments import MAX_SEQ, numbered_files
+from stepwell.journal.archive import Block, read_blocks
 from stepwell.journal.format import (
     CONTEXT_NAME,
     METRIC_ROWS,

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepwell.journal.follower.document import (
+from stepwell.follower.document import (
     ALWAYS,
     MAX_TIME,
     ProcessDocumentWatcher,
     is_time,
 )
-from stepwell.journal.follower.names import SpanNameFilter
-from stepwell.journal.follower.span_segments import SegmentFiles
-from stepwell.journal.follower.spans import EVENT, FollowedSpans, OrderedRecord
+from stepwell.follower.names import SpanNameFilter
+from stepwell.follower.records import EventRecord, SpanRecord
+from stepwell.follower.span_segments import SegmentFiles
+from stepwell.follower.spans import EVENT, FollowedSpans, OrderedRecord
 from stepwell.journal.format import ERROR_EVENT, EVENTS, LATE_ATTRIBUTES, NAMES
-from stepwell.journal.records import EventRecord, SpanRecord
 from stepwell.journal.tail import Tail, parse_object
 
 

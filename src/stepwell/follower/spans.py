@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.journal.follower.document import ALWAYS
-from stepwell.journal.follower.names import MARK, SpanName, SpanNameFilter
-from stepwell.journal.follower.rows import LiveRows, SealedRows, SpanRow
-from stepwell.journal.follower.span_segments import Ancestry, SealedSegment, SegmentFiles
+from stepwell.follower.document import ALWAYS
+from stepwell.follower.names import MARK, SpanName, SpanNameFilter
+from stepwell.follower.records import EventRecord, SpanRecord
+from stepwell.follower.rows import LiveRows, SealedRows, SpanRow
+from stepwell.follower.span_segments import Ancestry, SealedSegment, SegmentFiles
 from stepwell.journal.format import (
     ABANDONED,
     ATTRIBUTE_SHIFT,
@@ -22,7 +23,6 @@ from stepwell.journal.format import (
     SPAN_SLOTS,
     TIME_MASK,
 )
-from stepwell.journal.records import EventRecord, SpanRecord
 from stepwell.journal.tail import parse_object
 
 MAX_SEGMENTS = 6

@@ -14,11 +14,12 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+from stepwell.follower.document import ALWAYS, ProcessDocumentWatcher, is_time
+from stepwell.follower.metrics import FollowedMetrics, PendingRows, place_since
+from stepwell.follower.names import MetricNameFilter
+from stepwell.follower.records import ItemRecord, LogRecord, MetricRecord, StatusRecord
+from stepwell.follower.rows import MetricRow
 from stepwell.journal.document import ENDINGS
-from stepwell.journal.follower.document import ALWAYS, ProcessDocumentWatcher, is_time
-from stepwell.journal.follower.metrics import FollowedMetrics, PendingRows, place_since
-from stepwell.journal.follower.names import MetricNameFilter
-from stepwell.journal.follower.rows import MetricRow
 from stepwell.journal.format import (
     CONTEXT_NAME,
     EPOCH_MASK,
@@ -31,7 +32,6 @@ from stepwell.journal.format import (
     STEP_SHIFT,
     VALUE,
 )
-from stepwell.journal.records import ItemRecord, LogRecord, MetricRecord, StatusRecord
 from stepwell.journal.tail import Tail, parse_object
 
 MAX_RECORDS = 2000
