@@ -95,7 +95,7 @@ def _against(effort: Effort, by: tuple[str, ...], quantiles: bool) -> Measured:
 
 
 def _simulated(place: Path, spans: int) -> RecordedRun:
-    from stepwell.analysis.simulate import make_plan, simulate
+    from stepwell.testing.simulate import make_plan, simulate
 
     steps = max(300, spans // (RANKS * SPANS_A_STEP))
     simulate(place / "run", make_plan(RANKS, steps, ("straggler", "stall", "data")))

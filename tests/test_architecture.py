@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "reading": ("follower",),
     "analysis": ("reading", "vocabulary"),
     "dashboard": ("analysis",),
-    "cli": ("analysis", "exporters", "loggers", "telemetry", "importing", TOP),
+    "cli": ("analysis", "exporters", "loggers", "telemetry", "importing", "testing", TOP),
     "testing": ("telemetry", "reading", TOP),
     "__main__": ("cli",),
     "ai": ("annotations",),

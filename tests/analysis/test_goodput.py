@@ -12,7 +12,9 @@ import stepwell
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.findings import Facts
 from stepwell.analysis.goodput import PARTS, Goodput, goodput, runs_of_session
-from stepwell.analysis.simulate import (
+from stepwell.reading import open_run
+from stepwell.testing import FakeClock
+from stepwell.testing.simulate import (
     DataBound,
     HangFault,
     PlannedDurations,
@@ -23,9 +25,7 @@ from stepwell.analysis.simulate import (
     make_plan,
     simulate,
 )
-from stepwell.analysis.simulate.plan import MS, SECOND
-from stepwell.reading import open_run
-from stepwell.testing import FakeClock
+from stepwell.testing.simulate.plan import MS, SECOND
 from tests.harness import recording_environment, run_script
 from tests.processes.programs import only_run, write_program
 

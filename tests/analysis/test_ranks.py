@@ -16,12 +16,12 @@ import pytest
 import stepwell
 from stepwell.analysis.ranks import Straggler, hang, read_grids, skew, stacks, stragglers, waits
 from stepwell.analysis.ranks.arrivals import median_of_others
-from stepwell.analysis.simulate import HangFault, PlannedDurations, Restart, RunPlan, simulate
-from stepwell.analysis.simulate import StragglerFault as PlantedStraggler
-from stepwell.analysis.simulate.plan import MS, SECOND, Fault, Stall
 from stepwell.analysis.time.steps import steps
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
+from stepwell.testing.simulate import HangFault, PlannedDurations, Restart, RunPlan, simulate
+from stepwell.testing.simulate import StragglerFault as PlantedStraggler
+from stepwell.testing.simulate.plan import MS, SECOND, Fault, Stall
 from tests.harness import recording_environment, run_ranks, run_stepwell, start_rank
 from tests.harness.programs import free_port
 from tests.processes.programs import only_run, write_program

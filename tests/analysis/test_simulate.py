@@ -10,7 +10,7 @@ import pytest
 
 import stepwell
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.simulate import (
+from stepwell.testing.simulate import (
     DataBound,
     HangFault,
     PlannedDurations,
@@ -21,7 +21,7 @@ from stepwell.analysis.simulate import (
     make_plan,
     simulate,
 )
-from stepwell.analysis.simulate.plan import MS, SECOND
+from stepwell.testing.simulate.plan import MS, SECOND
 from tests.harness import run_stepwell
 from tests.nesting.tree import check_tree
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stepwell
-from stepwell.analysis.simulate import make_plan, simulate
+from stepwell.testing.simulate import make_plan, simulate
 from tests.harness import environment, run_script
 
 KILLED = """

@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_for_one_backend(
             filler.unlink()
             trainer.log(3000, 3100)
             assert trainer.flush("ours")
-            trainer.destroy(60)
+            trainer.destroy(180)
         left = Left(disk)
         if backend == "prov":
             check(left.provenance)

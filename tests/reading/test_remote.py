@@ -16,9 +16,9 @@ import pytest
 import stepwell
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.report import report
-from stepwell.analysis.simulate import make_plan, simulate
 from stepwell.reading.lookup import find_run
 from stepwell.reading.remote import Mirror, address_of
+from stepwell.testing.simulate import make_plan, simulate
 from tests.harness import run_stepwell
 
 fsspec = pytest.importorskip("fsspec")

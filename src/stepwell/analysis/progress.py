@@ -21,9 +21,6 @@ from stepwell.vocabulary import StandardTrainingJobSpanName
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
 
-if TYPE_CHECKING:
-    from stepwell.analysis.findings import Facts
-
 STEPS = (
     "target_steps",
     "max_steps",

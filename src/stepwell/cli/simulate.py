@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.simulate import make_plan, simulate
-from stepwell.analysis.simulate.plan import FAULTS
 from stepwell.cli.output import print_json
 from stepwell.cli.progress import ProgressBar
 from stepwell.cli.terminal import seconds
+from stepwell.testing.simulate import make_plan, simulate
+from stepwell.testing.simulate.plan import FAULTS
 
 
 def simulate_run(

@@ -1,4 +1,4 @@
-"""Write a process folder from given records, without a clock or live files: for imports.
+"""Write a process folder from given records, without a clock or live files: for imports and simulated runs.
 
 Segments have the same layout as those of a lane and are sealed into the same archives, so readers cannot tell
 the difference. Records are written lane by lane, and in a lane a parent before its children.
@@ -20,6 +20,7 @@ from stepwell.journal.format import (
     ATTRIBUTE_SHIFT,
     CARRIED,
     COLUMN_BYTES,
+    CONTEXT_NAME,
     EVENTS,
     HEADER_BYTES,
     IMPLICIT_STEP,
@@ -36,6 +37,7 @@ from stepwell.journal.format import (
     SPAN,
     SPAN_SLOTS,
     STEP_BIAS,
+    context_word,
     pack_header,
     span_id,
 )
@@ -103,6 +105,13 @@ class ProcessWriter:
             step_word = IMPLICIT_STEP | count
         else:
             step_word = step + STEP_BIAS
+        self._add_row(time, step_word, value, word)
+
+    def context(self, time: int, step: int | None, epoch: int | None) -> None:
+        """Set the step and the epoch from this time on."""
+        self._add_row(time, context_word(step, epoch), 0.0, CONTEXT_NAME)
+
+    def _add_row(self, time: int, step_word: int, value: float, word: int) -> None:
         self._rows += ROW.pack(ROW_HEAD.pack(time, step_word), value, word)
         if len(self._rows) >= METRIC_ROWS * ROW.size:
             self._seal_metrics()

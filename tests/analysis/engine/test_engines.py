@@ -23,9 +23,9 @@ from stepwell.analysis.goodput import goodput
 from stepwell.analysis.ranks import stragglers
 from stepwell.analysis.ranks.grid import Compact
 from stepwell.analysis.report import report
-from stepwell.analysis.simulate import make_plan, simulate
 from stepwell.analysis.time import ledger, steps
 from stepwell.reading import RecordedRun
+from stepwell.testing.simulate import make_plan, simulate
 from tests.analysis.engine.cluster import Cluster, cluster
 from tests.harness import run_stepwell
 

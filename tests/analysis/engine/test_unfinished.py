@@ -16,9 +16,9 @@ from stepwell.analysis.engine import LocalEngine
 from stepwell.analysis.engine.tasks import Task, TaskResult
 from stepwell.analysis.ranks.history import read_history
 from stepwell.analysis.report import Report, report
-from stepwell.analysis.simulate import HangFault, RunPlan, simulate
 from stepwell.reading import RecordedRun
 from stepwell.reading.segments import RecordedSegment
+from stepwell.testing.simulate import HangFault, RunPlan, simulate
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value

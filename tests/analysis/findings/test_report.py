@@ -15,9 +15,9 @@ import pytest
 import stepwell
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.report import report
-from stepwell.analysis.simulate import RunPlan, simulate
 from stepwell.cli.report import _cost
 from stepwell.testing import FakeClock
+from stepwell.testing.simulate import RunPlan, simulate
 from tests.analysis.findings.training import healthy_values, train
 from tests.harness import run_stepwell
 

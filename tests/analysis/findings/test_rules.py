@@ -14,7 +14,10 @@ import pytest
 import stepwell
 from stepwell.analysis.findings import RULES, Facts, Finding, findings
 from stepwell.analysis.report import report
-from stepwell.analysis.simulate import (
+from stepwell.analysis.time.lanes import Loop
+from stepwell.reading import RecordedRun
+from stepwell.testing import FakeClock
+from stepwell.testing.simulate import (
     HangFault,
     PlannedDurations,
     Restart,
@@ -24,10 +27,7 @@ from stepwell.analysis.simulate import (
     make_plan,
     simulate,
 )
-from stepwell.analysis.simulate.plan import MS, SECOND
-from stepwell.analysis.time.lanes import Loop
-from stepwell.reading import RecordedRun
-from stepwell.testing import FakeClock
+from stepwell.testing.simulate.plan import MS, SECOND
 from tests.analysis.findings.training import collect_garbage, healthy_values, noise, train
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import stepwell
 from stepwell.analysis.findings import findings
-from stepwell.analysis.simulate import Restart, RunPlan, simulate
-from stepwell.analysis.simulate.plan import SECOND
 from stepwell.testing import FakeClock
+from stepwell.testing.simulate import Restart, RunPlan, simulate
+from stepwell.testing.simulate.plan import SECOND
 from tests.analysis.findings.test_rules import only
 from tests.analysis.findings.training import healthy_values, noise, train
 

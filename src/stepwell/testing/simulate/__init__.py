@@ -1,10 +1,10 @@
-"""Synthetic runs with planted faults, written in the journal's format, for benchmarks and tests.
+"""Synthetic runs with planted faults, for benchmarks and tests of readers.
 
 ``truth.json`` in the run folder describes the planted faults; readers of runs ignore it. Imports the write
 side of the journal and numpy.
 """
 
-from stepwell.analysis.simulate.plan import (
+from stepwell.testing.simulate.plan import (
     DataBound,
     HangFault,
     PlannedDurations,
@@ -14,7 +14,7 @@ from stepwell.analysis.simulate.plan import (
     StragglerFault,
     make_plan,
 )
-from stepwell.analysis.simulate.run import simulate
+from stepwell.testing.simulate.run import simulate
 
 __all__ = [
     "DataBound",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.simulate.plan import (
+from stepwell.testing.simulate.plan import (
     DataBound,
     HangFault,
     Restart,
@@ -23,6 +23,20 @@ from stepwell.analysis.simulate.plan import (
 )
 
 Ints = NDArray[np.int64]
+
+STEP: tuple[tuple[str, str, int], ...] = (
+    ("training_single_iteration", "", -1),
+    ("data_loading", "", 0),
+    ("zero_grad", "", 0),
+    ("model_forward", "", 0),
+    ("model_backward", "", 0),
+    ("all_reduce", "comm", 4),
+    ("optimizer_update", "", 0),
+)
+"""The spans of a step: name, category, and index of the parent; the parent of the first is the loop."""
+PAUSE = ("checkpoint_save_sync", "validation_loop")
+HOOK = ("gradient hooks", "")
+"""The span of a collective that is not recorded as such."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +168,43 @@ def _places(steps: range, first: int, count: int) -> Ints:
     places = np.array(steps, np.int64) - first
     kept: Ints = places[(places >= 0) & (places < count)]
     return kept
+
+
+@dataclass(frozen=True)
+class SpanLayout:
+    """The spans of an attempt, sorted by start: the same for all ranks."""
+
+    rows: list[tuple[str, str, int]]
+    """Name, category, and row of the parent, -1 for none. Row 0 is the application."""
+    loop: int
+    """Row of the training loop."""
+    steps: Ints
+    """Row of the iteration span of each step."""
+    pauses: Ints
+    """Rows of the checkpoints: before some steps, and at the end."""
+
+
+def lay_out(plan: RunPlan, attempt: Attempt) -> SpanLayout:
+    """Return the spans of an attempt."""
+    head = [name for name, _ in setup(plan, attempt.number)]
+    loop = len(head) + 1
+    rows = [("application", "", -1), *((name, "", 0) for name in (*head, "training_loop"))]
+    pause = [(name, "", loop) for name in (PAUSE if plan.pace.validation else PAUSE[:1])]
+    steps, pauses = [], []
+    for saved in saved_before(plan, attempt.steps.start, attempt.begun).tolist():
+        if saved:
+            pauses.append(len(rows))
+            rows += pause
+        first = len(rows)
+        steps.append(first)
+        for name, category, parent in STEP:
+            if category and not plan.collectives:
+                name, category = HOOK
+            rows.append((name, category, loop if parent < 0 else first + parent))
+    if attempt.dies is None and attempt.steps.stop % plan.checkpoint_every == 0:
+        pauses.append(len(rows))
+        rows += pause
+    return SpanLayout(rows, loop, np.array(steps, np.int64), np.array(pauses, np.int64))
 
 
 def make_truth(plan: RunPlan, attempts: list[Attempt]) -> dict[str, Any]:

@@ -12,28 +12,24 @@ from numpy.typing import NDArray
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import write_json
-from stepwell.analysis.simulate.layout import LOSS, Names, SpanLayout, lay_out
-from stepwell.analysis.simulate.plan import SECOND, HangFault, Restart, RunPlan
-from stepwell.analysis.simulate.schedule import Attempt, attempts, make_truth, saving, setup
-from stepwell.journal.archive import Archive
-from stepwell.journal.format import (
-    CONTEXT_NAME,
-    ERROR,
-    HEADER_BYTES,
-    METRIC_ROWS,
-    NAMES,
-    PROCESS,
-    STEP_BIAS,
-    STEP_SHIFT,
-    pack_header,
+from stepwell.journal.format import ERROR
+from stepwell.journal.process_writer import ProcessWriter
+from stepwell.testing.simulate.plan import SECOND, HangFault, Restart, RunPlan
+from stepwell.testing.simulate.schedule import (
+    Attempt,
+    SpanLayout,
+    attempts,
+    lay_out,
+    make_truth,
+    saving,
+    setup,
 )
-from stepwell.journal.seal import seal
 
 TRUTH = "truth.json"
 INTERVAL = 5.0
 """Seconds between heartbeats."""
 ERROR_TEXT = {"type": "RuntimeError", "message": "simulated: a peer closed the connection"}
-THREAD = {"lane": 0, "thread": "MainThread", "native": 1}
+LOSS = "train/loss"
 
 Ints = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -99,54 +95,50 @@ class _AttemptWriter:
         self._attempt = attempt
         self._folder = folder
         self._run = run
-        self._names = Names()
-        self._loss = self._names.metric(LOSS)
-        self._layout = lay_out(plan, attempt, self._names)
-        segments = list(self._layout.segments())
-        self._segments = [(segment, segment.metas().tobytes()) for segment in segments]
+        self._layout = lay_out(plan, attempt)
 
     def write(self, rank: int) -> None:
         """Write the folder of one rank."""
         number = self._attempt.number
         pid = 1000 + rank % self._plan.ranks_per_node + 100 * number
         process = f"rank-{rank:05d}.attempt-{number}.pid-{pid}"
-        place = self._folder / process
-        place.mkdir()
         node = rank // self._plan.ranks_per_node
         # Each machine has its own uptime.
         offset = self._plan.began_ns - (node + 1) * 1000 * SECOND
-        rows = _rank_rows(self._plan, self._attempt, self._layout, rank)
-        spans = Archive(place, "spans")
-        starts = np.where(rows[0] != 0, rows[0] - offset, 0)
-        ends = np.where(rows[1] != 0, rows[1] - offset, 0)
-        if _fails(self._attempt):
-            ends = ends.astype(np.uint64)
-            ends[rows[1] == self._attempt.ended_ns] |= np.uint64(ERROR)
-        for segment, metas in self._segments:
-            header = {"kind": "spans", "seq": segment.seq, **THREAD}
-            _append(spans, process, header, segment.body(metas, starts, ends))
-        self._write_metrics(place, process, rank, starts[self._layout.steps])
-        (place / NAMES).write_bytes(self._names.lines())
-        write_json(place / PROCESS, self._document(rank, process, pid, offset))
+        starts, ends = _rank_rows(self._plan, self._attempt, self._layout, rank)
+        writer = ProcessWriter(self._folder / process, process)
+        writer.begin_lane("MainThread", 1)
+        self._write_metrics(writer, rank, starts[self._layout.steps] - offset)
+        self._write_spans(writer, starts, ends, offset)
+        writer.close(self._document(rank, process, pid, offset))
 
-    def _write_metrics(self, place: Path, process: str, rank: int, clock: Ints) -> None:
+    def _write_spans(self, writer: ProcessWriter, starts: Ints, ends: Ints, offset: int) -> None:
+        fails, ended = _fails(self._attempt), self._attempt.ended_ns
+        times = zip(starts.tolist(), ends.tolist(), strict=True)
+        ids: list[int | None] = []
+        for (name, category, parent), (start, end) in zip(self._layout.rows, times, strict=True):
+            if not start:
+                ids.append(None)
+                continue
+            ids.append(
+                writer.span(
+                    name,
+                    category,
+                    start - offset,
+                    end and end - offset,
+                    None if parent < 0 else ids[parent],
+                    mark=ERROR if fails and end == ended else 0,
+                )
+            )
+
+    def _write_metrics(self, writer: ProcessWriter, rank: int, clock: Ints) -> None:
         """Write the step at the beginning of each iteration, and on rank 0 the loss."""
-        first, count = self._attempt.steps.start, len(clock)
-        step = first + np.arange(count)
-        rows = np.zeros((count, 4), np.uint64)
-        rows[:, 0] = clock
-        rows[:, 1] = ((step + 1) << STEP_SHIFT) | (step // self._plan.steps_per_epoch + 1)
-        rows[:, 3] = CONTEXT_NAME
-        if rank == 0:
-            losses = rows.copy()
-            losses[:, 1] = (step + STEP_BIAS).astype(np.uint64)
-            losses[:, 2] = _loss(self._plan, step).view(np.uint64)
-            losses[:, 3] = self._loss
-            rows = np.stack([rows, losses], axis=1).reshape(-1, 4)
-        archive = Archive(place, "metrics")
-        for seq, at in enumerate(range(0, len(rows), METRIC_ROWS), len(self._segments)):
-            header = {"kind": "metrics", "seq": seq, **THREAD}
-            _append(archive, process, header, rows[at : at + METRIC_ROWS].tobytes())
+        first = self._attempt.steps.start
+        losses = _loss(self._plan, first + np.arange(len(clock))).tolist()
+        for step, (time, loss) in enumerate(zip(clock.tolist(), losses, strict=True), first):
+            writer.context(time, step, step // self._plan.steps_per_epoch)
+            if rank == 0:
+                writer.metric(LOSS, time, loss, step)
 
     def _document(self, rank: int, process: str, pid: int, offset: int) -> dict[str, Any]:
         attempt, per_node = self._attempt, self._plan.ranks_per_node
@@ -185,12 +177,6 @@ class _AttemptWriter:
         }
 
 
-def _append(archive: Archive, process: str, header: dict[str, Any], body: bytes) -> None:
-    frame = seal(process, pack_header(header).ljust(HEADER_BYTES, b"\0") + body)
-    assert frame is not None
-    archive.append(frame)
-
-
 def _fails(attempt: Attempt) -> bool:
     return isinstance(attempt.dies, Restart) and attempt.dies.failed
 
@@ -203,7 +189,7 @@ def _loss(plan: RunPlan, step: Ints) -> NDArray[np.float64]:
 
 def _rank_rows(plan: RunPlan, attempt: Attempt, layout: SpanLayout, rank: int) -> tuple[Ints, Ints]:
     """Return starts and ends of the rows of a rank, in nanoseconds since the epoch; 0 for no end."""
-    starts, ends = np.zeros((2, len(layout.names)), np.int64)
+    starts, ends = np.zeros((2, len(layout.rows)), np.int64)
     _fill_setup(plan, attempt, layout, starts, ends)
     parts = {name: values[rank] for name, values in attempt.parts.items()}
     _fill_steps(attempt, layout, parts, starts, ends)
