@@ -64,8 +64,7 @@ def test_a_receiver_that_comes_late_gets_everything(tmp_path: Path) -> None:
     with receiver_later(receiver), training(tmp_path, receiver) as trainer:
         trainer.do(TREE)
         log = trainer.folder / "export-otlp.log"
-        wait_until(log.exists)
-        assert "Connection refused" in log.read_text()
+        wait_until(lambda: log.exists() and "Connection refused" in log.read_text())
         assert trainer.do("answer = run.flush(0.5)") is False
         receiver.up()
         trainer.do(TREE + "\nrun.flush(100)\nrun.finish()")
@@ -113,8 +112,7 @@ def test_a_receiver_that_answers_nonsense_gets_it_again(
     with training(tmp_path, receiver) as trainer:
         trainer.do(TREE)
         log = trainer.folder / "export-otlp.log"
-        wait_until(log.exists)
-        assert "not delivered, will retry" in log.read_text()
+        wait_until(lambda: log.exists() and "not delivered, will retry" in log.read_text())
         assert receiver.spans == []
         receiver.mode = "ok"
         assert trainer.do("answer = run.flush(100)") is True
