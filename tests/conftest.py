@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three on two cores: many tests wait for other processes."""
-    return (os.cpu_count() or 1) + 1
+    """Four on two cores: many tests wait for other processes."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,10 +73,15 @@ def _clean_session() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test begins in a clean environment, and no run outlives it."""
+    """Each test begins in a clean environment. No run and no watch outlives it."""
     _clean_environment(monkeypatch)
     yield
     stepwell.finish()
+    watches = sys.modules.get("stepwell.integrations.torch.watcher.watch")
+    left = list(watches._active_watches) if watches is not None else []
+    for watch in left:
+        watch.close()
+    assert not left, "the test must close its watch: later tests would be watched too"
 
 
 @pytest.fixture

@@ -78,5 +78,6 @@ def test_threads_that_record_hold_no_descriptors(tmp_path: Path, script: str, co
     run = stepwell.open_run(next((tmp_path / "runs").iterdir()))
     numbers = run.spans().filter(pl.col("name") == "work").select("attributes").collect()
     assert sorted(numbers["attributes"]) == sorted(f'{{"number":{i}}}' for i in range(count))
-    assert sorted(run.metrics().collect()["value"]) == list(range(count))
+    values = run.metrics().filter(pl.col("name") == "value").collect()["value"]
+    assert sorted(values) == list(range(count))
     assert run.processes().collect()["dropped"].to_list() == [0]

@@ -37,6 +37,7 @@ def lines(*spans: Placed) -> list[int]:
         # A child that begins as its parent ends comes behind it, not inside; not so far out, though.
         ([(1, None, 0, 3), (2, 1, 3, 4)], [0, 0]),
         ([(1, None, 0, 9), (2, 1, 0, 3), (3, 2, 3, 4)], [0, 0, 1]),
+        ([(1, None, 0, None), (2, 1, 0, 1), (3, 2, 1, 1)], [0, 0, 1]),
         # A start that was set back to before what is drawn already.
         ([(1, None, 0, 9), (2, 1, 5, 6), (3, 1, 2, 4)], [0, 0, 1]),
         ([(1, None, 0, 9), (2, 1, 5, 6), (3, None, 7, 20), (4, 1, 2, 6)], [0, 0, 1, 2]),

@@ -1,6 +1,7 @@
 """Start scripts, commands and ranks by forking a process that has imported torch, Polars and stepwell."""
 
 from tests.harness.environment import REPOSITORY, SOURCE, environment, recording_environment
+from tests.harness.made_once import made_once
 from tests.harness.programs import (
     CLI,
     COLD_SIDECARS,
@@ -26,6 +27,7 @@ __all__ = [
     "Program",
     "environment",
     "has_ended",
+    "made_once",
     "recording_environment",
     "run_ranks",
     "run_script",

@@ -197,6 +197,7 @@ def test_accelerate(recorded: Run) -> None:
 
     try:
         accelerator = Accelerator(log_with=StepwellTracker(), cpu=True)
+        accelerator.init_trackers("project")
         model = make_model()
         parts = prepare(accelerator, model, make_optimizer(model), make_loader(), diagnostics=2)
         for _ in range(2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import SDKS, environment, run_script, start_script
+from tests.harness import SDKS, environment, made_once, run_script, start_script
 from tests.harness.programs import free_port
 
 MAKE = """
@@ -92,17 +91,11 @@ class Server:
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of MLflow, to be copied; one for all processes that run the tests."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    path = folder / "empty-mlflow.db"
-    with (folder / "empty-mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            making = folder / "making-mlflow.db"
-            run_script(MAKE, f"sqlite:///{making}", modules=SDKS, check=True)
-            making.rename(path)
-    return path
+
+    def make(path: Path) -> None:
+        run_script(MAKE, f"sqlite:///{path}", modules=SDKS, check=True)
+
+    return made_once(tmp_path_factory, "empty-mlflow.db", make)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import environment, run_ranks, run_script
+from tests.harness import environment, made_once, run_ranks, run_script
 from tests.harness.marks import others_in_full
 from tests.loggers.document_programs import ALL, SHOWN, fewer_epochs, program
 from tests.loggers.needs import needs
@@ -105,9 +105,13 @@ def folder(
 ) -> Path:
     """Where a program has run with all loggers."""
     name, _, processes = request.param.partition("-")
-    made = tmp_path_factory.mktemp(request.param)
-    run(made, empty_database, fewer_epochs(program(name, ALL)), int(processes))
-    return made
+    code = fewer_epochs(program(name, ALL))
+
+    def make(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        run(folder, empty_database, code, int(processes))
+
+    return made_once(tmp_path_factory, f"document-002-{request.param}", make)
 
 
 @pytest.mark.parametrize("backend", ["mlflow", "wandb", "tensorboard"])

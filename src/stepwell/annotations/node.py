@@ -35,7 +35,39 @@ COLUMNS = ("step", "epoch")
 """Arguments that are columns of the tables."""
 
 
-class Node(NamedSpan):
+class IterableSpan(NamedSpan):
+    """The methods that nodes and uses of nodes share."""
+
+    __slots__ = ()
+
+    @property
+    def cat(self) -> str:
+        """The category, by the name in dftracer."""
+        return self.category
+
+    def iter(
+        self,
+        iterable: Iterable[T],
+        include_block: bool = True,
+        include_iter: bool = True,
+        iter_name: str | None = None,
+        block_name: str | None = None,
+    ) -> Iterable[T]:
+        """Return an iterable that records fetching each item as ``<name>.iter`` and the loop's body as
+        ``<name>.block``.
+
+        Both spans have an argument ``count``, from 1. ``iter_name`` and ``block_name`` replace these names.
+        """
+        around = self._in_loop(iter_name, "iter") if include_iter else None
+        inside = self._in_loop(block_name, "block") if include_block else None
+        return annotated(iterable, around, inside)
+
+    def _in_loop(self, name: str | None, ending: str) -> Node | UseInLoop:
+        """Return what to record in a loop: under this name, or under that of the node with this ending."""
+        raise NotImplementedError
+
+
+class Node(IterableSpan):
     """An enabled node without arguments. Also the base class of the other nodes."""
 
     __slots__ = (
@@ -73,11 +105,6 @@ class Node(NamedSpan):
             self._customized[self] = None
 
     # The tree
-
-    @property
-    def cat(self) -> str:
-        """The category, by the name in dftracer."""
-        return self.category
 
     def _child(self, key: str, name: str) -> Node:
         child = self._children.get(key)
@@ -263,23 +290,6 @@ class Node(NamedSpan):
             attributes = {**self.attributes, "category": self.category}
             journal.write_event("event", f"{self.name}.{suffix}", attributes)
 
-    def iter(
-        self,
-        iterable: Iterable[T],
-        include_block: bool = True,
-        include_iter: bool = True,
-        iter_name: str | None = None,
-        block_name: str | None = None,
-    ) -> Iterable[T]:
-        """Return an iterable that records fetching each item as ``<name>.iter`` and the loop's body as
-        ``<name>.block``.
-
-        Both spans have an argument ``count``, from 1. ``iter_name`` and ``block_name`` replace these names.
-        """
-        around = self._in_loop(iter_name, "iter") if include_iter else None
-        inside = self._in_loop(block_name, "block") if include_block else None
-        return annotated(iterable, around, inside)
-
     def _in_loop(self, name: str | None, ending: str) -> Node:
         if name is None:
             return self.derive(ending)
@@ -305,7 +315,7 @@ class DisabledNode(Node):
     __slots__ = ()
 
 
-class Use(AttributedSpan):
+class Use(AttributedSpan, IterableSpan):
     """One use of a node, with its own arguments."""
 
     __slots__ = ("_node",)
@@ -321,11 +331,6 @@ class Use(AttributedSpan):
         self.attributes = dict(self.attributes)
         return super().__call__(function)
 
-    @property
-    def cat(self) -> str:
-        """The category, by the name in dftracer."""
-        return self.category
-
     def start(self) -> None:
         """Enter the node, where a ``with`` statement does not fit."""
         if state.enabled:
@@ -335,19 +340,6 @@ class Use(AttributedSpan):
         """Leave the node that the latest ``start`` in this thread or task entered."""
         if state.enabled:
             self.__exit__(None, None, None)
-
-    def iter(
-        self,
-        iterable: Iterable[T],
-        include_block: bool = True,
-        include_iter: bool = True,
-        iter_name: str | None = None,
-        block_name: str | None = None,
-    ) -> Iterable[T]:
-        """Return an iterable that records its items, as ``Node.iter`` does."""
-        around = self._in_loop(iter_name, "iter") if include_iter else None
-        inside = self._in_loop(block_name, "block") if include_block else None
-        return annotated(iterable, around, inside)
 
     def _in_loop(self, name: str | None, ending: str) -> UseInLoop:
         return UseInLoop(self._node._in_loop(name, ending), dict(self.attributes), self._enable)

@@ -25,6 +25,7 @@ from stepwell.cli.arguments import (
     choose_runs,
     complete_run,
     folder_of_runs,
+    named_folder,
 )
 from stepwell.cli.output import complain
 
@@ -571,8 +572,5 @@ def demo(
 ) -> None:
     """Train a small model for half a minute, record it, and report on the run."""
     from stepwell.cli.demo import run_demo
-    from stepwell.reading.run import runs_dir
 
-    if folder is not None and dir is not None:
-        raise StepwellError("DIR and --dir name the same thing: use one of them")
-    run_demo(runs_dir(folder or dir), seconds)
+    run_demo(named_folder(folder, dir), seconds)

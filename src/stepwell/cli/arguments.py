@@ -130,17 +130,23 @@ def folder_of_runs(text: str | None) -> Path | None:
     return path if is_folder else None
 
 
+def named_folder(folder: Path | None, dir: Path | None) -> Path:
+    """Return the folder of runs that DIR or --dir names, or the default folder; it need not exist."""
+    from stepwell.reading.run import runs_dir
+
+    if folder is not None and dir is not None:
+        raise StepwellError("DIR and --dir name the same thing: use one of them")
+    return runs_dir(folder or dir)
+
+
 def choose_folder(folder: Path | None, dir: Path | None) -> Path:
     """Return the folder of runs that DIR or --dir names, or the default folder.
 
     Raises StepwellError if a named folder does not exist, or is a run or a file.
     """
     from stepwell.reading.remote import address_of
-    from stepwell.reading.run import runs_dir
 
-    if folder is not None and dir is not None:
-        raise StepwellError("DIR and --dir name the same thing: use one of them")
-    path = runs_dir(folder or dir)
+    path = named_folder(folder, dir)
     if (folder is None and dir is None) or address_of(path) is not None:
         return path
     if not path.exists():

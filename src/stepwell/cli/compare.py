@@ -18,7 +18,7 @@ from stepwell.analysis.compare.sentences import chance, count, place
 from stepwell.analysis.compare.variants import has_repeats
 from stepwell.analysis.findings.phrases import phase_title
 from stepwell.cli.output import print_json
-from stepwell.cli.terminal import COLOURS, console, plain, seconds, table_console, wrapped
+from stepwell.cli.terminal import console, headline, plain, seconds, table_console, wrapped
 
 MOST_DIFFERENCES = 20
 MOST_LAYERS = 12
@@ -39,9 +39,7 @@ def show_comparison(comparison: Comparison, as_json: bool = False) -> None:
         out.print(Text(wrapped(sentence, out.width)))
     out.print()
     for line in comparison.runs:
-        text = plain(line.label)
-        text.stylize("bold")
-        text.append(f"  {line.status}", COLOURS.get(line.status, "yellow"))
+        text = headline(line.label, line.status)
         text.append(f" after {seconds(line.seconds)}")
         text.append(f", step {line.last_step}" if line.last_step is not None else "")
         out.print(text)

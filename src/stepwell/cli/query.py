@@ -18,7 +18,7 @@ from stepwell._core.files import replacing
 from stepwell.analysis.query import pieces, plan
 from stepwell.cli.output import to_plain
 from stepwell.cli.progress import waiting
-from stepwell.cli.terminal import UNLIMITED, console
+from stepwell.cli.terminal import UNLIMITED, console, plain
 from stepwell.reading import RecordedRun
 
 SINKS: dict[str, Callable[[pl.LazyFrame, Path], object]] = {
@@ -121,7 +121,7 @@ class _Column:
     """The cells of a column as text, and their width."""
 
     def __init__(self, series: pl.Series) -> None:
-        self.name = _printable(series.name)
+        self.name = plain(series.name).plain
         self.is_number = series.dtype.is_numeric()
         self.cells = [_cell(value) for value in series.to_list()]
         self.width = max(map(cell_len, [self.name, *self.cells]))
@@ -170,9 +170,4 @@ def _cell(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
-    return _printable(str(value))
-
-
-def _printable(text: str) -> str:
-    """Return the text without line breaks and control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return plain(str(value)).plain

@@ -11,10 +11,10 @@ from stepwell._core.text import number, percent, size
 from stepwell.analysis.overview import OpenLine, Overview, SpanLine
 from stepwell.cli.output import print_json
 from stepwell.cli.terminal import (
-    COLOURS,
     console,
     counted,
     curve,
+    headline,
     plain,
     print_summary,
     seconds,
@@ -47,10 +47,7 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
 
 
 def _headline(overview: Overview) -> Text:
-    text = plain(overview.name)
-    text.stylize("bold")
-    text.append("  ")
-    text.append(overview.status, COLOURS.get(overview.status, "yellow"))
+    text = headline(overview.name, overview.status)
     text.append(f" after {seconds(overview.wall_s)}")
     if overview.last_step is not None:
         text.append(f", step {overview.last_step}")

@@ -12,7 +12,7 @@ from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
 from stepwell.analysis.tracebacks import shown_lines
 from stepwell.cli.output import print_json
 from stepwell.cli.progress import waiting
-from stepwell.cli.terminal import COLOURS, console, plain, seconds, wrapped
+from stepwell.cli.terminal import console, headline, plain, seconds, wrapped
 from stepwell.reading import RecordedRun
 
 MOST_GROUPS = 40
@@ -28,10 +28,7 @@ def show_stacks(run: RecordedRun, after: float, as_json: bool = False) -> None:
         return
     out = console()
     status = run.status
-    title = plain(run.name)
-    title.stylize("bold")
-    title.append(f"  {status}", COLOURS.get(status, "yellow"))
-    out.print(title)
+    out.print(headline(run.name, status))
     if hung is not None:
         out.print(Text(wrapped(hung.sentence, out.width), "red"))
     if not open_stacks:

@@ -50,6 +50,13 @@ def plain(text: str) -> Text:
     return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
+def headline(name: str, status: str) -> Text:
+    """Return the name of a run in bold, and its status in colour."""
+    text = plain(name)
+    text.stylize("bold")
+    return text.append(f"  {status}", COLOURS.get(status, "yellow"))
+
+
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the values of ``run.summary``."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -21,7 +21,16 @@ from stepwell.analysis.live import LiveRun, RankNow, Snapshot
 from stepwell.cli.arguments import choose_run, folder_of_runs
 from stepwell.cli.output import print_line, to_plain
 from stepwell.cli.stacks import rank_ranges
-from stepwell.cli.terminal import COLOURS, MARKS, UNLIMITED, console, curve, plain, seconds, wrapped
+from stepwell.cli.terminal import (
+    MARKS,
+    UNLIMITED,
+    console,
+    curve,
+    headline,
+    plain,
+    seconds,
+    wrapped,
+)
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import newer_format
 
@@ -161,9 +170,7 @@ def view_of(
 
 
 def _headline(now: Snapshot) -> Text:
-    text = plain(now.name)
-    text.stylize("bold")
-    text.append(f"  {now.status}", COLOURS.get(now.status, "yellow"))
+    text = headline(now.name, now.status)
     word = "after" if now.is_over else "for"
     text.append(f" {word} {seconds(now.seconds)}")
     if now.attempt:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
     from stepwell.diagnostics.config import TelemetryConfig
 
 DENSE = 200

@@ -26,9 +26,6 @@ from stepwell.diagnostics.sharding import Shard, over_ranks, shard
 if TYPE_CHECKING:
     from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 ROW = 1 << 12
 """Elements whose squares are summed in the precision of the tensor."""
 SHARE = 8 * ROW

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 """Types that are not a ``DTensor``."""
 

@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepwell._core.errors import StepwellError, log_warning, report, report_misuse, warn_once
@@ -136,12 +135,7 @@ class TrainingTelemetry:
     def __enter__(self) -> TrainingTelemetry:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     # Internals

@@ -338,7 +338,6 @@ class EpochHistory:
         ]
 
     def to_json(self) -> list[list[int]]:
-        """Return the changes as JSON types."""
         return [list(change) for change in self._changes]
 
     def add(self, time: int, context_word: int) -> None:

@@ -244,12 +244,10 @@ class Position:
         return (self.holes & -self.holes).bit_length() - 1 if self.holes else self.row
 
     def to_json(self) -> list[Any]:
-        """Return the position as JSON types."""
         return [self.row, f"{self.holes:x}"]
 
     @classmethod
     def from_json(cls, values: Any) -> Position:
-        """Return the position from the result of ``to_json``."""
         row, holes = values
         return cls(int(row), int(str(holes), 16))
 

@@ -206,7 +206,6 @@ class MetricColumns:
 
     @classmethod
     def none(cls) -> MetricColumns:
-        """Return columns without rows."""
         return cls(0, array("Q"), array("Q"), b"", array("Q"))
 
     @property
@@ -218,7 +217,6 @@ class MetricColumns:
         return self.first + count
 
     def row(self, seq: int, row: int) -> MetricRow:
-        """Return one row."""
         at = row - self.first
         name, owner = self.names[at] & NAME_BITS, self.names[at] >> OWNER_SHIFT
         return MetricRow(
@@ -241,7 +239,6 @@ class LiveMetrics:
     columns: MetricColumns
 
     def load(self) -> MetricColumns:
-        """Return its rows."""
         return self.columns
 
 

@@ -89,7 +89,6 @@ class SegmentFiles:
     # Finding
 
     def look(self) -> None:
-        """Find the present segments."""
         files = numbered_files(self.live_folder, _LIVE)
         self.live = {seq: path for seq, path in files.items() if seq not in self._done}
         self.look_at_archives()

@@ -11,7 +11,15 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from stepwell.importing.rows import FAILED, NO_END, UNFINISHED, TraceLane, TraceProcess, TraceRows
+from stepwell.importing.rows import (
+    FAILED,
+    NO_END,
+    UNFINISHED,
+    TraceLane,
+    TraceProcess,
+    TraceRows,
+    as_count,
+)
 from stepwell.importing.sources import (
     TraceObjects,
     TraceSource,
@@ -49,6 +57,8 @@ USERS_STATUS = "args.status"
 """Name of a user's attribute ``status`` in such a trace."""
 
 Record = dict[str, Any]
+Times = tuple[int, int]
+"""Start and end of a record, in ns."""
 _OWN_NAME = re.compile(r"rank (\d{1,9})( worker(?: (\d{1,9}))?)?(?: \(attempt (\d{1,9})\))?")
 _OWN_LABEL = re.compile(r"(.*) pid (\d{1,9})", re.DOTALL)
 _RANK = re.compile(r"\brank[ _:#-]?(\d{1,9})\b", re.IGNORECASE)
@@ -69,7 +79,7 @@ class ChromeReader:
         self._process_names: dict[Hashable, str] = {}
         self._labels: dict[Hashable, str] = {}
         self._thread_names: dict[tuple[Hashable, Hashable], str] = {}
-        self._takers: dict[Any, Callable[[Record], None]] = {
+        self._takers: dict[Any, Callable[[Record, TraceLane, Times], None]] = {
             "X": self._complete,
             "B": self._begin,
             "E": self._end,
@@ -77,8 +87,8 @@ class ChromeReader:
             "I": self._instant,
             "R": self._instant,
             "C": self._counter,
-            "M": self._metadata,
         }
+        self._metadata_phases: set[Any] = {"M"}
 
     def read(self, progress: Callable[[], None]) -> None:
         """Read the whole file; ``progress`` is called now and then."""
@@ -96,7 +106,12 @@ class ChromeReader:
         phase = record.get("ph")
         taker = self._takers.get(phase) if isinstance(phase, str | int) else None
         if taker is not None:
-            taker(record)
+            times = self.times(record)
+            lane = self.lane(record)
+            if times is not None and lane is not None:
+                taker(record, lane, times)
+        elif isinstance(phase, str | int) and phase in self._metadata_phases:
+            self._metadata(record)
         elif isinstance(phase, str) and phase in FLOWS:
             self.rows.left_out["flow arrow"] += 1
         else:
@@ -110,7 +125,6 @@ class ChromeReader:
         return "schemaVersion" in self.objects.document
 
     def process(self, record: Record, pid: Hashable) -> TraceProcess | None:
-        """Return the process of a record."""
         key = (self.number, "" if self.is_kineto else pid)
         is_new = key not in self.rows.processes
         process = self.rows.process(key, pid)
@@ -119,10 +133,9 @@ class ChromeReader:
         return process
 
     def lane(self, record: Record) -> TraceLane | None:
-        """Return the thread of a record."""
         pid, tid = record.get("pid"), record.get("tid")
         if type(pid) is not int or type(tid) is not int:
-            pid, tid = _id(pid), _id(tid)
+            pid, tid = file_id(pid), file_id(tid)
         lane = self._lanes.get((pid, tid))
         if lane is None:
             process = self.process(record, pid)
@@ -142,13 +155,12 @@ class ChromeReader:
     # Records
 
     def args(self, record: Record) -> Record:
-        """Return the attributes of a record."""
         args = record.get("args")
         if type(args) is dict:
             return args
         return {} if args is None else {"args": args}
 
-    def times(self, record: Record) -> tuple[int, int] | None:
+    def times(self, record: Record) -> Times | None:
         """Return start and end of a record in ns, None without a timestamp."""
         start, length = exact_number(record.get("ts")), exact_number(record.get("dur", 0))
         if start is None or length is None:
@@ -161,11 +173,7 @@ class ChromeReader:
         """Return what the file says about nesting, besides times, as arguments of ``rows.span``."""
         return {"begun" if self.is_own else "order": self.rows.next()}
 
-    def _complete(self, record: Record) -> None:
-        times = self.times(record)
-        lane = self.lane(record)
-        if times is None or lane is None:
-            return
+    def _complete(self, record: Record, lane: TraceLane, times: Times) -> None:
         name = text(record.get("name"))
         args = self.args(record)
         if name.startswith(PROFILER_STEP) and name[len(PROFILER_STEP) :].isdecimal():
@@ -187,11 +195,7 @@ class ChromeReader:
             args["status"] = args.pop(USERS_STATUS)
         return end
 
-    def _begin(self, record: Record) -> None:
-        times = self.times(record)
-        lane = self.lane(record)
-        if times is None or lane is None:
-            return
+    def _begin(self, record: Record, lane: TraceLane, times: Times) -> None:
         if len(lane.open) >= MAX_OPEN:
             self.rows.left_out[f"more than {MAX_OPEN} open spans in its thread"] += 1
             return
@@ -199,11 +203,7 @@ class ChromeReader:
         nesting = self.nesting(record, args)
         lane.open.append([record.get("name"), text(record.get("cat")), times[0], args, nesting])
 
-    def _end(self, record: Record) -> None:
-        times = self.times(record)
-        lane = self.lane(record)
-        if times is None or lane is None:
-            return
+    def _end(self, record: Record, lane: TraceLane, times: Times) -> None:
         name = record.get("name")
         for at in range(len(lane.open) - 1, -1, -1):
             if name is None or lane.open[at][0] == name:
@@ -219,11 +219,7 @@ class ChromeReader:
             self._own_end(args, nesting, end)
         self.rows.span(lane, category, text(name), start, end, args, **nesting)
 
-    def _instant(self, record: Record) -> None:
-        times = self.times(record)
-        lane = self.lane(record)
-        if times is None or lane is None:
-            return
+    def _instant(self, record: Record, lane: TraceLane, times: Times) -> None:
         name, args = text(record.get("name")), self.args(record)
         number = as_number(args.get("value")) if record.get("cat") == "metric" else None
         if self.is_own and number is not None:
@@ -232,11 +228,7 @@ class ChromeReader:
             flags = FAILED if self.is_own and name == "error" else 0
             self.rows.event(lane, name, times[0], args, flags=flags)
 
-    def _counter(self, record: Record) -> None:
-        times = self.times(record)
-        lane = self.lane(record)
-        if times is None or lane is None:
-            return
+    def _counter(self, record: Record, lane: TraceLane, times: Times) -> None:
         name = text(record.get("name"))
         is_added = False
         for series, value in self.args(record).items():
@@ -249,7 +241,7 @@ class ChromeReader:
 
     def _metadata(self, record: Record) -> None:
         args = self.args(record)
-        pid, tid = _id(record.get("pid")), _id(record.get("tid"))
+        pid, tid = file_id(record.get("pid")), file_id(record.get("tid"))
         name = record.get("name")
         if len(self._thread_names) + len(self._process_names) > 1 << 18:
             self.rows.left_out["too many names of threads"] += 1
@@ -304,11 +296,11 @@ class ChromeReader:
             self._identify_own(process, own, self._labels.get(pid, ""))
             return
         if isinstance(pid, int):
-            process.pid = pid if 0 <= pid < 1 << 31 else 0
+            process.pid = as_count(pid) or 0
         distributed = self.objects.document.get("distributedInfo")
         if isinstance(distributed, dict):
-            process.rank = _count(distributed.get("rank"))
-            process.world_size = _count(distributed.get("world_size"))
+            process.rank = as_count(distributed.get("rank"))
+            process.world_size = as_count(distributed.get("world_size"))
         match = _RANK.search(process.name) or _RANK.search(self._labels.get(pid, ""))
         if process.rank is None and match:
             process.rank = int(match[1])
@@ -323,12 +315,8 @@ class ChromeReader:
             process.host, process.pid = where[1], int(where[2])
 
 
-def _id(value: Any) -> Hashable:
+def file_id(value: Any) -> Hashable:
     """Return the id of a process or thread in the file, of bounded size."""
     if type(value) is int and abs(value) < 1 << 63:
         return value
     return text(value)[:MAX_ID]
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 31 else None

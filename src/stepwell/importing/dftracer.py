@@ -10,8 +10,15 @@ import json
 from collections.abc import Hashable
 from typing import Any
 
-from stepwell.importing.chrome import OWN_TOOL, USERS_STATUS, ChromeReader, Record
-from stepwell.importing.rows import CLOSED_IN_ORDER, UNRESOLVED, TraceLane, TraceProcess, TraceRows
+from stepwell.importing.chrome import OWN_TOOL, USERS_STATUS, ChromeReader, Record, Times, file_id
+from stepwell.importing.rows import (
+    CLOSED_IN_ORDER,
+    UNRESOLVED,
+    TraceLane,
+    TraceProcess,
+    TraceRows,
+    as_count,
+)
 from stepwell.importing.sources import (
     TraceSource,
     encode_attributes,
@@ -21,7 +28,8 @@ from stepwell.importing.sources import (
 )
 
 KIND = "dftracer"
-PHASES = {1: "X", 2: "C", 3: "A", 4: "M"}
+PHASES = {1: "X", 2: "C", 3: "A"}
+METADATA = 4
 UNITS = {"NS": 1, "US": 1000, "MS": 1_000_000, "SEC": 1_000_000_000}
 OWN = "dftracer"
 FORKED = "-fork.pfw"
@@ -81,8 +89,8 @@ class DftracerReader(ChromeReader):
         self._resolved = True
         self._level: Any = None
         self._takers["A"] = self._instant
-        for digit, phase in PHASES.items():
-            self._takers[digit] = self._takers[phase]
+        self._takers |= {digit: self._takers[phase] for digit, phase in PHASES.items()}
+        self._metadata_phases.add(METADATA)
 
     def process(self, record: Record, pid: Hashable) -> TraceProcess | None:
         """Return the process with this pid on its host; several files may contain parts of it."""
@@ -125,24 +133,20 @@ class DftracerReader(ChromeReader):
             return {"order": (level << LEVEL_SHIFT) + number, "depth": level, "flags": flags}
         return {"order": -number, "flags": flags | CLOSED_IN_ORDER}
 
-    def _complete(self, record: Record) -> None:
+    def _complete(self, record: Record, lane: TraceLane, times: Times) -> None:
         if record.get("cat") == OWN and record.get("name") in ("start", "end"):
-            self._take_own(record)
+            self._take_own(record, lane, times)
         elif self.is_own and self._is_event(record):
-            self._instant(record)
+            self._instant(record, lane, times)
         else:
-            super()._complete(record)
+            super()._complete(record, lane, times)
 
     def _is_event(self, record: Record) -> bool:
         number = record.get("id")
         return record.get("cat") == "event" and type(number) is int and number >= OWN_EVENTS
 
-    def _take_own(self, record: Record) -> None:
+    def _take_own(self, record: Record, lane: TraceLane, times: Times) -> None:
         """Add the records that the tracer writes when the process starts and ends."""
-        lane = self.lane(record)
-        times = self.times(record)
-        if lane is None or times is None:
-            return
         args = self.args(record)
         if record["name"] == "start":
             self._read_start(lane.process, args)
@@ -158,8 +162,7 @@ class DftracerReader(ChromeReader):
             process.info["version"] = text(args["version"])
         if args.get("tool") == OWN_TOOL:
             self.is_own = True
-            attempt = args.get("attempt")
-            process.attempt = attempt if type(attempt) is int and 0 <= attempt < 1 << 31 else 0
+            process.attempt = as_count(args.get("attempt")) or 0
 
     def _metadata(self, record: Record) -> None:
         name = record.get("name")
@@ -170,7 +173,7 @@ class DftracerReader(ChromeReader):
                 self.rows.left_out[f"more than {MAX_HASHES} names of files"] += 1
                 return
             if name == "HH":
-                self._hosts[_pid(record)] = text(args.get("value"))[:200]
+                self._hosts[file_id(record.get("pid"))] = text(args.get("value"))[:200]
             self.rows.taken["metadata"] += 1
         elif name == "CM":
             self._custom(record, text(args.get("name")), args.get("value"))
@@ -179,9 +182,7 @@ class DftracerReader(ChromeReader):
             if lane is not None:
                 self._take_rank(lane, args)
             self.rows.taken["metadata"] += 1
-        elif name == "thread_name" and args.get("value") != "thread_name":
-            super()._metadata(record)
-        elif name == "thread_name":
+        elif name == "thread_name" and args.get("value") == "thread_name":
             # The record contains the thread id instead of a name.
             self.rows.taken["metadata"] += 1
         else:
@@ -208,8 +209,3 @@ class DftracerReader(ChromeReader):
         if len(lane.process.info) < 1000:
             lane.process.info[name[:200]] = text(value)[:4000]
         self.rows.taken["metadata"] += 1
-
-
-def _pid(record: Record) -> Hashable:
-    pid = record.get("pid")
-    return pid if type(pid) is int else text(pid)[:200]

@@ -6,10 +6,11 @@ milliseconds, so where they are equal the order of the lines decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from stepwell.importing.rows import CLOSED_IN_ORDER, FAILED, NO_END, TraceLane, TraceRows, as_pid
+from stepwell.importing.rows import CLOSED_IN_ORDER, FAILED, NO_END, TraceLane, TraceRows, as_count
 from stepwell.importing.sources import TraceObjects, TraceSource, exact_number, nanoseconds, text
 
 KIND = "nv-one-logger"
@@ -22,17 +23,15 @@ VERSION = "one_logger_training_telemetry_version"
 Record = dict[str, Any]
 
 
+@dataclass(slots=True)
 class Begun:
     """A span that has begun."""
 
-    __slots__ = ("attributes", "key", "name", "start", "status")
-
-    def __init__(self, name: str, start: int, key: int, attributes: Record) -> None:
-        self.name = name
-        self.start = start
-        self.key = key
-        self.attributes = attributes
-        self.status = 0
+    name: str
+    start: int
+    key: int
+    attributes: Record
+    status: int = 0
 
 
 class OneLoggerReader:
@@ -70,11 +69,10 @@ class OneLoggerReader:
             self._add(self.rows.lanes[number], begun, NO_END, -NO_END + begun.key)
 
     def _lane(self, record: Record) -> TraceLane | None:
-        pid = as_pid(record.get("pid"))
+        pid = as_count(record.get("pid")) or 0
         lane = self._lanes.get(pid)
         if lane is None:
-            key: Hashable = (self.number, pid)
-            process = self.rows.process(key, pid)
+            process = self.rows.process((self.number, pid), pid)
             lane = None if process is None else self.rows.lane(process, 0, "main")
             if lane is not None:
                 self._lanes[pid] = lane
@@ -130,18 +128,9 @@ class OneLoggerReader:
 
     def _add(self, lane: TraceLane, begun: Begun, end: int, order: int) -> None:
         flags = begun.status | CLOSED_IN_ORDER
-        attributes = begun.attributes
-        self.rows.span(
-            lane,
-            "",
-            begun.name,
-            begun.start,
-            end,
-            attributes,
-            order=order,
-            key=begun.key,
-            flags=flags,
-        )
+        times = begun.start, end
+        keys = {"order": order, "key": begun.key, "flags": flags}
+        self.rows.span(lane, "", begun.name, *times, begun.attributes, **keys)
 
     def _event(self, lane: TraceLane, record: Record, name: str | None = None) -> None:
         attributes: Record = {}
@@ -176,8 +165,8 @@ class OneLoggerReader:
             return
         process = lane.process
         for field in ("rank", "world_size"):
-            value = attributes.get(field)
-            if type(value) is int and 0 <= value < 1 << 31:
+            value = as_count(attributes.get(field))
+            if value is not None:
                 setattr(process, field, value)
         process.host = text(attributes.get("node_name"))
         process.info["version"] = text(attributes[VERSION])

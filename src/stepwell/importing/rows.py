@@ -105,7 +105,7 @@ class TraceRows:
             if len(self.processes) >= MAX_PROCESSES:
                 self.left_out[f"more than {MAX_PROCESSES} processes"] += 1
                 return None
-            process = self.processes[key] = TraceProcess(key, as_pid(pid))
+            process = self.processes[key] = TraceProcess(key, as_count(pid) or 0)
         return process
 
     def lane(self, process: TraceProcess, thread: Hashable, name: str = "") -> TraceLane | None:
@@ -223,9 +223,9 @@ def unpack_number(payload: bytes) -> tuple[float, int | None]:
     return value, step if has_step else None
 
 
-def as_pid(value: Any) -> int:
-    """Return a value as a pid, 0 if it is not one."""
-    return value if type(value) is int and 0 <= value < 1 << 31 else 0
+def as_count(value: Any) -> int | None:
+    """Return a pid, rank or other number of the file; None unless it is from 0 to 2**31 - 1."""
+    return value if type(value) is int and 0 <= value < 1 << 31 else None
 
 
 class TraceRow(NamedTuple):
@@ -259,7 +259,6 @@ class RowSorter:
         self.count = 0
 
     def add(self, row: TraceRow) -> None:
-        """Add a row."""
         self._rows.append(row)
         self.count += 1
         self._bytes += ROW_COST + len(row.payload)
@@ -270,7 +269,6 @@ class RowSorter:
             self._bytes = 0
 
     def sorted(self) -> Iterator[TraceRow]:
-        """Yield all rows in order."""
         self._rows.sort()
         pieces = [_read(path) for level in self._levels for path in level]
         return heapq.merge(*pieces, self._rows) if pieces else iter(self._rows)

@@ -24,6 +24,7 @@ from stepwell.importing.rows import (
     TraceProcess,
     TraceRow,
     TraceRows,
+    as_count,
     unpack_number,
 )
 from stepwell.journal.format import ABANDONED, ERROR
@@ -76,8 +77,7 @@ class RunWriter:
             name = self._family.name(lane.process)
             self._writers[key] = ProcessWriter(self.folder / name, name)
         thread = lane.thread[1] if isinstance(lane.thread, tuple) else lane.thread
-        native = thread if type(thread) is int and 0 <= thread < 1 << 31 else 0
-        self._writers[key].begin_lane(lane.name, native)
+        self._writers[key].begin_lane(lane.name, as_count(thread) or 0)
         return self._writers[key]
 
     def _write_row(self, writer: ProcessWriter, nesting: Nesting, row: TraceRow) -> None:
@@ -250,11 +250,9 @@ class ProcessFamily:
         return self._ranks[id(process)]
 
     def name(self, process: TraceProcess) -> str:
-        """Return the name of a process in the run."""
         return self._names[id(process)]
 
     def rename(self, process: TraceProcess, name: str) -> None:
-        """Give a process another name in the run."""
         self._names[id(process)] = name
 
     def parent(self, process: TraceProcess) -> TraceProcess | None:
@@ -262,7 +260,6 @@ class ProcessFamily:
         return self._parents.get(id(process))
 
     def world_size(self) -> int:
-        """Return the number of ranks."""
         return len(set(self._ranks.values()))
 
     def _assign_ranks(self, processes: list[TraceProcess]) -> dict[int, int]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from accelerate.tracking import GeneralTracker, on_main_process
 
 from stepwell._core.errors import StepwellError, report
 from stepwell.integrations.configuration import record_config
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.watcher.watch import Watch, is_watched, watch
 from stepwell.integrations.wrappers import Wrappings, record_save, standard_span
 from stepwell.journal import metrics
@@ -217,7 +218,7 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
 def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``Accelerator.prepare``: if the accelerator has a tracker, its training is recorded."""
 
-    @looks_like(original)
+    @wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = original(self, *args, **kwargs)
         tracker = _tracker_of(self)
@@ -234,11 +235,7 @@ def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
-    yield Patch(Accelerator, "prepare", _prepare)
-
-
-PREPARES = Patches(_find)
+PREPARES = Patches(lambda: [Patch(Accelerator, "prepare", _prepare)])
 
 
 def _several(prepared: Any) -> Any:

@@ -13,6 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ INNERMOST = -1
 """In place of a span id: the innermost open span of the calling thread or task."""
 MAX_AWAITED = 64
 """Open span handles that keep the segments of ended threads."""
+MAX_CREATING = 4
+"""Segments that are created at the same time."""
 MAX_MAPPED = 8
 """Segments that stay mapped while they wait to be sealed."""
 
@@ -82,6 +85,11 @@ class Journal:
         self._keeps_segments = keeps_segments
         self._seq = itertools.count()
         self._lane_numbers = itertools.count()
+        # A segment holds a descriptor until it is mapped, and hundreds of threads may begin at once.
+        # A SimpleQueue of permits: unlike a semaphore, a signal handler may enter it at any time.
+        self._permits: SimpleQueue[None] = SimpleQueue()
+        for _ in range(MAX_CREATING):
+            self._permits.put(None)
         # A deque: popleft is atomic, also when two threads roll over at the same time.
         self._spares: deque[Segment] = deque()
         self._events_fd = -1
@@ -176,13 +184,26 @@ class Journal:
         if self.failing is not None and not self._may_retry():
             return None
         try:
-            segment = Segment(self.folder, kind, next(self._seq) if seq is None else seq)
+            segment = self._create(kind, next(self._seq) if seq is None else seq)
         except OSError as error:
             self.fail(error)
             return None
         if self.failing is not None:
             self.recovered()
         return segment
+
+    def _create(self, kind: str, seq: int) -> Segment:
+        # A file system that hangs for some threads must not stop the others here: these go on without.
+        has_permit = True
+        try:
+            self._permits.get(timeout=1.0)
+        except Empty:
+            has_permit = False
+        try:
+            return Segment(self.folder, kind, seq)
+        finally:
+            if has_permit:
+                self._permits.put(None)
 
     def _may_retry(self) -> bool:
         """Return whether to try again: for workers, which have no pump that retries."""
@@ -194,7 +215,7 @@ class Journal:
     def prepare(self) -> None:
         """Create a spare span segment. Raise OSError if there is still no space."""
         if not self._spares and not self.closed:
-            self._spares.append(Segment(self.folder, "spans", next(self._seq)))
+            self._spares.append(self._create("spans", next(self._seq)))
 
     def wants_spare(self) -> bool:
         """Return whether a lane has used half of its segment and there is no spare one."""

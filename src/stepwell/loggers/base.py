@@ -165,7 +165,7 @@ class Logger:
 
     def should_log(self, batch_idx: int | None = None) -> bool:
         """Return whether a call of ``log`` with this ``batch_idx`` counts on this worker."""
-        if self._workers is not None and self.worker_rank not in self._workers:
+        if not self._logs_on(self.worker_rank):
             return False
         index = current_batch() if batch_idx is None else batch_idx
         batches = every(self._log_freq)
@@ -193,7 +193,7 @@ class Logger:
             )
             return self
         self.worker_rank = rank
-        logs = self._workers is None or rank in self._workers
+        logs = self._logs_on(rank)
         run, is_new = find_run(self._application(options), logs)
         self._begin(LoggerContext(run, is_new, rank, logs), options)
         return self
@@ -214,10 +214,10 @@ class Logger:
         TIMEOUT.or_none("timeout", timeout)
         if self._has_ended:
             return
-        context = self._detach_context(status)
-        context.end(status)
-        finish_contexts([context], status, timeout)
-        self._finish_run(context, status)
+        contexts = self._end_contexts(status)
+        finish_contexts(contexts, status, timeout)
+        for context in contexts:
+            self._finish_run(context, status)
 
     @contextlib.contextmanager
     def start_logging(self: Self, rank: int | None = None, **options: Any) -> Iterator[Self]:
@@ -325,7 +325,8 @@ class Logger:
         targets = self._targets
         if not context.logs or targets is None or not state.enabled:
             return
-        from stepwell.telemetry.identity import config_to_dict, mask
+        from stepwell._core.masking import mask
+        from stepwell.telemetry.identity import config_to_dict
 
         try:
             flat = items.flattened(mask(config_to_dict(params)))
@@ -423,6 +424,9 @@ class Logger:
 
     # Life cycle, internals
 
+    def _logs_on(self, rank: int) -> bool:
+        return self._workers is None or rank in self._workers
+
     def _begin(self, context: LoggerContext, options: Mapping[str, Any]) -> None:
         self._context = context
         try:
@@ -474,6 +478,12 @@ class Logger:
     @property
     def _has_ended(self) -> bool:
         return self._context is None and self._earlier == "destroyed"
+
+    def _end_contexts(self, status: str) -> list[LoggerContext]:
+        """Record the end, and return the contexts whose deliveries and runs are to be finished."""
+        context = self._detach_context(status)
+        context.end(status)
+        return [context]
 
     def _detach_context(self, status: str) -> LoggerContext:
         """Return the context, and leave the logger without one."""

@@ -13,13 +13,9 @@ from typing import Any
 from stepwell._core.errors import StepwellError, warn_once
 from stepwell._core.threads import start_thread
 from stepwell._core.values import shown, text_of
-from stepwell.loggers.base import (
-    Logger,
-    begin_logging,
-    end_logging,
-)
-from stepwell.loggers.checks import RANK, TIMEOUT, check_options
-from stepwell.loggers.context import LoggerContext, find_run, finish_contexts, place_rank
+from stepwell.loggers.base import Logger, begin_logging, end_logging
+from stepwell.loggers.checks import TIMEOUT, check_options
+from stepwell.loggers.context import LoggerContext
 from stepwell.loggers.frequency import LogFreq, Workers
 from stepwell.loggers.kinds import check_kind
 from stepwell.loggers.targets import Target, Targets
@@ -76,74 +72,49 @@ class LoggersCollection(Logger):
 
     # Life cycle
 
-    def create_logger_context(self, rank: int | None = None, **options: Any) -> LoggersCollection:
-        """Create the contexts of all members. Each member gets the options that it accepts."""
-        self._check_options(options)
-        rank = place_rank() if rank is None else RANK.check("rank", rank)
-        if self._context is not None and self._context.is_here:
-            warn_once(
-                "twice collection",
-                "the collection has a context already: the second create_logger_context() does nothing",
-            )
-            return self
-        self.worker_rank = rank
-        logs = any(member._workers is None or rank in member._workers for member in self.loggers)
-        run, is_new = find_run(self._application(options), logs)
-        self._context = LoggerContext(run, is_new, rank, logs)
-        if run is not None:
-            # Before the members' contexts, which write their status when the run ends.
-            run.before_finish(self._context.complete)
-        for name, member in self.members.items():
-            accepted = {key: options[key] for key in options if key in member.context_options}
-            if not member.is_initialized:
-                _guarded(
-                    name, "create_logger_context", partial(begin_logging, member, rank, **accepted)
-                )
-        self._update_targets()
-        return self
+    def _logs_on(self, rank: int) -> bool:
+        return any(member._logs_on(rank) for member in self.loggers)
 
-    def destroy_logger_context(
-        self, timeout: float | None = None, *, status: str = "finished"
-    ) -> None:
-        """Stop logging for all members. ``timeout`` is the time for all of them together, in seconds."""
-        TIMEOUT.or_none("timeout", timeout)
-        if self._has_ended:
-            return
+    def _begin(self, context: LoggerContext, options: Mapping[str, Any]) -> None:
+        """Create the contexts of all members. Each member gets the options that it accepts."""
+        self._context = context
+        if context.run is not None:
+            # Before the members' contexts, which write their status when the run ends.
+            context.run.before_finish(context.complete)
+        for name, member in self._with_context(False):
+            accepted = {key: options[key] for key in options if key in member.context_options}
+            begin = partial(begin_logging, member, context.rank, **accepted)
+            _guarded(name, "create_logger_context", begin)
+        self._update_targets()
+
+    def _end_contexts(self, status: str) -> list[LoggerContext]:
         own = self._detach_context(status)
         own.complete()
-        contexts: dict[str, LoggerContext] = {}
-        for name, member in self.members.items():
-            if not member.is_initialized:
-                continue
+        contexts: list[LoggerContext] = []
+        for name, member in self._with_context():
             if _is_ours(member, "destroy_logger_context"):
-                contexts[name] = member._detach_context(status)
-                contexts[name].end(status)
+                contexts += member._end_contexts(status)
             else:
                 _guarded(name, "destroy_logger_context", end_logging, member, status)
-        finish_contexts([*contexts.values()], status, timeout)
-        for context in contexts.values():
-            self._finish_run(context, status)
-        self._finish_run(own, status)
+        return [*contexts, own]
+
+    def _with_context(self, is_initialized: bool = True) -> list[tuple[str, Logger]]:
+        """Return the members, with their names, that have a context (or have none)."""
+        pairs = self.members.items()
+        return [(name, each) for name, each in pairs if bool(each.is_initialized) is is_initialized]
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all backends have all records. Return False after ``timeout`` seconds."""
         self._require_context("flush")
         TIMEOUT.check("timeout", timeout)
-        calls = {
-            name: partial(member.flush, timeout)
-            for name, member in self.members.items()
-            if member.is_initialized
-        }
+        calls = {name: partial(each.flush, timeout) for name, each in self._with_context()}
         return all(_together(calls).values())
 
     def backend_run(self, timeout: float = 10.0) -> dict[str, Any]:
         """Return each backend's run by the name of its logger; None after ``timeout`` seconds."""
         self._require_context("backend_run")
-        calls = {
-            name: partial(member.backend_run, TIMEOUT.check("timeout", timeout))
-            for name, member in self.members.items()
-            if member.is_initialized
-        }
+        TIMEOUT.check("timeout", timeout)
+        calls = {name: partial(each.backend_run, timeout) for name, each in self._with_context()}
         return _together(calls)
 
     def save_hyperparameters(self, params: Any) -> None:

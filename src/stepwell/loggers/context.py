@@ -32,25 +32,12 @@ FLUSH = 5.0
 """Seconds that the end of a context waits for values on an accelerator."""
 
 
-class _Register:
-    """The loggers of one process. Each has a number and a key, such as ``mlflow-2``."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._kinds: Counter[str] = Counter()
-
-    def add(self, to: str) -> tuple[int, str]:
-        with self._lock:
-            self._count += 1
-            self._kinds[to] += 1
-            number, same = self._count, self._kinds[to]
-        return number, to if same == 1 else f"{to}-{same}"
-
-
 _open_contexts: weakref.WeakSet[LoggerContext] = weakref.WeakSet()
 """Contexts that log and have not ended."""
-_registers: weakref.WeakKeyDictionary[Journal, _Register] = weakref.WeakKeyDictionary()
+_registered: weakref.WeakKeyDictionary[Journal, tuple[threading.Lock, Counter[str]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The number of loggers of each type, by the journal that they write to. A forked child has another one."""
 
 
 def find_run(name: str | None, logs: bool) -> tuple[Run | None, bool]:
@@ -125,9 +112,13 @@ class LoggerContext:
 
     def register(self, to: str) -> None:
         """Set the number and the key of the logger in this process."""
-        if self.journal is not None:
-            register = _registers.setdefault(self.journal, _Register())
-            self.number, self.key = register.add(to)
+        if self.journal is None:
+            return
+        lock, counts = _registered.setdefault(self.journal, (threading.Lock(), Counter()))
+        with lock:
+            counts[to] += 1
+            self.number, same = sum(counts.values()), counts[to]
+        self.key = to if same == 1 else f"{to}-{same}"
 
     def announce(self, to: str, backend: Any) -> None:
         """Record that this logger starts, and how to create its backend in another process."""
@@ -137,7 +128,7 @@ class LoggerContext:
         description = {} if backend is None else backend.description()
         self.journal.write_event(LOGGER, self.key, {**meta, **description}, span=None)
         if self.run is not None:
-            self.run.before_finish(self._run_ends)
+            self.run.before_finish(self.end)
 
     def deliver(self, backend: Any) -> None:
         """Start to deliver to the backend, in the background."""
@@ -164,12 +155,6 @@ class LoggerContext:
         thread = start_thread(f"stepwell-logger-{self.key}", task)
         self._postponed.append(task) if thread is None else self._threads.append(thread)
 
-    def _do(self, task: Callable[[], None]) -> None:
-        try:
-            task()
-        except Exception as error:
-            report(f"work of {self.key}", error)
-
     # End
 
     def hand_over_run(self) -> bool:
@@ -180,9 +165,6 @@ class LoggerContext:
                 other.owns_run = True
                 return True
         return False
-
-    def _run_ends(self, status: str) -> None:
-        self.end(status)
 
     @never_raises
     def end(self, status: str) -> None:
@@ -206,7 +188,7 @@ class LoggerContext:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         while self._postponed:
-            self._do(self._postponed.pop(0))
+            never_raises(self._postponed.pop(0))()
         targets, self.targets = self.targets, None
         if targets is not None:
             targets.warn_left_out()

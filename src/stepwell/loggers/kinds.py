@@ -37,6 +37,9 @@ KINDS: dict[str, str] = {
 WITHOUT_ITEM = frozenset({"system", "carbon", "execution_time", "prov_documents"})
 """Kinds that need neither an item nor an identifier."""
 
+MEASURES = ("system", "carbon", "execution_time", "flops_pb", "flops_pe")
+"""Kinds whose values are numbers or dicts of numbers."""
+
 
 def context_name(context: Any) -> str:
     """Return the ``context`` argument of ``log()`` as one lower-case word, such as ``"validation"``.

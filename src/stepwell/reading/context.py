@@ -74,16 +74,12 @@ class ContextLog:
         self._load(lambda part: part.is_around(clock))
         index = np.searchsorted(self._clock, clock.astype(np.uint64), side="right")
         word = np.where(index > 0, self.name_word[np.maximum(index, 1) - 1], 0)
-        step = (word >> STEP_SHIFT).astype(np.int64) - 1
-        epoch = (word & EPOCH_MASK).astype(np.int64) - 1
-        return step, epoch
+        return _split(word)
 
     def changes(self) -> tuple[Ints, Ints, Ints]:
         """Return the times of changes, and the step and epoch from then on, -1 for none."""
         self._load(lambda part: True)
-        step = (self.name_word >> STEP_SHIFT).astype(np.int64) - 1
-        epoch = (self.name_word & EPOCH_MASK).astype(np.int64) - 1
-        return self._clock.astype(np.int64), step, epoch
+        return self._clock.astype(np.int64), *_split(self.name_word)
 
     def window(self, first: int, end: int) -> Window | None:
         """Return when the first of these steps began and the last one ended; None if there are none.
@@ -94,7 +90,7 @@ class ContextLog:
             return self._above.window(first, end)
         self._load(lambda part: part.may_have(first, end))
         while True:
-            steps = (self.name_word >> STEP_SHIFT).astype(np.int64) - 1
+            steps, _ = _split(self.name_word)
             rows = np.flatnonzero((steps >= first) & (steps < end))
             if not len(rows):
                 return None
@@ -173,6 +169,12 @@ class _SegmentChanges:
     def is_within(self, edges: Words) -> bool:
         """Return whether it may have changes between these times."""
         return bool(self.clock[0] < edges[1] and self.clock[-1] > edges[0])
+
+
+def _split(words: Words) -> tuple[Ints, Ints]:
+    """Return the steps and epochs in context words, -1 for none."""
+    step = (words >> STEP_SHIFT).astype(np.int64) - 1
+    return step, (words & EPOCH_MASK).astype(np.int64) - 1
 
 
 def _is_summary(value: Any) -> bool:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 RUN = "run.json"
 SYSTEM = "system/"
 """Prefix of the names of metrics of the machine."""
-TABLES = ("spans", "metrics", "events", "processes", "open_spans", "artifacts")
 PROCESSES = pl.Schema(
     {
         **PLACE,
@@ -65,12 +64,13 @@ PROCESSES = pl.Schema(
 
 SCHEMAS = {
     "spans": SPANS,
-    "open_spans": OPEN_SPANS,
     "metrics": METRICS,
     "events": EVENTS,
-    "artifacts": ARTIFACTS,
     "processes": PROCESSES,
+    "open_spans": OPEN_SPANS,
+    "artifacts": ARTIFACTS,
 }
+TABLES = tuple(SCHEMAS)
 _LATER = pl.col("attempt") < pl.col("attempt").max().over("rank", "name", "step")
 """True for rows for which a later attempt logged the same metric at the same step."""
 
@@ -196,8 +196,7 @@ class RecordedRun:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration of the training."""
-        config = self.about.get("config")
-        return config if isinstance(config, dict) else {}
+        return self._mapping("config")
 
     @property
     def tags(self) -> list[str]:
@@ -221,14 +220,16 @@ class RecordedRun:
             .group_by("name", maintain_order=True)
             .agg(pl.col("value").last())
         )
-        own = self.about.get("summary")
-        return dict(values.iter_rows()) | (own if isinstance(own, dict) else {})
+        return dict(values.iter_rows()) | self._mapping("summary")
 
     @property
     def labels(self) -> dict[str, Any]:
         """The labels of the run, such as its session and perf tag."""
-        labels = self.about.get("labels")
-        return labels if isinstance(labels, dict) else {}
+        return self._mapping("labels")
+
+    def _mapping(self, key: str) -> dict[str, Any]:
+        value = self.about.get(key)
+        return value if isinstance(value, dict) else {}
 
     @property
     def created_ns(self) -> int:
@@ -258,11 +259,10 @@ class RecordedRun:
         Values that a later attempt logged again at the same step are left out. With ``overwritten=True`` they
         are included and marked in a column ``overwritten``.
         """
-        return (
-            self._metrics(None).with_columns(overwritten=_LATER)
-            if overwritten
-            else self.table("metrics")
-        )
+        if not overwritten:
+            return self.table("metrics")
+        every = scan(METRICS, lambda wanted: self._each("metrics", wanted, None))
+        return every.with_columns(overwritten=_LATER)
 
     def events(self) -> pl.LazyFrame:
         """Return the events, including exceptions and logged values that are not numbers."""
@@ -307,21 +307,21 @@ class RecordedRun:
 
     def ranks(self) -> list[int]:
         """Return the ranks that recorded."""
-        return sorted({int(d["rank"]) for d in self._documents()})
+        return sorted({int(d["rank"]) for d in self.documents()})
 
     def by_process(self, rank: int | None = None, partial: bool = False) -> Iterator[ProcessTables]:
         """Yield the records of each process separately, for exports in pieces.
 
         With ``partial``, steps are read only when needed: for a small part of a run.
         """
-        layout = Layout.of(self.id, self._documents())
+        layout = Layout.of(self.id, self.documents())
         for folder in self._folders(rank):
             self.bring(folder)
             yield from layout.read(folder, partial)
 
     def documents(self) -> list[dict[str, Any]]:
         """Return the checked process.json of each process and worker."""
-        return self._documents()
+        return [d for folder in process_folders(self.folder) for d in read_documents(folder)]
 
     def __repr__(self) -> str:
         return f"<recorded run {self.id} in {self.place}>"
@@ -333,12 +333,9 @@ class RecordedRun:
         if self.mirror is not None:
             self.mirror.fetch(folder.name)
 
-    def _metrics(self, rank: int | None) -> pl.LazyFrame:
-        return scan(METRICS, lambda wanted: self._each("metrics", wanted, rank))
-
     def _latest_metrics(self, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
         """Yield metrics without those that a later attempt logged again at the same step."""
-        if len({d["attempt"] for d in self._documents()}) < 2:
+        if len({d["attempt"] for d in self.documents()}) < 2:
             yield from self._each("metrics", wanted, rank)
             return
         keys = {"attempt", "rank", "name", "step"}
@@ -351,9 +348,6 @@ class RecordedRun:
         if rank is None:
             return folders
         return [f for f in folders if (read_json(f / PROCESS) or {}).get("rank") == rank]
-
-    def _documents(self) -> list[dict[str, Any]]:
-        return [d for folder in process_folders(self.folder) for d in read_documents(folder)]
 
     def _each(self, table: str, wanted: set[str], rank: int | None) -> Iterator[pl.DataFrame]:
         for tables in self.by_process(rank):

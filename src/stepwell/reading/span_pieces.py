@@ -55,11 +55,8 @@ class SpanPieces:
         self._elsewhere: dict[int, SpanRows] = {}
 
     def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
-        lanes: dict[int, list[RecordedSegment]] = {}
-        for segment in self._reader.segments:
-            lanes.setdefault(segment.lane, []).append(segment)
-        for lane in sorted(lanes):
-            yield from ((lane, rows) for rows in self._of_lane(lanes[lane]))
+        for lane, segments in sorted(self._reader.lanes.items()):
+            yield from ((lane, rows) for rows in self._of_lane(segments))
 
     def _of_lane(self, segments: list[RecordedSegment]) -> Iterator[list[Any]]:
         chosen = segments if self._window is None else spans_touched(segments, self._window)

@@ -51,20 +51,22 @@ class SpanRows:
 
 
 class SpanReader:
-    """Reads the span segments of one process, and finds the segments in which spans continue."""
+    """Reads the span segments of one process, and finds the segments in which spans continue.
+
+    ``lanes`` has its segments by lane, oldest first.
+    """
 
     def __init__(self, process: Process) -> None:
         self.segments = process.of_kind("spans")
         self._by_seq = {segment.seq: segment for segment in self.segments}
         self._depths: dict[int, Array] = {}
         self._level = 0
-        lanes: dict[int, list[RecordedSegment]] = {}
+        self.lanes: dict[int, list[RecordedSegment]] = {}
         self._continued: dict[int, int] = {}
         for segment in self.segments:
-            lanes.setdefault(segment.lane, []).append(segment)
+            self.lanes.setdefault(segment.lane, []).append(segment)
             # Oldest first, so that the last segment of each span remains.
             self._continued.update((o, segment.seq) for _, o in _continuations(segment))
-        self._lanes = lanes
         self._open_from: dict[int, int] = {}
 
     def went_on_in(self, identity: int) -> int | None:
@@ -119,7 +121,7 @@ class SpanReader:
 
     def _first_open(self, lane: int) -> int:
         if lane not in self._open_from:
-            self._open_from[lane] = _open_from(self._lanes[lane])
+            self._open_from[lane] = _open_from(self.lanes[lane])
         return self._open_from[lane]
 
     def _bases(self, meta: Array, start: Array, links: Array) -> Array:

@@ -55,7 +55,6 @@ class Attributes(Mapping[str, Any]):
         return self
 
     def copy(self) -> Attributes:
-        """Return a copy."""
         twin = object.__new__(type(self))
         twin._values = dict(self._values)
         return twin
@@ -113,7 +112,6 @@ class Attributes(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values as a plain dict."""
         return dict(self._values)
 
     @classmethod

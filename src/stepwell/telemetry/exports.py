@@ -30,7 +30,7 @@ POLL = 0.2
 
 
 class ExportThread:
-    """Feeds one exporter from a daemon thread."""
+    """Feeds one exporter from a daemon thread. A ``Delivery``."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
@@ -48,22 +48,18 @@ class ExportThread:
 
     @property
     def name(self) -> str:
-        """Name of the exporter in messages."""
         return self.feed.name
 
     @property
     def sent(self) -> int:
-        """Number of records delivered."""
         return self.feed.sent
 
     @property
     def failures(self) -> int:
-        """Number of failed calls."""
         return self.feed.failures
 
     @property
     def last_error(self) -> str | None:
-        """Message of the latest failure, None without one."""
         return self.feed.last_error
 
     def __repr__(self) -> str:
@@ -77,7 +73,6 @@ class ExportThread:
             self._thread = start_thread(f"{THREAD}-{self.name}", self._run)
 
     def ask(self, timeout: float, closing: bool = False) -> None:
-        """Request delivery of everything recorded so far, and the end with ``closing``; return at once."""
         self.start()
         with self._lock:
             self._closing = self._closing or closing
@@ -91,7 +86,6 @@ class ExportThread:
                 self._end()
 
     def look(self) -> DeliveryProgress:
-        """Return the progress of the latest request."""
         thread = self._thread
         is_gone = thread is None or thread is threading.current_thread() or not thread.is_alive()
         with self._lock:

@@ -164,18 +164,18 @@ class Feed:
         if self._is_open:
             self._flush()
             self._is_open = False
-            self._try(getattr(self.exporter, "close", _nothing))
+            self._try(getattr(self.exporter, "close", do_nothing))
 
     def _flush(self) -> bool:
         if not self._is_open:
             return True
         before = self.failures
-        self._try(getattr(self.exporter, "flush", _nothing))
+        self._try(getattr(self.exporter, "flush", do_nothing))
         return self.failures == before
 
     def _hand_over(self) -> bool:
         if not self._is_open:
-            getattr(self.exporter, "open", _nothing)(self.source)
+            getattr(self.exporter, "open", do_nothing)(self.source)
             self._is_open = True
         if not self._waiting:
             self._waiting = self._look()
@@ -259,5 +259,5 @@ def exporter_name(exporter: Any) -> str:
     return own if isinstance(own, str) and own else type(exporter).__name__
 
 
-def _nothing(*_: object) -> None:
+def do_nothing(*_: object) -> None:
     """Stands in for a method that an exporter does not have."""

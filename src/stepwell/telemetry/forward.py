@@ -13,7 +13,7 @@ from stepwell._core.errors import StepwellError
 from stepwell.journal.format import PROCESS
 from stepwell.telemetry.exporter import ExportFilter, Record, SpanRecord
 from stepwell.telemetry.exporter_config import make_exporter
-from stepwell.telemetry.feed import Feed, make_feed
+from stepwell.telemetry.feed import Feed, do_nothing, make_feed
 from stepwell.telemetry.sidecar_notes import remove_notes_of
 
 TRIES = 4
@@ -59,7 +59,7 @@ def forward(
     keep = ExportFilter() if filter is None else filter
     # One exporter per process: each keeps track of the open spans of its process.
     return [
-        _Sending(folder, make_exporter(to, options), keep, progress or _ignore).all()
+        _Sending(folder, make_exporter(to, options), keep, progress or do_nothing).all()
         for folder in folders
     ]
 
@@ -103,7 +103,7 @@ def end_sending(feed: Feed, sent: Callable[[], str]) -> None:
     """Send what the exporter has buffered, and close it."""
     before = feed.failures
     try:
-        getattr(feed.exporter, "tick", _ignore)()
+        getattr(feed.exporter, "tick", do_nothing)()
     except Exception as error:
         raise NotTaken(str(error)) from None
     finally:
@@ -155,7 +155,3 @@ class _CountingExporter:
     def export(self, records: list[Record]) -> None:
         self._exporter.export(records)
         self._count(records)
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing."""

@@ -19,21 +19,11 @@ from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 from stepwell._core import threads
-from stepwell._core.masking import mask, mask_argv
+from stepwell._core.masking import mask
 from stepwell._core.system import boot_id
 
 if TYPE_CHECKING:
     import subprocess
-
-__all__ = [
-    "config_to_dict",
-    "describe_code",
-    "describe_host",
-    "describe_launch_environment",
-    "describe_python",
-    "mask",
-    "mask_argv",
-]
 
 _GIT_SECONDS = 2.0
 """How long git may take to describe the code."""

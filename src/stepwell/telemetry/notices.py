@@ -10,11 +10,10 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from stepwell._core.environment import read_flag
 from stepwell._core.text import duration, number
 from stepwell.journal.metrics import latest, logged_names
 from stepwell.vocabulary import loss_names
@@ -23,16 +22,10 @@ if TYPE_CHECKING:
     from stepwell.journal.lane import Lane
     from stepwell.telemetry.outcome import Outcome
 
-VARIABLE = "STEPWELL_QUIET"
 MOST_NAMES = 200
 SHOWN_AFTER = 1.0
 """Seconds of waiting before the progress line appears."""
 REWRITTEN_EVERY = 0.25
-
-
-def is_quiet(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment switches the lines off."""
-    return read_flag(environ, VARIABLE)
 
 
 def print_start(path: Path) -> None:
@@ -70,14 +63,10 @@ def _report_command(path: Path, newest: bool) -> str:
     """Return the command that reports on a run; without arguments if that is enough."""
     default = Path(os.environ.get("STEPWELL_DIR") or "runs").expanduser()
     if path.parent != _shell_folder() / default:
-        return f"stepwell report {_quoted(_short(path))}"
+        import shlex
+
+        return f"stepwell report {shlex.quote(_short(path))}"
     return "stepwell report" if newest else f"stepwell report {path.name}"
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
 
 
 def _short(path: Path) -> str:

@@ -152,7 +152,6 @@ class ExitWatch:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def start(self) -> None:
-        """Begin to note exits."""
         owners: tuple[tuple[Any, str], ...] = (sys, "exit"), (_sitebuiltins.Quitter, "__call__")
         for owner, name in owners:
             original = getattr(owner, name)

@@ -141,14 +141,8 @@ class Run:
 
     log = staticmethod(log)
     span = staticmethod(span)
-
-    def event(self, name: str, /, **attributes: Any) -> None:
-        """Record an event now, in the innermost open span."""
-        event(name, **attributes)
-
-    def set_step(self, step: int | None, epoch: int | None = None) -> None:
-        """Set the current optimizer step (from 0) and epoch of the records that follow."""
-        set_step(step, epoch)
+    event = staticmethod(event)
+    set_step = staticmethod(set_step)
 
     def artifact(
         self,
@@ -233,8 +227,9 @@ class Run:
 
     @never_raises
     def _record_config(self, config: dict[str, Any]) -> None:
+        from stepwell._core.masking import mask
         from stepwell._core.values import plain_mapping
-        from stepwell.telemetry.identity import config_to_dict, mask
+        from stepwell.telemetry.identity import config_to_dict
 
         masked = mask(plain_mapping(config_to_dict(config)))
         if self._document is not None:
@@ -250,13 +245,19 @@ class Run:
 
     def _record_value(self, key: str, value: Any) -> None:
         """Replace a value in run.json, in the background."""
-        recorder, document = self._recorder, self._document
-        if recorder is None or recorder.pid != os.getpid() or document is None:
+        recorder, document = self._own_recorder, self._document
+        if recorder is None or document is None:
             return
         document.values[key] = value
         if not document.is_due:
             document.is_due = True
             recorder.pump.run_soon(document.write)
+
+    @property
+    def _own_recorder(self) -> Recorder | None:
+        """The recorder; None after the end, and in a forked process."""
+        recorder = self._recorder
+        return None if recorder is None or recorder.pid != os.getpid() else recorder
 
     def _last_value(self, name: str) -> float | None:
         recorder = self._recorder
@@ -283,10 +284,10 @@ class Run:
         from stepwell.telemetry.exports import Exports
 
         check_exporter(exporter)
-        recorder = self._recorder
+        recorder = self._own_recorder
         if self.disabled:
             return
-        if recorder is None or recorder.pid != os.getpid():
+        if recorder is None:
             warn_once(
                 f"exporter {self.id}",
                 "Run %s is finished, or was started by another process: no exporter was added.",
@@ -314,8 +315,8 @@ class Run:
 
         Return whether that was done in time.
         """
-        recorder, exports = self._recorder, self._exports
-        if recorder is None or recorder.pid != os.getpid():
+        recorder, exports = self._own_recorder, self._exports
+        if recorder is None:
             return True
         deadline = time.monotonic() + timeout
         in_folder = recorder.pump.flush(timeout)
@@ -350,7 +351,7 @@ class Run:
 
     def _end(self, outcome: Outcome, timeout: float) -> None:
         try:
-            if self._recorder is not None and self._recorder.pid == os.getpid():
+            if self._own_recorder is not None:
                 for hook in self._before_finish:
                     _call(hook, outcome.status)
         finally:
@@ -358,8 +359,8 @@ class Run:
             self._end_recording(outcome, timeout)
 
     def _end_recording(self, outcome: Outcome, timeout: float) -> None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is None or recorder.pid != os.getpid():
+        recorder, self._recorder = self._own_recorder, None
+        if recorder is None:
             return
         from stepwell.telemetry.children import release_children
 
@@ -370,9 +371,9 @@ class Run:
             _active.run = None
             _active.stop_watching()
             release_children()
-        _close(recorder, outcome, timeout)
+        never_raises(recorder.close)(outcome, timeout)
         if self._exports is not None:
-            _finish_exports(self._exports, outcome.status, self.quiet)
+            never_raises(self._exports.finish)(outcome.status, self.quiet)
         if not self.quiet and recorder.journal.failing is None:
             of = f" on rank {self.rank}" if losses and self.world_size > 1 else ""
             self._print_end(outcome, f"{losses or ''}{of}")
@@ -445,11 +446,6 @@ def _call(hook: Callable[[str], None], status: str) -> None:
         report_misuse("end of the run", str(error))
 
 
-@never_raises
-def _close(recorder: Recorder, outcome: Outcome, timeout: float) -> None:
-    recorder.close(outcome, timeout)
-
-
 def _fetched(value: Any) -> Any:
     """Return a scalar on an accelerator as a number; anything else as it is."""
     if hasattr(value, "item") and getattr(value, "numel", lambda: 0)() == 1:
@@ -467,11 +463,6 @@ def _last_losses(recorder: Recorder) -> str:
     return last_losses(recorder.journal.lanes)
 
 
-@never_raises
-def _finish_exports(exports: Exports, status: str, quiet: bool) -> None:
-    exports.finish(status, quiet)
-
-
 class _Active:
     run: Run | None = None
     at_exit = False
@@ -479,7 +470,6 @@ class _Active:
     exits: ExitWatch | None = None
 
     def stop_watching(self) -> None:
-        """Stop noting exits."""
         if self.exits is not None:
             self.exits.stop()
             self.exits = None

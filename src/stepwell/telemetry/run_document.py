@@ -9,6 +9,7 @@ from typing import Any
 
 from stepwell._core import clock, threads
 from stepwell._core.files import read_json, write_json
+from stepwell._core.masking import mask_argv
 from stepwell.telemetry import identity
 from stepwell.telemetry.rank_info import RankInfo
 
@@ -36,7 +37,7 @@ class RunDocument:
             "started": clock.wall(),
             "world_size": rank_info.world_size,
             "launcher": rank_info.launcher,
-            "argv": identity.mask_argv(sys.argv),
+            "argv": mask_argv(sys.argv),
             "cwd": identity.working_folder(),
             "config": values["config"],
         }

@@ -16,8 +16,6 @@ _LONGEST_SLUG = 48
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 """No vowels, so that ids do not spell words, and no letters that look alike."""
 
-FALLBACK = "run"
-
 
 def check_run_id(run_id: str) -> str:
     """Return the id if it is safe as a folder name; otherwise raise ValueError with a suggestion.
@@ -64,22 +62,27 @@ def _shorten(text: str) -> str:
     return ascii(text if len(text) <= 60 else text[:60] + "...")
 
 
-def script_name(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ) -> str:
+def script_name(
+    argv: list[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    otherwise: str = "run",
+) -> str:
     """Return the name of the script, module or notebook that this process runs.
 
     ``train.py`` and ``python -m package.train`` are "train", ``python -m package`` is "package". A
     notebook has its own name if Jupyter provides it, otherwise it is "notebook". Code without a file
-    (``python -c``, an interactive interpreter) is "run".
+    (``python -c``, an interactive interpreter) is ``otherwise``.
     """
     shell = _ipython_shell()
     if shell is not None:
         if "ZMQ" not in shell:
             return "ipython"
         return PurePath(environ.get("JPY_SESSION_NAME", "")).stem or "notebook"
-    path = PurePath((sys.argv if argv is None else argv or [""])[0])
+    started = ((sys.argv if argv is None else argv) or [""])[0]
+    path = PurePath(started if isinstance(started, str) else "")
     # ``python -m package`` runs this file of the package.
     stem = path.parent.name if path.name == "__main__.py" else path.stem
-    return stem if stem and not stem.startswith("-") else FALLBACK
+    return stem if stem and not stem.startswith("-") else otherwise
 
 
 def _ipython_shell() -> str | None:

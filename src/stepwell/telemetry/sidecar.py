@@ -58,7 +58,7 @@ _left: list[subprocess.Popen[bytes]] = []
 
 
 class Sidecar:
-    """An exporter in a separate process that reads the folder of this process."""
+    """An exporter in a separate process that reads the folder of this process. A ``Delivery``."""
 
     def __init__(self, exporter: Any, folder: Path, filter: ExportFilter) -> None:
         self.exporter = exporter
@@ -107,17 +107,14 @@ class Sidecar:
 
     @property
     def sent(self) -> int:
-        """Number of records delivered, as last reported."""
         return int(self._state.get("sent", 0))
 
     @property
     def failures(self) -> int:
-        """Number of failed calls, as last reported."""
         return int(self._state.get("failures", 0))
 
     @property
     def last_error(self) -> str | None:
-        """Message of the latest failure, None without one."""
         problem = self._state.get("problem")
         return None if problem is None else str(problem)
 
@@ -132,12 +129,10 @@ class Sidecar:
     # For the owner
 
     def start(self) -> None:
-        """Start the process; return at once."""
         if self._process is None and not self._closed and self.pid == os.getpid():
             self._spawn()
 
     def ask(self, timeout: float, closing: bool = False) -> None:
-        """Request delivery of everything recorded so far, and the end with ``closing``; return at once."""
         if not self._is_here:
             return
         with self._lock:
@@ -171,7 +166,6 @@ class Sidecar:
         return DeliveryProgress(False, False, self.sent, self._total, work or 0.0, stage, patience)
 
     def count(self) -> None:
-        """Have it count its remaining records."""
         if self._is_here and self._process is not None:
             self._write("count")
 
@@ -194,7 +188,6 @@ class Sidecar:
                 self._revive()
 
     def rest(self) -> None:
-        """Lower its priority again."""
         if self._is_here and self._process is not None:
             self._write("rest")
 

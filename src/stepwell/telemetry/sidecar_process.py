@@ -24,7 +24,15 @@ from stepwell._core.system import is_alive
 from stepwell.journal.format import PROCESS
 from stepwell.telemetry.exporter import ExportFilter, Source, read_source
 from stepwell.telemetry.exporter_config import make_exporter
-from stepwell.telemetry.feed import FAILING, QUARANTINE_DELAY, STARTING, WAITING, Feed, make_feed
+from stepwell.telemetry.feed import (
+    FAILING,
+    QUARANTINE_DELAY,
+    STARTING,
+    WAITING,
+    Feed,
+    do_nothing,
+    make_feed,
+)
 from stepwell.telemetry.os_process import Priority
 from stepwell.telemetry.run_document import RUN
 from stepwell.telemetry.sidecar import BROKEN, DELIVERED, STOPPED, UNABLE, UNDELIVERED
@@ -244,7 +252,7 @@ class SidecarWorker:
         self.trainer.priority.keep()
         try:
             self._relabel()
-            getattr(self.exporter, "tick", _nothing)()
+            getattr(self.exporter, "tick", do_nothing)()
         except Exception as error:
             self.tick_pause = min(2 * self.tick_pause, QUARANTINE_DELAY)
             self.tick_due = time.monotonic() + self.tick_pause
@@ -261,7 +269,7 @@ class SidecarWorker:
         source = self._source()
         if source != self.feed.source:
             self.feed.source = source
-            getattr(self.exporter, "relabel", _nothing)(source)
+            getattr(self.exporter, "relabel", do_nothing)(source)
 
     def _note_failures(self) -> None:
         """Write a note when it begins to fail, and when it works again."""
@@ -359,10 +367,6 @@ def _changed_at(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _nothing(*_: object) -> None:
-    """Stands in for a method that an exporter does not have."""
 
 
 if __name__ == "__main__":

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core import errors
-from stepwell._core.environment import warn_setting, warn_unknown_settings
+from stepwell._core.environment import read_flag, warn_setting, warn_unknown_settings
 from stepwell._core.errors import StepwellError
+from stepwell._core.masking import mask, mask_argv
 from stepwell._core.system import boot_id
 from stepwell._core.values import plain_mapping
 from stepwell.telemetry import identity
 from stepwell.telemetry.claims import read_claim
 from stepwell.telemetry.launch import Launch, claim_attempt, find_launch
-from stepwell.telemetry.notices import is_quiet, print_start
+from stepwell.telemetry.notices import print_start
 from stepwell.telemetry.rank_info import RankInfo, find_rank_info
 from stepwell.telemetry.recorder import Recorder
 from stepwell.telemetry.run import Run, activate, finish_active
@@ -47,11 +48,12 @@ def start(
         raise StepwellError(f"resume must be True or False, got {resume!r}")
     if quiet is not None and not isinstance(quiet, bool):
         raise StepwellError(f"quiet must be True, False or None, got {quiet!r}")
+    is_quiet = read_flag(os.environ, "STEPWELL_QUIET") if quiet is None else quiet
     folder = _root(dir)
     if _mode() == "off":
         return _disabled(values, plain, folder)
     try:
-        return _open(values, plain, folder, run_id, resume, is_quiet() if quiet is None else quiet)
+        return _open(values, plain, folder, run_id, resume, is_quiet)
     except StepwellError:
         raise
     except Exception as error:
@@ -145,7 +147,7 @@ def _run_values(name: Any, config: dict[str, Any], tags: Any) -> dict[str, Any]:
     if isinstance(tags, str) or not all(isinstance(word, str) for word in words):
         raise StepwellError(f"tags must be a list of strings, such as ['baseline'], got {tags!r}")
     # Masked last, so that values converted to a dict or a text are masked too.
-    return {"name": name, "tags": words, "config": identity.mask(plain_mapping(config))}
+    return {"name": name, "tags": words, "config": mask(plain_mapping(config))}
 
 
 def _root(dir: str | os.PathLike[str] | None) -> Path:
@@ -200,7 +202,7 @@ def _process_document(rank_info: RankInfo, launch: Launch, attempt: int) -> dict
         "launcher": rank_info.launcher,
         "host": socket.gethostname(),
         "boot": boot_id(),
-        "argv": identity.mask_argv(sys.argv),
+        "argv": mask_argv(sys.argv),
         "cwd": identity.working_folder(),
         "environment": identity.describe_launch_environment(os.environ),
     }

@@ -12,7 +12,7 @@ from stepwell._core import clock
 from stepwell._core.checks import COUNT
 from stepwell._core.errors import report_misuse
 from stepwell._core.values import cut, number, shown, text_of
-from stepwell.telemetry.events import Event
+from stepwell.telemetry.events import Attributes, Event
 from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
 from stepwell.training.attributes import (
     CheckpointSaveSpanAttributes,
@@ -52,6 +52,10 @@ class Save:
     owner: Checkpoints
     number: int
     is_concluded: bool = False
+
+    def record(self, name: EventName, attributes: Attributes, when: int) -> None:
+        """Record an event on its span, which may have ended."""
+        self.span.add_event(Event(name.value, attributes, when))
 
 
 @dataclass
@@ -173,26 +177,14 @@ class Checkpoints:
         span: Span | None = None,
     ) -> None:
         """End a save: training continues. ``succeed`` and ``fail`` record the outcome."""
-        if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
-            return
-        save = self._find_open(span)
-        if save is None:
-            report_misuse(
-                "end save",
-                "A checkpoint save ended without a matching start. Call on_save_checkpoint_start() first.",
-            )
-            return
-        self._end(save, moment(msec, "end of a checkpoint save"), error)
+        save = self._find_ending(span, ". Call on_save_checkpoint_start() first.")
+        if save is not None:
+            self._end(save, moment(msec, "end of a checkpoint save"), error)
 
     def conclude(self, error: BaseException | None) -> None:
         """End a save that is a block of code. An exception means failure, its absence success."""
-        if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
-            return
-        save = self._find_open(None)
+        save = self._find_ending(None, ", or was ended inside.")
         if save is None:
-            report_misuse(
-                "end save", "A checkpoint save ended without a matching start, or was ended inside."
-            )
             return
         end = clock.now()
         if not save.is_concluded and error is not None:
@@ -201,6 +193,15 @@ class Checkpoints:
             self._check_in_time(save)
             self._succeed(self._conclude(save), end, None)
         self._end(save, end, error)
+
+    def _find_ending(self, span: Span | None, hint: str) -> Save | None:
+        """Return the save to end; without one, report the misuse and return None."""
+        if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
+            return None
+        save = self._find_open(span)
+        if save is None:
+            report_misuse("end save", f"A checkpoint save ended without a matching start{hint}")
+        return save
 
     def _find_open(self, span: Span | None) -> Save | None:
         if span is not None:
@@ -226,8 +227,7 @@ class Checkpoints:
             save_checkpoint_sync_time_avg_sec=times.total / times.count / SECOND,
             save_checkpoint_count=times.count,
         )
-        name = EventName.SYNC_CHECKPOINT_METRICS_UPDATE
-        save.span.add_event(Event(name.value, attributes, end))
+        save.record(EventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes, end)
         stop_span(save.span, end, error)
 
     def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
@@ -297,8 +297,7 @@ class Checkpoints:
             is_late=is_late or None,
             **self._safe,
         )
-        name = EventName.SAVE_CHECKPOINT_SUCCESS
-        save.span.add_event(Event(name.value, attributes, when))
+        save.record(EventName.SAVE_CHECKPOINT_SUCCESS, attributes, when)
 
     def _take_pending(self, given: Any, outcome: str) -> Save | None:
         """Return the save of this step whose outcome is not recorded yet, None if there is none."""
@@ -362,8 +361,7 @@ class Checkpoints:
             exception_type=type(error).__qualname__ if is_exception else None,
             exception_message=cut(text_of(error), 2000) if is_exception else None,
         )
-        name = EventName.SAVE_CHECKPOINT_FAILURE
-        save.span.add_event(Event(name.value, attributes, when))
+        save.record(EventName.SAVE_CHECKPOINT_FAILURE, attributes, when)
 
 
 def _whole(value: Any) -> int | None:

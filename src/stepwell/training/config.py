@@ -8,13 +8,12 @@ suffix returns the value, and calls the function at each access: ``config.global
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from stepwell._core.checks import FLAG, METADATA, POSITIVE, TARGET, TEXT, TEXTS, Kind
+from stepwell.telemetry import run_names
 from stepwell.training.settings import (
     Evaluated,
     as_json,
@@ -39,13 +38,8 @@ Tags: TypeAlias = str | list[str]
 
 
 def script_name() -> str:
-    """Return the default application name: the script, without folder and suffix."""
-    started = sys.argv[0] if sys.argv and isinstance(sys.argv[0], str) else ""
-    name = os.path.splitext(os.path.basename(started))[0]
-    if name == "__main__":
-        # python -m package
-        name = os.path.basename(os.path.dirname(started))
-    return name if name.strip() and name not in ("-c", "-") else "application"
+    """Return the default application name, that of the script."""
+    return run_names.script_name(otherwise="application")
 
 
 @dataclass(frozen=True, kw_only=True)

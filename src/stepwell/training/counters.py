@@ -26,7 +26,6 @@ class Durations:
         self.longest = 0
 
     def add(self, took: int) -> None:
-        """Add a duration."""
         if not self.count or took < self.shortest:
             self.shortest = took
         if took > self.longest:
@@ -169,7 +168,6 @@ class Progress:
         return None if self.start_flops is None else self.start_flops + self.flops
 
     def count_waiting(self) -> None:
-        """Count the waiting iterations."""
         waiting = self.waiting
         if waiting:
             # Cleared first, so that an interrupt below cannot count an iteration twice.

@@ -250,11 +250,8 @@ def _has_key(environ: Mapping[str, str], host: str) -> bool:
 def _check_exporters(text: str) -> Iterator[Check]:
     if not text.strip():
         return
-    is_file = text.strip().endswith((".yaml", ".yml", ".json"))
     try:
-        exporters = load_exporters(
-            text.strip() if is_file else [name.strip() for name in text.split(",")]
-        )
+        exporters = load_exporters(text.strip())
     except StepwellError as error:
         yield Check("STEPWELL_EXPORTERS", "problem", str(error), "correct or unset the variable")
         return

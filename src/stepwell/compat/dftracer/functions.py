@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import MemberDescriptorType, TracebackType
+from types import MemberDescriptorType
 from typing import Any, TypeVar
 
 from stepwell._core import clock
@@ -77,14 +77,9 @@ class dft_fn:
             use.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if self._is_open():
-            self._own.__exit__(kind, error, trace)
+            self._own.__exit__(*exception)
         elif self._is_reset:
             self.flush()
 

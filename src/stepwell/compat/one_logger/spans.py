@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import wraps
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -309,13 +308,8 @@ class Viewed:
     def __enter__(self) -> LiveSpan:
         return self._view(self._inner.__enter__())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._inner.__exit__(kind, error, trace)
+    def __exit__(self, *exception: Any) -> None:
+        self._inner.__exit__(*exception)
 
     def __call__(self, function: F) -> F:
         decorated: F = self._inner(function)

@@ -18,14 +18,11 @@ class _Line:
         self.open: list[tuple[int, int]] = []
         self.drawn = 0
 
-    def finish(self, now: int, parent: int | None) -> None:
-        """Remove spans that have ended; a parent that ends at ``now`` may still get a child."""
-        while self.open:
-            until, id = self.open[-1]
-            if until > now or (until == now and id == parent):
-                return
+    def finish(self, now: int) -> None:
+        """Remove spans that have ended."""
+        while self.open and self.open[-1][0] <= now:
+            until, _ = self.open.pop()
             self.drawn = max(self.drawn, until)
-            self.open.pop()
 
 
 class Tracks:
@@ -68,15 +65,14 @@ class Tracks:
     def _find(self, parent: int | None, start: int, end: int) -> int:
         free = None
         for number, line in enumerate(self._lines):
-            line.finish(start, parent)
+            line.finish(start)
             if start < line.drawn:
                 continue
             if line.open and line.open[-1][1] == parent and end <= line.open[-1][0]:
                 return number
-            if free is None and all(until <= start for until, _ in line.open):
+            if free is None and not line.open:
                 free = number
         if free is None:
             self._lines.append(_Line())
             return len(self._lines) - 1
-        self._lines[free].finish(start, None)
         return free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_device
 from stepwell.integrations.torch.fast_path import fast_path
 from stepwell.integrations.torch.observer import active
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.recording import abandon_interrupted, here, leave, record
 from stepwell.journal.state import state
 
@@ -28,7 +29,7 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
     node = ai.compute.backward
     tensor = torch.Tensor
 
-    @looks_like(original)
+    @wraps(original)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         observer = active.observer
         # While a compiler traces a pass, the tensors have other types.
@@ -110,7 +111,7 @@ def _is_on_device(outputs: Any) -> bool:
     return is_any_on_device(each for each in outputs if isinstance(each, torch.Tensor))
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
+def _find() -> Iterator[Patch]:
     if hasattr(torch.autograd, ENGINE):
         yield Patch(torch.autograd, ENGINE, _around)
     else:

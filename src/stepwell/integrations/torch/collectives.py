@@ -10,6 +10,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from stepwell._core.errors import report
 from stepwell.annotations.node import Node
 from stepwell.annotations.tree import ai
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.recording import WHERE, here, record, record_outermost
 from stepwell.journal.state import state
 
@@ -98,7 +99,7 @@ def _function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = _Arguments.of(original)
 
-        @looks_like(original)
+        @wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not _records():
                 return original(*args, **kwargs)
@@ -124,7 +125,7 @@ def _message(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     node = MESSAGES[name]
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        @looks_like(original)
+        @wraps(original)
         def message(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not _records():
                 return original(self, *args, **kwargs)
@@ -143,7 +144,7 @@ def _message(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    @looks_like(original)
+    @wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         expected = _waits.take(self)
         if expected is None or not state.enabled or not COLLECTIVES.active:
@@ -174,7 +175,7 @@ def _describe(given: Any, group: Any) -> dict[str, Any]:
     return node_args
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
+def _find() -> Iterator[Patch]:
     from torch.distributed import distributed_c10d
 
     for name in FUNCTIONS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from stepwell.diagnostics.early_steps import DENSE, EarlySteps
 from stepwell.diagnostics.gradients import innermost
 from stepwell.diagnostics.sharding import is_sharded
 from stepwell.diagnostics.telemetry import TrainingTelemetry
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.journal import metrics
 from stepwell.journal.metrics import context
 from stepwell.telemetry.run import active_run
@@ -233,7 +234,7 @@ def _needs_collection(config: TelemetryConfig) -> bool:
 def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace the function that ``clip_grad_norm_`` calls for the norm, however that was imported."""
 
-    @looks_like(original)
+    @wraps(original)
     def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
         norm = original(tensors, norm_type, *args, **kwargs)
         if norm_type == 2 and not _is_traced() and isinstance(tensors, (list, tuple)) and tensors:
@@ -246,7 +247,7 @@ def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scheduler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    @looks_like(original)
+    @wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         # The constructor makes the first step.
         if getattr(self, "_step_count", 1):
@@ -260,7 +261,7 @@ def _scheduler_step(original: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
+def _find() -> Iterator[Patch]:
     yield Patch(torch.nn.utils.clip_grad, "_get_total_norm", _total_norm)
     kinds = [torch.optim.lr_scheduler.LRScheduler]
     while kinds:

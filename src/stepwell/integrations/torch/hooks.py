@@ -7,9 +7,9 @@ compiled copy (``torch.compile(model)``) takes hooks of its own. A model compile
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from stepwell.integrations.torch.device_time import Timer, devices, is_any_on_de
 from stepwell.integrations.torch.fast_path import fast_path
 from stepwell.integrations.torch.instrumentation import OPTIMIZERS, CountedStep, InstrumentedObjects
 from stepwell.integrations.torch.observer import active
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.recording import WHERE, Site, begin_call, end_call
 from stepwell.journal.metrics import context
 from stepwell.journal.state import state
@@ -50,17 +50,6 @@ class _Hook:
 
 
 # Models
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that ``torch.compile``, ``DistributedDataParallel`` or the like has wrapped."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__module__.startswith("torch.nn.parallel"):
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, torch.nn.Module):
-            return model
-        model = inner
 
 
 def annotate_model(model: torch.nn.Module) -> Callable[[], None]:
@@ -209,7 +198,7 @@ class AfterStep(_Hook):
 def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``torch.compile``: the compiled copy of an annotated model is annotated while it lives."""
 
-    @looks_like(original)
+    @wraps(original)
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         compiled = original(model, *args, **kwargs)
         is_copy = isinstance(compiled, torch.nn.Module) and compiled is not model
@@ -223,7 +212,7 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
 def _compile_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``Module.compile``."""
 
-    @looks_like(original)
+    @wraps(original)
     def compile(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if COMPILATION.active and self in MODELS:
@@ -251,7 +240,7 @@ def _recorded(model: torch.nn.Module, call: Callable[..., Any]) -> Callable[...,
     site = Site(FORWARD, ai.compute.forward, model)
     before, after = BeforeForward(site), AfterForward(site)
 
-    @functools.wraps(call)
+    @wraps(call)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         if not state.enabled:
             return call(*args, **kwargs)
@@ -268,9 +257,9 @@ def _recorded(model: torch.nn.Module, call: Callable[..., Any]) -> Callable[...,
     return recorded
 
 
-def _find_compilers(patches: Patches) -> Iterator[Patch]:
-    yield Patch(torch, "compile", _compile)
-    yield Patch(torch.nn.Module, "compile", _compile_in_place)
-
-
-COMPILATION = Patches(_find_compilers)
+COMPILATION = Patches(
+    lambda: [
+        Patch(torch, "compile", _compile),
+        Patch(torch.nn.Module, "compile", _compile_in_place),
+    ]
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import wraps
 from threading import get_ident
 from typing import Any
 
@@ -12,7 +13,7 @@ from stepwell.annotations.tree import ai
 from stepwell.integrations.torch.fast_path import fast_path
 from stepwell.integrations.torch.instrumentation import Instrumentation, InstrumentedObjects
 from stepwell.integrations.torch.observer import TrainingObserver, active
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.recording import WHERE, abandon_interrupted, enter, leave
 from stepwell.journal.span import withdraw
 from stepwell.journal.state import state
@@ -55,7 +56,7 @@ def _patches_of(loader: Any) -> Patches:
     """Return the patches of the class that defines ``__iter__`` of this loader."""
     owner = _owner_of(loader)
     if owner is not None:
-        return _classes.setdefault(owner, Patches(_finder(owner)))
+        return _classes.setdefault(owner, Patches(lambda: [Patch(owner, "__iter__", _around)]))
     raise StepwellError(
         f"annotate(loader=…) cannot record a {type(loader).__name__}. "
         "Write `for batch in ai.dataloader.fetch.iter(loader)` instead."
@@ -70,15 +71,8 @@ def _can_be_marked(loader: Any) -> bool:
     return True
 
 
-def _finder(owner: type) -> Callable[[Patches], Iterator[Patch]]:
-    def find(patches: Patches) -> Iterator[Patch]:
-        yield Patch(owner, "__iter__", _around)
-
-    return find
-
-
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:
-    @looks_like(original)
+    @wraps(original)
     def __iter__(self: Any) -> Any:
         mark = LOADERS.find(self)
         observer = active.observer

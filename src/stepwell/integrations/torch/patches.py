@@ -6,7 +6,6 @@ the same attribute in between, our replacement stays below theirs and passes eve
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -53,9 +52,12 @@ class Patch:
 
 
 class Patches:
-    """A set of patches that are installed together; ``active`` while it has users."""
+    """A set of patches that are installed together; ``active`` while it has users.
 
-    def __init__(self, find: Callable[[Patches], Iterable[Patch]]) -> None:
+    ``find`` is called by the first user: it may patch modules that were not imported before.
+    """
+
+    def __init__(self, find: Callable[[], Iterable[Patch]]) -> None:
         self._find = find
         self._patches: dict[tuple[int, str], Patch] = {}
         self._users = 0
@@ -67,8 +69,7 @@ class Patches:
             self._users += 1
             self.active = True
             if self._users == 1:
-                # Modules imported since the last time may add patches.
-                for patch in self._find(self):
+                for patch in self._find():
                     self._patches.setdefault((id(patch.owner), patch.name), patch)
                 for patch in self._patches.values():
                     patch.install()
@@ -90,8 +91,3 @@ def _wraps(function: Any, replacement: Any) -> bool:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
-
-
-def looks_like(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that gives a replacement the name, signature and docstring of the original."""
-    return functools.wraps(original)

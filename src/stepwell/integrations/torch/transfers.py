@@ -7,6 +7,7 @@ all of its tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial, update_wrapper, wraps
 from types import MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from stepwell._core.errors import report
 from stepwell.annotations.tree import ai
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.recording import WHERE, here, record_outermost
 from stepwell.journal.state import state
 
@@ -30,10 +31,10 @@ class TensorMethod:
     ``__torch_function__`` of tensor subclasses gets the function that is called, and looks it up by equality.
     """
 
-    def __init__(self, original: Any, name: str) -> None:
+    def __init__(self, name: str, original: Any) -> None:
         self._original = original
         self._target = _TARGETS[name]
-        looks_like(original)(self)
+        update_wrapper(self, original)
 
     def __get__(self, tensor: Any, kind: Any = None) -> Any:
         return self if tensor is None else MethodType(self, tensor)
@@ -138,7 +139,7 @@ def _module_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., An
     target_of = _TARGETS[name]
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        @looks_like(original)
+        @wraps(original)
         def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             node_args = None
             if state.enabled and TRANSFERS.active and TRANSFER not in here.inside:
@@ -170,13 +171,9 @@ def _describe_module(
         return None
 
 
-def _tensor_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return lambda original: TensorMethod(original, name)
-
-
-def _find(patches: Patches) -> Iterator[Patch]:
+def _find() -> Iterator[Patch]:
     for name in _TARGETS:
-        yield Patch(torch.Tensor, name, _tensor_method(name))
+        yield Patch(torch.Tensor, name, partial(TensorMethod, name))
         yield Patch(torch.nn.Module, name, _module_method(name))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._core.errors import warn_once
 from stepwell._core.files import read_json
 from stepwell.follower.records import ItemRecord as ItemRecord
 from stepwell.follower.records import LogRecord as LogRecord
@@ -53,6 +54,7 @@ class Backend:
         run_name: the name of the run in the backend; None: the name of the run.
         options: the other options, plain JSON without secrets.
         run_folder: the run folder. Set before ``open``.
+        state: its saved state, for backends that set it in ``open``.
     """
 
     name: ClassVar[str] = ""
@@ -84,6 +86,7 @@ class Backend:
         self.run_name = run_name
         self.options = options
         self.run_folder = Path()
+        self.state: dict[str, Any] = {}
 
     # To be overridden
 
@@ -153,6 +156,12 @@ class Backend:
 
     def _shared_path(self, key: str) -> Path:
         return self.run_folder / BACKENDS / (re.sub(r"[^\w.-]", "_", key)[:100] + ".json")
+
+    def warn(self, key: str, message: str) -> None:
+        """Warn once per logger. Also keep the message in ``state["notes"]``: a sidecar has no terminal."""
+        if key not in self.state["notes"]:
+            self.state["notes"][key] = message
+            warn_once(f"{self.name} {self.state['run_id']} {key}", "%s", message)
 
     # For delivery
 

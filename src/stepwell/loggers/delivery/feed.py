@@ -92,12 +92,9 @@ class LogFeed(Feed):
             return False
         if not self._is_open:
             self._open()
-        if not self._waiting:
-            self._waiting = self._look()
-        if self._waiting:
-            self._deliver_config()
-        batch = self._waiting
+        batch = self._waiting = self._waiting or self._look()
         if batch:
+            self._deliver_config()
             self._deliver(batch)
         self._worked()
         return bool(batch)
@@ -192,26 +189,23 @@ def _without_secrets(error: BaseException) -> BaseException:
 
 
 class LogDelivery:
-    """The delivery to one backend, for the logger of that backend."""
+    """The delivery to one backend, for the logger of that backend.
 
-    def __init__(self, backend: Backend, path: Path, delivery: Delivery | None) -> None:
-        self.backend = backend
+    ``delivery`` has its progress: records sent, failures, the last error. It is None if nothing is delivered.
+    """
+
+    def __init__(self, path: Path, delivery: Delivery | None) -> None:
+        self.delivery = delivery
         self._path = path
-        self._delivery = delivery
-
-    @property
-    def delivery(self) -> Delivery | None:
-        """Its progress: records sent, failures, the last error. None if nothing is delivered."""
-        return self._delivery
 
     def drain(self, timeout: float) -> bool:
         """Wait until all records in the run folder are delivered. Return False after ``timeout`` seconds."""
-        return self._delivery is None or drain_deliveries([self._delivery], timeout)
+        return self.delivery is None or drain_deliveries([self.delivery], timeout)
 
     def close(self, timeout: float) -> None:
         """Deliver the rest, and the final status if it is known, within ``timeout`` seconds."""
-        if self._delivery is not None:
-            finish_deliveries([self._delivery], timeout=timeout)
+        if self.delivery is not None:
+            finish_deliveries([self.delivery], timeout=timeout)
 
     def state(self) -> dict[str, Any]:
         """Return the backend's own state, such as its run id; empty before it has connected."""
@@ -224,7 +218,7 @@ def start_delivery(run: Run, backend: Backend) -> LogDelivery:
     delivery = next((d for d in run.exporters if d.exporter is backend), None)
     recorder = recorder_of(run)
     folder = run.path if recorder is None else recorder.folder
-    return LogDelivery(backend, state_path(folder, backend), delivery)
+    return LogDelivery(state_path(folder, backend), delivery)
 
 
 RUN = "run.json"

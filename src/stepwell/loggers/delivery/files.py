@@ -185,6 +185,13 @@ def as_one_part(name: str) -> str:
     return "_".join(safe_parts(name))
 
 
+def run_folder_name(run: str, name: str) -> str:
+    """Return the name of the folder for a run: ``<name>-<run id>``, or the id if it contains the name."""
+    run = as_one_part(run)
+    name = re.sub(r"[^\w.+=@-]+", "_", name).strip("._")
+    return run if not name or name in run else f"{name[:100]}-{run}"
+
+
 def _safe(part: str) -> str:
     printable = re.sub(r"[\x00-\x1f:*?\"<>|]", "_", part)
     short = printable.encode("utf-8", "replace")[-MAX_PART:]

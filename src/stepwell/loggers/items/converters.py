@@ -115,7 +115,7 @@ def store(run_folder: Path, content: Content) -> tuple[str, int]:
 
 def param(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[ConvertedItem]:
     """Convert a parameter; a dict to one parameter per value, with names such as ``optimizer.lr``."""
-    from stepwell.telemetry.identity import mask
+    from stepwell._core.masking import mask
 
     for name, value in flattened(mask({identifier: item})).items():
         yield ConvertedItem(name, value=value)

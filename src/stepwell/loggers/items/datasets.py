@@ -46,7 +46,7 @@ def described(item: Any, depth: int = 0) -> dict[str, Any]:
 def _place(text: str) -> dict[str, Any]:
     """Describe a path, or a name or address of data elsewhere."""
     if "://" in text or not os.path.exists(text):
-        from stepwell.telemetry.identity import mask
+        from stepwell._core.masking import mask
 
         return {"type": "reference", "source": mask(cut(text, 2000))}
     return _path(Path(text))

@@ -8,7 +8,6 @@ they end.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 
 from stepwell._core.files import locked, read_json, replacing, sync, write_json
 from stepwell.loggers.delivery.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
-from stepwell.loggers.delivery.files import as_one_part
+from stepwell.loggers.delivery.files import as_one_part, run_folder_name
 
 DEFAULT_FOLDER = "mllogs/prov_logs"
 PLACEHOLDER = "experiment_name"
@@ -49,7 +48,8 @@ class ProvBackend(Backend):
         self.state = state
         if "folder" not in state:
             folder = Path(str(self.options.get("provenance_save_dir") or DEFAULT_FOLDER))
-            state["folder"] = str(folder.expanduser().absolute() / self._folder_name())
+            name = run_folder_name(source.run, self._experiment() or source.application)
+            state["folder"] = str(folder.expanduser().absolute() / name)
             state["document"] = str(Path(state["folder"], DOCUMENT))
         self.folder = Path(state["folder"])
 
@@ -90,13 +90,6 @@ class ProvBackend(Backend):
             self._write(graphs=True)
 
     # Writing
-
-    def _folder_name(self) -> str:
-        run = as_one_part(self.source.run)
-        name = re.sub(r"[^\w.+=@-]+", "_", self._experiment() or self.source.application).strip(
-            "._"
-        )
-        return run if not name or name in run else f"{name[:100]}-{run}"
 
     def _experiment(self) -> str | None:
         given = self.run_name or self.options.get("experiment_name")

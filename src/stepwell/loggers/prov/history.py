@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal.document import status_of, worst_of
+from stepwell.loggers.kinds import MEASURES
 from stepwell.vocabulary import (
     WORDS,
     StandardTrainingJobEventName,
@@ -23,14 +23,13 @@ from stepwell.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from stepwell.reading.run import RecordedRun
     from stepwell.reading.tables import ProcessTables
 
 Ended = dict[str, tuple[str, int]]
 """Status and end time of processes, by name, that have ended but still run according to the run folder."""
-
-MEASURES = ("system", "carbon", "flops_pb", "flops_pe", "execution_time")
-"""Kinds of items whose values are numbers or dicts of numbers."""
 
 
 @dataclass
@@ -185,7 +184,7 @@ def read_history(folder: Path, ended: Ended | None = None) -> RunHistory:
             _read_lines(history, tables)
     history.items.sort(key=lambda item: item.time)
     history.checkpoints.sort(key=lambda checkpoint: checkpoint.time)
-    history.series = [*_metrics(run), *_measures(history)]
+    history.series = [*_series(run, history.items)]
     return history
 
 
@@ -318,70 +317,57 @@ def _item(name: str, time: int, meta: dict[str, Any], place: dict[str, Any]) -> 
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int else None
+    """Return an integer that fits into a column of 64 bits; None for anything else."""
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
 
 
 # Metrics
 
 
-def _metrics(run: RecordedRun) -> Iterator[Series]:
+def _series(run: RecordedRun, items: list[LoggedItem]) -> Iterator[Series]:
+    """Yield a summary of each metric, and of each name of the items that are numbers."""
     import polars as pl
 
-    table = run.metrics(overwritten=True).select(
-        "attempt", "rank", "name", "step", "time_ns", "value"
-    )
-    frame = table.sort("attempt", "name", "rank", "time_ns", maintain_order=True).collect()
-    for _, part in frame.group_by(["attempt", "name"], maintain_order=True):
-        first = part.filter(pl.col("rank") == part["rank"][0])
-        numbers = part["value"].drop_nans()
-        values = numbers if numbers.len() else part["value"]
-        yield Series(
-            name=part["name"][0],
-            attempt=part["attempt"][0],
-            kind="metric",
-            ranks=part["rank"].unique().sort().to_list(),
-            count=part.height,
-            first_step=part["step"].min(),  # type: ignore[arg-type]
-            last_step=first["step"][-1],
-            last=first["value"][-1],
-            least=values.min(),  # type: ignore[arg-type]
-            most=values.max(),  # type: ignore[arg-type]
-            start=part["time_ns"].min(),  # type: ignore[arg-type]
-            end=part["time_ns"].max(),  # type: ignore[arg-type]
-            sha256=_sum(part["rank"].to_list(), part["step"].to_list(), part["value"].to_list()),
-        )
+    columns = ("attempt", "rank", "name", "step", "time_ns", "value")
+    metrics = run.metrics(overwritten=True).select(*columns).collect()
+    rows = [(i.kind, i.attempt, i.rank, name, i.step, i.time, v) for i, name, v in _numbers(items)]
+    kinds = pl.lit("metric").alias("kind")
+    schema: dict[str, Any] = {"kind": pl.String, **metrics.schema}
+    measures = pl.DataFrame(rows, schema, orient="row")
+    for table in (metrics.select(kinds, *columns), measures):
+        frame = table.sort("attempt", "name", "kind", "rank", "time_ns", maintain_order=True)
+        for _, part in frame.group_by(["attempt", "name", "kind"], maintain_order=True):
+            yield _summary(part)
 
 
-def _measures(history: RunHistory) -> Iterator[Series]:
-    """Yield one series per name of the items that are numbers."""
-    series: dict[tuple[int, str, str], list[tuple[LoggedItem, float]]] = defaultdict(list)
-    for item in history.items:
+def _numbers(items: list[LoggedItem]) -> Iterator[tuple[LoggedItem, str, float]]:
+    for item in items:
         if item.kind in MEASURES:
             parts = item.value if isinstance(item.value, dict) else {"": item.value}
             for key, value in parts.items():
                 if isinstance(value, int | float):
-                    name = f"{item.name}/{key}" if key else item.name
-                    series[item.attempt, name, item.kind].append((item, float(value)))
-    for (attempt, name, kind), points in series.items():
-        points.sort(key=lambda point: (point[0].rank, point[0].time))
-        items, values = [point[0] for point in points], [point[1] for point in points]
-        first = [point for point in points if point[0].rank == items[0].rank][-1]
-        steps = [item.step for item in items]
-        yield Series(
-            name=name,
-            attempt=attempt,
-            kind=kind,
-            ranks=sorted({item.rank for item in items}),
-            count=len(points),
-            first_step=min((step for step in steps if step is not None), default=None),
-            last_step=first[0].step,
-            last=first[1],
-            least=min(values),
-            most=max(values),
-            start=min(item.time for item in items),
-            end=max(item.time for item in items),
-            sha256=_sum([item.rank for item in items], steps, values),
-        )
+                    yield item, f"{item.name}/{key}" if key else item.name, float(value)
+
+
+def _summary(part: pl.DataFrame) -> Series:
+    first = part.filter(part["rank"] == part["rank"][0])
+    numbers = part["value"].drop_nans()
+    values = numbers if numbers.len() else part["value"]
+    return Series(
+        name=part["name"][0],
+        attempt=part["attempt"][0],
+        kind=part["kind"][0],
+        ranks=part["rank"].unique().sort().to_list(),
+        count=part.height,
+        first_step=part["step"].min(),  # type: ignore[arg-type]
+        last_step=first["step"][-1],
+        last=first["value"][-1],
+        least=values.min(),  # type: ignore[arg-type]
+        most=values.max(),  # type: ignore[arg-type]
+        start=part["time_ns"].min(),  # type: ignore[arg-type]
+        end=part["time_ns"].max(),  # type: ignore[arg-type]
+        sha256=_sum(part["rank"].to_list(), part["step"].to_list(), part["value"].to_list()),
+    )
 
 
 def _sum(ranks: list[int], steps: list[int | None], values: list[float]) -> str:

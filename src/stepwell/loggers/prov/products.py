@@ -18,9 +18,9 @@ from typing import Any
 from stepwell._core.files import read_json
 from stepwell.loggers.delivery.backend import BACKENDS
 from stepwell.loggers.delivery.files import file_sha256
-from stepwell.loggers.kinds import context_name
+from stepwell.loggers.kinds import MEASURES, context_name
 from stepwell.loggers.prov.activities import Activities
-from stepwell.loggers.prov.history import MEASURES, LoggedItem, RunHistory, SavedCheckpoint
+from stepwell.loggers.prov.history import LoggedItem, RunHistory, SavedCheckpoint
 from stepwell.loggers.prov.statements import (
     MAX_VALUE,
     Name,

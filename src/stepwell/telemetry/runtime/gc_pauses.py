@@ -33,12 +33,10 @@ class GcPauses:
         self._began = 0
 
     def start(self) -> None:
-        """Start to note collections."""
         _watching.add(self)
         gc.callbacks.append(self._note)
 
     def stop(self) -> None:
-        """Stop noting collections."""
         _watching.discard(self)
         if self._note in gc.callbacks:
             gc.callbacks.remove(self._note)

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepwell._core import threads
@@ -87,7 +88,7 @@ class SystemSampler:
     def _process(self) -> dict[str, Reading]:
         from stepwell.telemetry.runtime import machine
 
-        psutil = _find_psutil()
+        psutil = _find("psutil")
         if psutil is None:
             log_warning(
                 "psutil is missing: CPU, memory, disk and network are not recorded. Install psutil."
@@ -103,7 +104,7 @@ class SystemSampler:
     def _node(self) -> dict[str, Reading]:
         from stepwell.telemetry.runtime import machine
 
-        psutil = _find_psutil()
+        psutil = _find("psutil")
         if psutil is None or not self._records_node:
             return {}
         return {"node": machine.NodeReading(psutil).read}
@@ -117,7 +118,7 @@ class SystemSampler:
     def _gpu(self) -> dict[str, Reading]:
         from stepwell.telemetry.runtime import gpu
 
-        nvml = _find_nvml()
+        nvml = _find("pynvml")
         if nvml is None:
             return {}
         try:
@@ -139,20 +140,12 @@ class SystemSampler:
             log(values)
 
 
-def _find_psutil() -> Any:
+def _find(module: str) -> Any:
+    """Return an optional module, None if it is not installed."""
     try:
-        import psutil
+        return import_module(module)
     except ImportError:
         return None
-    return psutil
-
-
-def _find_nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
 
 from stepwell._core.errors import report
 from stepwell.integrations.torch.observer import active
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.wrappers import record_save
 from stepwell.telemetry.span_handle import NO_SPAN, Span
 from stepwell.training import calls
@@ -26,7 +27,7 @@ DISTRIBUTED = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.sta
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``torch.save(obj, f)``."""
 
-    @looks_like(original)
+    @wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
         file = args[1] if len(args) > 1 else kwargs.get("f")
         path = _path_of(file)
@@ -41,7 +42,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 def _save_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``torch.distributed.checkpoint.save(state_dict, checkpoint_id=…)``."""
 
-    @looks_like(original)
+    @wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
         step = _step()
         if step is None:
@@ -55,7 +56,7 @@ def _save_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _save_in_background(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``torch.distributed.checkpoint.async_save``, which returns a future."""
 
-    @looks_like(original)
+    @wraps(original)
     def async_save(*args: Any, **kwargs: Any) -> Any:
         step = _step()
         span = NO_SPAN if step is None else calls.start_save(step, strategy="async")
@@ -111,7 +112,7 @@ def _path_of(file: Any) -> str | None:
         return None
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
+def _find() -> Iterator[Patch]:
     yield Patch(torch, "save", _save)
     yield Patch(torch.serialization, "save", _save)
     for name in DISTRIBUTED:

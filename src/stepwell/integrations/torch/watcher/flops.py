@@ -53,27 +53,20 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class PassCount:
-    """Counts the operations of one training pass: forward between the hooks, backward as a whole."""
+    """Counts the operations of one training pass: forward between the hooks, backward as a whole.
+
+    ``counter`` has the ``total``; it is the context manager to enter around a backward pass.
+    """
 
     def __init__(self) -> None:
-        self._counter = OperationCounter()
+        self.counter = OperationCounter()
         self._depth = 0
-
-    @property
-    def total(self) -> int:
-        """The operations counted so far."""
-        return self._counter.total
-
-    @property
-    def counter(self) -> OperationCounter:
-        """The context manager to enter around a backward pass."""
-        return self._counter
 
     def begin_forward(self) -> None:
         """Start counting a forward call, which may be inside another one."""
         self._depth += 1
         if self._depth == 1:
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
+            self.counter.__enter__()  # type: ignore[no-untyped-call]
 
     def end_forward(self) -> None:
         """Stop counting with the end of the outermost forward call."""
@@ -89,8 +82,8 @@ class PassCount:
             self._leave()
 
     def _leave(self) -> None:
-        if _get_current_dispatch_mode() is self._counter:
-            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if _get_current_dispatch_mode() is self.counter:
+            self.counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def can_count(model: torch.nn.Module) -> bool:
@@ -233,9 +226,9 @@ class Operations:
         if count is None:
             return
         count.abort()
-        if not count.total or not samples:
+        if not count.counter.total or not samples:
             return
-        self._per_sample = count.total // samples
+        self._per_sample = count.counter.total // samples
         self._configure(job, loop)
         progress = loop.progress
         if progress.flops_per_sample == self._per_sample:

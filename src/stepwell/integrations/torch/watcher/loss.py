@@ -8,7 +8,8 @@ gradients are dropped before a step, as after a step that a gradient scaler skip
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from time import perf_counter_ns as _now
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from stepwell._core import clock
 from stepwell.integrations.torch.observer import active
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.journal import metrics
 from stepwell.journal.format import HEADER_BYTES, OWNER_SHIFT, ROW_BYTES, STEP_BIAS, WHOLE_ROW
 from stepwell.journal.lane import Lane
@@ -329,7 +330,7 @@ def _step_of(lane: Lane, row: int) -> bytes:
 
 
 def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
-    @looks_like(original)
+    @wraps(original)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         observer = None if _is_traced() else active.observer
@@ -343,7 +344,7 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
 def _zero(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``zero_grad`` of an optimizer or a model."""
 
-    @looks_like(original)
+    @wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         # While a compiler traces this function, its graph must not contain code of stepwell.
         observer = None if _is_traced() else active.observer
@@ -354,12 +355,12 @@ def _zero(original: Callable[..., Any]) -> Callable[..., Any]:
     return zero_grad
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
-    yield Patch(torch.amp.grad_scaler.GradScaler, "scale", _scale)
-    yield Patch(torch.optim.Optimizer, "zero_grad", _zero)
-    yield Patch(torch.nn.Module, "zero_grad", _zero)
-
-
-GRADIENTS = Patches(_find)
+GRADIENTS = Patches(
+    lambda: [
+        Patch(torch.amp.grad_scaler.GradScaler, "scale", _scale),
+        Patch(torch.optim.Optimizer, "zero_grad", _zero),
+        Patch(torch.nn.Module, "zero_grad", _zero),
+    ]
+)
 """Calls that scale a loss or drop gradients."""
 clock.follow(globals())

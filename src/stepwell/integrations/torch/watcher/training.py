@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from stepwell._core.errors import report
+from stepwell.diagnostics.isolation import unwrapped
 from stepwell.integrations.configuration import samples_in
 from stepwell.integrations.torch.diagnostics import Diagnostics
 from stepwell.integrations.torch.fast_path import fast_path
-from stepwell.integrations.torch.hooks import unwrapped
 from stepwell.integrations.torch.observer import active
 from stepwell.integrations.torch.recording import is_checkpointed, is_recomputing, is_running
 from stepwell.integrations.torch.watcher.asyncio_context import continue_inside

@@ -10,14 +10,15 @@ passes the span is set aside, so that spans of the user are not inside it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 
 from stepwell._core import clock
 from stepwell.integrations.torch.observer import active
-from stepwell.integrations.torch.patches import Patch, Patches, looks_like
+from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.torch.watcher.asyncio_context import set_aside
 from stepwell.integrations.torch.watcher.epochs import nothing
 from stepwell.telemetry.span_handle import NO_SPAN, Span, open_span
@@ -113,7 +114,7 @@ class Validation:
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``train`` of a module, which ``eval`` calls as well."""
 
-    @looks_like(original)
+    @wraps(original)
     def train(self: Any, mode: bool = True) -> Any:
         observer = None if _is_traced() else active.observer
         if observer is not None and MODES.active:
@@ -123,8 +124,4 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     return train
 
 
-def _find(patches: Patches) -> Iterator[Patch]:
-    yield Patch(torch.nn.Module, "train", _train)
-
-
-MODES = Patches(_find)
+MODES = Patches(lambda: [Patch(torch.nn.Module, "train", _train)])

@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from stepwell._core.checks import COUNT, Kind
 from stepwell._core.errors import StepwellError, report, warn_once
 from stepwell._core.values import shown
 from stepwell.diagnostics.config import TelemetryConfig
+from stepwell.diagnostics.isolation import unwrapped
 from stepwell.diagnostics.sharding import is_sharded
 from stepwell.integrations.configuration import is_shuffled, parameter_counts, record_training
 from stepwell.integrations.torch.annotations import Annotations, annotate, objects_of
 from stepwell.integrations.torch.diagnostics import EVERY, light_config
-from stepwell.integrations.torch.hooks import unwrapped, unwrapped_optimizer
+from stepwell.integrations.torch.hooks import unwrapped_optimizer
 from stepwell.integrations.torch.loaders import can_be_followed
 from stepwell.integrations.torch.observer import active
 from stepwell.integrations.torch.watcher.checkpoints import SAVES
@@ -97,12 +98,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(error)
 
     def __repr__(self) -> str:

@@ -10,7 +10,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell._core.errors import warn_once
 from stepwell.loggers.backends.mlflow.batch import MLflowBatch, in_milliseconds
 from stepwell.loggers.backends.mlflow.runs import (
     VARIABLE,
@@ -69,7 +68,7 @@ class MLFlowBackend(Backend):
             self._params,
             self.state["files"],
             self.state.setdefault("models", {}),
-            self._warn,
+            self.warn,
         )
         batch.take(records)
         batch.send(again, only_new=again and not keeps_metrics_once(self.uri))
@@ -112,9 +111,3 @@ class MLFlowBackend(Backend):
         if self._client is None:
             self._client = connect(self.uri)
         return self._client
-
-    def _warn(self, key: str, message: str) -> None:
-        """Warn once per logger. Also keep the message in ``state``: a sidecar has no terminal."""
-        if key not in self.state["notes"]:
-            self.state["notes"][key] = message
-            warn_once(f"mlflow {self.state['run_id']} {key}", "%s", message)

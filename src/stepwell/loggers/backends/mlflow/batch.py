@@ -27,7 +27,7 @@ from stepwell.loggers.backends.mlflow.names import (
 from stepwell.loggers.delivery import files as backend_files
 from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
 from stepwell.loggers.delivery.files import escape, renamed_message, shortened
-from stepwell.loggers.kinds import context_name
+from stepwell.loggers.kinds import MEASURES, context_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NAME_TAG = "stepwell.name"
 CHANGED_TAG = "stepwell.changed"
-NUMBERS = ("system", "carbon", "execution_time", "flops_pb", "flops_pe", "watch")
+NUMBERS = (*MEASURES, "watch")
 TABLES_TAG = "mlflow.loggedArtifacts"
 SUMMARY = "summary"
 VALUE = "value"

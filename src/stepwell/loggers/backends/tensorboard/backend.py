@@ -22,7 +22,7 @@ from stepwell.loggers.backends.tensorboard.tfevents import (
     scalar,
 )
 from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, MetricRecord, Source
-from stepwell.loggers.delivery.files import as_one_part
+from stepwell.loggers.delivery.files import run_folder_name
 
 FILES = "files"
 DEFAULT_SAVEDIR = "mllogs/tensorboard"
@@ -81,9 +81,7 @@ class TensorBoardBackend(Backend):
     # Names
 
     def _place(self) -> Path:
-        run = as_one_part(self.source.run)
-        name = re.sub(r"[^\w.+=@-]+", "_", self.run_name or self.source.application).strip("._")
-        folder = run if not name or name in run else f"{name[:100]}-{run}"
+        folder = run_folder_name(self.source.run, self.run_name or self.source.application)
         return Path(folder) if self.is_first else Path(folder, f"rank-{self.rank:05d}")
 
     def _file_name(self) -> str:

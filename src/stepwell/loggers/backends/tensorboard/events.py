@@ -13,9 +13,8 @@ from stepwell._core.files import read_json
 from stepwell.loggers.backends.tensorboard.tfevents import histogram, image, scalar, text
 from stepwell.loggers.delivery.backend import ItemRecord
 from stepwell.loggers.delivery.files import keep_file
+from stepwell.loggers.kinds import MEASURES
 
-MEASURES = ("system", "carbon", "flops_pb", "flops_pe", "execution_time")
-"""Kinds whose values are numbers or dicts of numbers."""
 SUMMARY = "summary"
 MAX_IMAGE = 64 << 20
 MAX_TEXT = 1 << 20

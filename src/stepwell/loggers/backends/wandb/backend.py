@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepwell._core.errors import warn_once
 from stepwell.loggers.backends.wandb.fragments import upload_unfinished
 from stepwell.loggers.backends.wandb.rows import Act, WandBBatch, as_files, named_in
 from stepwell.loggers.backends.wandb.session import (
@@ -58,14 +57,14 @@ class WandBBackend(Backend):
             state.update(next=0, number=-1, unsaved=[], config={}, notes={})
         state["mode"] = mode
         if hint is not None:
-            self._warn("mode", hint)
+            self.warn("mode", hint)
         if not state.get("ended"):
             self._ready()
 
     def deliver(self, records: list[LogRecord], again: bool) -> None:
         """Give W&B the rows that it does not have."""
         state = self.state
-        batch = WandBBatch(state["next"], self._warn)
+        batch = WandBBatch(state["next"], self.warn)
         batch.take(records)
         session = self._ready()
         if session is None:
@@ -167,7 +166,7 @@ class WandBBackend(Backend):
         except (ValueError, TypeError, ImportError) as error:
             # W&B would refuse it the next time too, and other rows wait behind it.
             files = as_files(act)
-            self._warn(
+            self.warn(
                 "refused", f"W&B does not accept {named_in(act)}; it is stored as files: {error}"
             )
             session.do(files, self._content)
@@ -185,11 +184,5 @@ class WandBBackend(Backend):
         path = self.content_path(sha256)
         if path.is_file():
             return path
-        self._warn("content", f"{path} was removed and is not in W&B; others may be missing too")
+        self.warn("content", f"{path} was removed and is not in W&B; others may be missing too")
         return None
-
-    def _warn(self, key: str, message: str) -> None:
-        """Warn once per logger. Also keep the message in ``state``: a sidecar has no terminal."""
-        if key not in self.state["notes"]:
-            self.state["notes"][key] = message
-            warn_once(f"wandb {self.state['run_id']} {key}", "%s", message)

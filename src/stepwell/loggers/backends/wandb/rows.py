@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from stepwell.loggers.delivery import files as backend_files
 from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
 from stepwell.loggers.delivery.files import escape, renamed_message, shortened
+from stepwell.loggers.kinds import MEASURES
 
 Act: TypeAlias = dict[str, Any]
 """``{"index", "time", "row": {…}, "media": {…}}`` or ``{"index", "artifact": {…}}``."""
@@ -23,7 +24,7 @@ Act: TypeAlias = dict[str, Any]
 STEP = "trainer/global_step"
 """Key of our step in each row, as in Lightning. W&B's own step must never decrease."""
 EPOCH = "epoch"
-NUMBERS = ("system", "carbon", "execution_time", "flops_pb", "flops_pe", "watch")
+NUMBERS = (*MEASURES, "watch")
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/bmp")
 TYPES = {"best_model": "model", "prov_documents": "provenance"}
 KEPT = "kept"
