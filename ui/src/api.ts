@@ -1,0 +1,229 @@
+// Answers of the server, or of the data inside a one-file report.
+
+import { useEffect, useMemo, useReducer, useRef } from "preact/hooks";
+import { onVersion, versionOf } from "./live";
+import type { SeriesAnswer } from "./types";
+
+export type Params = Record<string, string | number | boolean | null | undefined | readonly (string | number)[]>;
+
+export interface Answer<T> {
+  data: T | null;
+  /** One sentence for the reader. */
+  error: string | null;
+  /** True until the first answer to these parameters; `data` is then the answer before, if there is one. */
+  loading: boolean;
+}
+
+// The one-file report
+
+interface Contained {
+  answers: Record<string, unknown>;
+  report: boolean;
+}
+
+/** A report has one answer for each of these, whatever the size of the window is. */
+const SIZES = new Set(["start", "end", "width", "height", "points", "offset"]);
+const NOT_CONTAINED = "This is not contained in this file. Open the run with `stepwell ui`.";
+
+const contained = readContained();
+export const isReport = contained !== null;
+
+function readContained(): Map<string, unknown> | null {
+  const element = typeof document === "undefined" ? null : document.getElementById("stepwell-data");
+  if (!element) return null;
+  try {
+    const { answers } = JSON.parse(element.textContent ?? "") as Contained;
+    return new Map(Object.entries(answers).map(([key, answer]) => [reportKey(key), answer]));
+  } catch {
+    return new Map();
+  }
+}
+
+/** The id of the run in a one-file report. */
+export function containedRun(): string | null {
+  for (const key of contained?.keys() ?? []) {
+    const match = /^\/api\/runs\/([^/?]+)\?$/.exec(key);
+    if (match?.[1]) return decodeURIComponent(match[1]);
+  }
+  return null;
+}
+
+function reportKey(address: string): string {
+  const [path = "", query = ""] = address.split("?", 2);
+  const kept = [...new URLSearchParams(query)].filter(([name]) => !SIZES.has(name));
+  kept.sort(([a, x], [b, y]) => (a < b ? -1 : a > b ? 1 : x < y ? -1 : x > y ? 1 : 0));
+  return `${path}?${new URLSearchParams(kept)}`;
+}
+
+function fromReport(address: string): unknown {
+  const key = reportKey(address);
+  if (contained?.has(key)) return contained.get(key);
+  if (key.includes("/series?")) return seriesFromReport(key);
+  throw new Error(NOT_CONTAINED);
+}
+
+/** Series are looked for one by one: the report may contain them in other groups than the page asks for. */
+function seriesFromReport(key: string): SeriesAnswer {
+  const [path = "", text = ""] = key.split("?", 2);
+  const query = new URLSearchParams(text);
+  const names = query.getAll("name");
+  const rest = (from: URLSearchParams): string => [...from].filter(([name]) => name !== "name").join("&");
+  const answer: SeriesAnswer = { x: (query.get("x") ?? "step") as SeriesAnswer["x"], series: [] };
+  const seen = new Set<string>();
+  for (const [other, value] of contained ?? []) {
+    const [otherPath, otherText] = other.split("?", 2);
+    if (otherPath !== path || rest(new URLSearchParams(otherText)) !== rest(query)) continue;
+    for (const series of (value as SeriesAnswer).series) {
+      const mark = `${series.name}\n${series.rank}`;
+      if (!names.includes(series.name) || seen.has(mark)) continue;
+      seen.add(mark);
+      answer.series.push(series);
+    }
+  }
+  if (!answer.series.length) throw new Error(NOT_CONTAINED);
+  return answer;
+}
+
+// The server
+
+export function addressOf(path: string, params: Params = {}): string {
+  const search = new URLSearchParams();
+  for (const name of Object.keys(params).sort()) {
+    const value = params[name];
+    if (value === null || value === undefined || value === "") continue;
+    if (Array.isArray(value)) for (const each of value) search.append(name, String(each));
+    else search.append(name, String(value));
+  }
+  const text = search.toString();
+  return text ? `${path}?${text}` : path;
+}
+
+/** The run that an address is about; "" for addresses about the list of runs. */
+function runOf(address: string): string {
+  const match = /^\/api\/runs\/([^/?]+)/.exec(address);
+  return match?.[1] ? decodeURIComponent(match[1]) : "";
+}
+
+const MOST_CACHED = 300;
+const MOST_AT_ONCE = 5;
+const cache = new Map<string, { version: number; answer: unknown }>();
+const inFlight = new Map<string, Promise<unknown>>();
+const waiting: (() => void)[] = [];
+let active = 0;
+
+/** The answer to a request. Equal requests in flight are sent once; an answer is kept until the run changes. */
+export function get<T>(path: string, params: Params = {}): Promise<T> {
+  const address = addressOf(path, params);
+  if (contained) {
+    try {
+      return Promise.resolve(fromReport(address) as T);
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+  const version = versionOf(runOf(address));
+  const kept = cache.get(address);
+  if (kept?.version === version) return Promise.resolve(kept.answer as T);
+  const key = `${version} ${address}`;
+  const sent = inFlight.get(key);
+  if (sent) return sent as Promise<T>;
+  const promise = queued(() => request(address))
+    .then((answer) => {
+      cache.delete(address);
+      cache.set(address, { version, answer });
+      if (cache.size > MOST_CACHED) for (const oldest of cache.keys()) return cache.delete(oldest), answer;
+      return answer;
+    })
+    .finally(() => inFlight.delete(key));
+  inFlight.set(key, promise);
+  return promise as Promise<T>;
+}
+
+function queued<T>(send: () => Promise<T>): Promise<T> {
+  const start = async (): Promise<T> => {
+    active += 1;
+    try {
+      return await send();
+    } finally {
+      active -= 1;
+      waiting.shift()?.();
+    }
+  };
+  if (active < MOST_AT_ONCE) return start();
+  return new Promise((resolve, reject) => waiting.push(() => start().then(resolve, reject)));
+}
+
+async function request(address: string): Promise<unknown> {
+  let response: Response;
+  try {
+    response = await fetch(address, { credentials: "same-origin", headers: { Accept: "application/json" } });
+  } catch {
+    throw new Error("The server does not answer. Is `stepwell ui` still running?");
+  }
+  if (response.ok) return response.json();
+  throw new Error(await refusal(response));
+}
+
+async function refusal(response: Response): Promise<string> {
+  if (response.status === 401 || response.status === 403) {
+    return "Access denied. Open the link that `stepwell ui` printed; it contains the token.";
+  }
+  try {
+    const body = (await response.json()) as { error?: unknown; detail?: unknown };
+    const sentence = body.error ?? body.detail;
+    if (typeof sentence === "string" && sentence) return sentence;
+  } catch {
+    // Not JSON: the status has to do.
+  }
+  if (response.status === 404) return "The server has no such record.";
+  return `The server could not answer (status ${response.status}).`;
+}
+
+interface State<T> extends Answer<T> {
+  address: string | null;
+}
+
+/** The answer to a request, asked again when the run changes. A path of null asks nothing. */
+export function useAnswer<T>(path: string | null, params: Params = {}): Answer<T> {
+  const address = path === null ? null : addressOf(path, params);
+  const [state, set] = useReducer<State<T>, State<T>>((_, next) => next, {
+    data: null,
+    error: null,
+    loading: true,
+    address: null,
+  });
+  const latest = useRef(state);
+  latest.current = state;
+  useEffect(() => {
+    if (address === null) return;
+    let stale = false;
+    const ask = (): void => {
+      const [where = "", query = ""] = address.split("?", 2);
+      const again: Record<string, string[]> = {};
+      for (const [name, value] of new URLSearchParams(query)) (again[name] ??= []).push(value);
+      get<T>(where, again).then(
+        (data) => stale || set({ data, error: null, loading: false, address }),
+        (error: Error) =>
+          stale ||
+          set({
+            // A live view keeps what it shows while the server is away.
+            data: latest.current.address === address ? latest.current.data : null,
+            error: error.message,
+            loading: false,
+            address,
+          }),
+      );
+    };
+    ask();
+    const forget = onVersion(runOf(address), ask);
+    return () => {
+      stale = true;
+      forget();
+    };
+  }, [address]);
+  return useMemo(() => {
+    if (address === null) return { data: null, error: null, loading: false };
+    const isCurrent = state.address === address;
+    return { data: state.data, error: isCurrent ? state.error : null, loading: !isCurrent };
+  }, [state, address]);
+}

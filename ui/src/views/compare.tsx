@@ -1,0 +1,5 @@
+import { Empty } from "../parts/empty";
+
+export function CompareView() {
+  return <Empty title="Not built yet." />;
+}

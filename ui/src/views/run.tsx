@@ -1,0 +1,91 @@
+// The page of one run: its head, its tabs, and the view of the tab.
+
+import type { ComponentType } from "preact";
+import { useEffect } from "preact/hooks";
+import { isReport, useAnswer } from "../api";
+import { counted, duration, exactDate, number } from "../format";
+import { type Live, useLive } from "../live";
+import { Loading, Trouble } from "../parts/empty";
+import { LiveMark, StatusBadge, Tag } from "../parts/marks";
+import { Tabs } from "../parts/tabs";
+import { href } from "../router";
+import type { Head, Overview } from "../types";
+import type { ViewProps } from "../view";
+import { MediaView } from "./media";
+import { MetricsView } from "./metrics";
+import { ModelView } from "./model";
+import { OverviewView } from "./overview";
+import { ProvenanceView } from "./provenance";
+import { RanksView } from "./ranks";
+import { SystemView } from "./system";
+import { TimelineView } from "./timeline";
+
+const TABS: { key: string; title: string; view: ComponentType<ViewProps> | null }[] = [
+  { key: "", title: "Overview", view: null },
+  { key: "metrics", title: "Metrics", view: MetricsView },
+  { key: "media", title: "Media", view: MediaView },
+  { key: "timeline", title: "Timeline", view: TimelineView },
+  { key: "ranks", title: "Ranks", view: RanksView },
+  { key: "model", title: "Model", view: ModelView },
+  { key: "system", title: "System", view: SystemView },
+  { key: "provenance", title: "Provenance", view: ProvenanceView },
+];
+
+export function RunPage({ id, tab }: { id: string; tab: string }) {
+  const { data, error } = useAnswer<Overview>(`/api/runs/${encodeURIComponent(id)}`);
+  const isLive = data?.head.status === "running" && !isReport;
+  const live = useLive(isLive ? id : null);
+  const head = data?.head ?? null;
+  useEffect(() => {
+    document.title = head ? `${head.name} · stepwell` : "stepwell";
+  }, [head?.name]);
+  const chosen = TABS.find(({ key }) => key === tab) ?? TABS[0];
+  const View = chosen?.view;
+  return (
+    <div class="page">
+      <RunHead id={id} head={head} live={live} />
+      <Tabs
+        label="Views of the run"
+        tabs={TABS.map(({ key, title }) => ({ key, title, href: href(key ? ["run", id, key] : ["run", id]) }))}
+        chosen={chosen?.key ?? ""}
+      />
+      {error && <Trouble error={error} />}
+      <section id="view" role="tabpanel" aria-labelledby={`tab-${chosen?.key}`} class="view">
+        {!data ? (
+          !error && <Loading height={480} label="Loading the run" />
+        ) : View ? (
+          <View run={id} head={data.head} />
+        ) : (
+          <OverviewView run={id} overview={data} live={live} />
+        )}
+      </section>
+    </div>
+  );
+}
+
+function RunHead({ id, head, live }: { id: string; head: Head | null; live: Live }) {
+  const step = live.event?.step ?? head?.step ?? null;
+  const wall = live.event?.wall_ns ?? head?.wall_ns ?? null;
+  const facts: string[] = [];
+  if (wall !== null) facts.push(duration(wall));
+  if (step !== null) facts.push(`step ${number(step)}`);
+  if (head?.epoch !== null && head?.epoch !== undefined) facts.push(`epoch ${number(head.epoch)}`);
+  if (head) facts.push(counted(head.ranks, "rank"));
+  if (head && head.attempts > 1) facts.push(counted(head.attempts, "attempt"));
+  return (
+    <div class="run-head">
+      <div class="run-title">
+        <h1>{head?.name ?? id}</h1>
+        {head && <StatusBadge status={head.status} text={head.status_text} />}
+        {head?.status === "running" && <LiveMark link={live.link} />}
+      </div>
+      <p class="facts">
+        {facts.map((fact) => (
+          <span key={fact}>{fact}</span>
+        ))}
+        {head && <span title={head.path}>started {exactDate(head.created_ms)}</span>}
+        {head?.tags.map((tag) => <Tag key={tag} text={tag} />)}
+      </p>
+    </div>
+  );
+}
