@@ -13,18 +13,18 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-full lint format bench torture audit clean
+.PHONY: help demo test test-full lint format bench torture audit ui wheel clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/.demo ## train a small model for half a minute, recorded, and look at the run
+demo: $(VENV)/.demo ui ## train a small model for half a minute, recorded, and look at the run
 	@$(VENV)/bin/stepwell demo $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.debian ## run the tests, in about six minutes (ARGS="-k journal -x" goes to pytest)
+test: $(VENV)/.dev $(VENV)/.debian ui ## run the tests, in about six minutes (ARGS="-k journal -x" goes to pytest)
 	@$(PY) -m pytest $(ARGS)
 
-test-full: $(VENV)/.dev $(VENV)/.debian ## run all tests: more cases of each kind, and the slow ones
+test-full: $(VENV)/.dev $(VENV)/.debian ui ## run all tests: more cases of each kind, and the slow ones
 	@$(PY) -m pytest -m "not torture" $(ARGS)
 
 lint: $(VENV)/.dev ## check style, formatting and types
@@ -46,8 +46,14 @@ audit: $(VENV)/.dev ## look up known vulnerabilities of everything in .venv (nee
 	@$(INSTALL) pip-audit
 	@$(PY) -m pip_audit --local --skip-editable
 
+ui: $(VENV)/.made ## build the web page, if its sources have changed
+	@$(PY) tools/build_page.py
+
+wheel: ui ## build an installable wheel, with the page inside, into dist/
+	@$(PY) -m pip --disable-pip-version-check wheel -q --no-deps -w dist .
+
 clean: ## remove .venv, caches and build products; recorded runs stay
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build ui/node_modules src/stepwell/dashboard/static .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stepwell._core.text import percent
+from stepwell._core.text import duration, percent, size
 from stepwell.analysis.engine import Engine, choose_engine
 from stepwell.analysis.findings import (
     SEVERITIES,
@@ -169,6 +169,23 @@ def report(
         summary=own_summary(run),
         hints=_hints(facts, {finding.rule for finding in all_findings}),
         unchecked=unchecked(facts),
+    )
+
+
+def cost_sentence(result: Report) -> str:
+    """Return how much was recorded, and the cost of recording it."""
+    cost = result.cost
+    ranks = max(1, result.ranks)
+    each = cost.ns / (result.steps.count * ranks) if result.steps else 0.0
+    per_rank = " per rank" if ranks > 1 else ""
+    per_step = f", {duration(each)} per step" if each else ""
+    background = ""
+    if cost.beside_ns is not None:
+        background = f"; background CPU: {duration(cost.beside_ns / ranks)}{per_rank}"
+    return (
+        f"Recorded {cost.spans:,} spans and {cost.metrics:,} numbers ({size(cost.bytes)}). Overhead: at "
+        f"least {duration(cost.ns / ranks)}{per_rank} ({percent(cost.share)} of the time{per_step})"
+        f"{background}."
     )
 
 

@@ -23,11 +23,13 @@ from stepwell.cli.arguments import (
     choose_folder,
     choose_run,
     choose_runs,
+    complete_folder,
     complete_run,
     folder_of_runs,
+    is_run_folder,
     named_folder,
 )
-from stepwell.cli.output import complain
+from stepwell.cli.output import complain, print_now
 
 app = typer.Typer(
     help="Inspect and manage training runs recorded by stepwell.",
@@ -152,15 +154,59 @@ def report_command(
             "cluster.",
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="HTML file to write: charts and findings, to open or send around.",
+        ),
+    ] = None,
     dir: DirOption = None,
     json: JsonOption = False,
 ) -> None:
     """Explain a run: problems found, where the time went, values reached."""
     if fail_on not in (None, "critical", "warning", "note"):
         raise StepwellError(f"--fail-on must be critical, warning or note, got {fail_on!r}")
-    from stepwell.cli.report import show_report
+    from stepwell.cli.report import show_report, write_report
 
+    if output is not None:
+        if json or fail_on is not None:
+            raise StepwellError("-o writes an HTML file: it does not go with --json or --fail-on")
+        write_report(choose_run(run, dir), output)
+        return
     _exit(show_report(choose_run(run, dir), json, fail_on, engine=engine, scheduler=scheduler))
+
+
+@app.command("ui", rich_help_panel=INSPECT)
+def ui_command(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Folder of runs, or one run folder. Default: STEPWELL_DIR, or ./runs.",
+            autocompletion=complete_folder,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. Other machines reach 0.0.0.0.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port. Default: 7837, or a free one.")
+    ] = None,
+    name: Annotated[
+        list[str],
+        typer.Option("--allow-host", help="Host name of a proxy in front of it; repeatable."),
+    ] = [],  # noqa: B006
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    dir: DirOption = None,
+) -> None:
+    """Show runs in the browser: charts, timeline, ranks, problems. Read-only, on this machine."""
+    from stepwell.dashboard.server import serve
+
+    given = Path(run) if run is not None else None
+    folder = given if given is not None and is_run_folder(given) else choose_folder(given, dir)
+    serve(folder, host=host, port=port, names=tuple(name), browser=browser, say=print_now)
 
 
 @app.command("watch", rich_help_panel=INSPECT)

@@ -28,7 +28,7 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
     dir = context.params.get("dir")
     root = Path(dir or os.environ.get("STEPWELL_DIR") or "runs").expanduser()
     try:
-        folders = [path for path in root.iterdir() if _is_run(path)]
+        folders = [path for path in root.iterdir() if is_run_folder(path)]
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
         return []
@@ -38,12 +38,13 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 def complete_folder(incomplete: str) -> list[str]:
     """Return the folders that begin with this text, in alphabetical order, without run folders."""
     head, tail = os.path.split(incomplete)
-    names = [path.name for path in _folders(Path(head).expanduser()) if not _is_run(path)]
+    names = [path.name for path in _folders(Path(head).expanduser()) if not is_run_folder(path)]
     matches = [name for name in names if name.startswith(tail) and (tail or name[0] != ".")]
     return [os.path.join(head, name) for name in sorted(matches)]
 
 
-def _is_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
+    """Return whether this is the folder of one run."""
     return (path / "run.json").is_file()
 
 
@@ -126,7 +127,9 @@ def choose_runs(
 def folder_of_runs(text: str | None) -> Path | None:
     """Return the path of a folder that contains runs; None for a run folder and anything else."""
     path = Path(text or "").expanduser()
-    is_folder = text is not None and not _is_run(path) and any(map(_is_run, _folders(path)))
+    is_folder = (
+        text is not None and not is_run_folder(path) and any(map(is_run_folder, _folders(path)))
+    )
     return path if is_folder else None
 
 
@@ -153,7 +156,7 @@ def choose_folder(folder: Path | None, dir: Path | None) -> Path:
         raise StepwellError(f"No folder {path}. {_hint(path)}")
     if not path.is_dir():
         raise StepwellError(f"{path} is a file: give a folder of runs")
-    if _is_run(path):
+    if is_run_folder(path):
         raise StepwellError(
             f"{path} is a run, not a folder of runs. `stepwell show {path}` shows it; the folder of "
             f"runs is {path.parent}"
@@ -164,7 +167,7 @@ def choose_folder(folder: Path | None, dir: Path | None) -> Path:
 def _hint(path: Path) -> str:
     from stepwell.reading.run import runs_dir
 
-    if _is_run(runs_dir() / path):
+    if is_run_folder(runs_dir() / path):
         return f"`stepwell show {path}` shows the run of this name"
     names = [folder.name for folder in _folders(path.parent)]
     near = get_close_matches(path.name, names, 1)

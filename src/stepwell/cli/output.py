@@ -21,6 +21,11 @@ def print_line(value: Any) -> None:
     print(json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False), flush=True)
 
 
+def print_now(line: str) -> None:
+    """Print a line and flush it, for readers of a pipe."""
+    print(line, flush=True)
+
+
 def to_plain(value: Any) -> Any:
     """Return a value as strict JSON types: non-finite numbers become None, paths text, dataclasses dicts.
 

@@ -6,14 +6,16 @@ import contextlib
 import sys
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from stepwell._core.errors import StepwellError
 from stepwell._core.text import duration, number, percent, size
 from stepwell.analysis.findings import SEVERITIES, Alerts, Finding, Unchecked
 from stepwell.analysis.findings.alerts import as_json as finding_json
-from stepwell.analysis.report import Hint, PhaseLine, Report, report
+from stepwell.analysis.report import Hint, PhaseLine, Report, cost_sentence, report
 from stepwell.cli.output import complain, print_json, print_line
 from stepwell.cli.progress import waiting
 from stepwell.cli.terminal import (
@@ -55,6 +57,17 @@ def show_report(
     return int(any(SEVERITIES.index(f.severity) <= limit for f in result.findings))
 
 
+def write_report(run: RecordedRun, path: Path) -> None:
+    """Write the report of a run as one HTML file, and print its path."""
+    from stepwell.dashboard.html import write_html
+
+    if not path.is_dir() and path.suffix.lower() not in (".html", ".htm"):
+        raise StepwellError(f"-o must end in .html, got {str(path)!r}")
+    with waiting(f"reading {run.id}"):
+        written = write_html(run, path)
+    print(f"{written} ({size(written.stat().st_size)})")
+
+
 def _print(result: Report) -> None:
     out = console()
     out.print(_headline(result, out.width))
@@ -80,7 +93,7 @@ def _print(result: Report) -> None:
         out.print()
         _print_hints(out, result.hints)
     out.print()
-    out.print(Text(wrapped(_cost(result), out.width)))
+    out.print(Text(wrapped(cost_sentence(result), out.width)))
 
 
 def _unchecked(subjects: list[Unchecked]) -> str:
@@ -196,22 +209,6 @@ def _print_values(result: Report) -> None:
 
 def _step(step: int | None) -> str:
     return "" if step is None else f"{step}"
-
-
-def _cost(result: Report) -> str:
-    cost = result.cost
-    ranks = max(1, result.ranks)
-    each = cost.ns / (result.steps.count * ranks) if result.steps else 0.0
-    per_rank = " per rank" if ranks > 1 else ""
-    per_step = f", {duration(each)} per step" if each else ""
-    background = ""
-    if cost.beside_ns is not None:
-        background = f"; background CPU: {duration(cost.beside_ns / ranks)}{per_rank}"
-    return (
-        f"Recorded {cost.spans:,} spans and {cost.metrics:,} numbers ({size(cost.bytes)}). Overhead: at "
-        f"least {duration(cost.ns / ranks)}{per_rank} ({percent(cost.share)} of the time{per_step})"
-        f"{background}."
-    )
 
 
 def follow_run(

@@ -275,6 +275,7 @@ def export_chrome(
     path: str | os.PathLike[str],
     steps: tuple[int, int] | None = None,
     ranks: Iterable[int] | None = None,
+    between: tuple[int, int] | None = None,
 ) -> Written:
     """Write a run, finished or still recording, as a strictly valid Chrome trace.
 
@@ -283,6 +284,7 @@ def export_chrome(
         path: the file to write, compressed if its name ends in ``.gz``. An existing file is replaced.
         steps: the first step to write and the one after the last. Default: all.
         ranks: the ranks to write. Default: all.
+        between: the time to write instead of steps, in nanoseconds since the epoch.
     """
     recorded, target = open_recorded(run), Path(path)
     ranks = select_ranks(recorded, ranks)
@@ -293,7 +295,9 @@ def export_chrome(
             f'{{"displayTimeUnit":"ns","otherData":{{{json_members(info)}}},"traceEvents":[\n'
         )
         writer = _ChromeWriter(file, base)
-        for trace in process_traces(recorded, process_labels(recorded), steps, ranks):
+        for trace in process_traces(
+            recorded, process_labels(recorded), steps, ranks, between
+        ):
             writer.write_process(trace)
         check_not_empty(writer.spans, steps)
         file.write("\n]}\n")

@@ -124,14 +124,21 @@ def process_traces(
     labels: dict[str, ProcessLabel],
     steps: tuple[int, int] | None = None,
     ranks: Iterable[int] | None = None,
+    between: tuple[int, int] | None = None,
 ) -> Iterator[ProcessTrace]:
-    """Yield the records of each process to export; skip processes that recorded none of the steps."""
+    """Yield the records of each process to export; skip processes that recorded none of the steps.
+
+    ``between`` limits the time instead, in nanoseconds since the epoch.
+    """
     for rank in select_ranks(run, ranks):
-        for tables in run.by_process(rank, partial=steps is not None):
+        for tables in run.by_process(rank, partial=steps is not None or between is not None):
             label = labels.get(tables.process.name)
             if label is None:
                 continue
-            if steps is None:
+            if between is not None:
+                start, end = between[0] - tables.offset, between[1] - tables.offset
+                yield ProcessTrace(label, tables, (start, end), None)
+            elif steps is None:
                 yield ProcessTrace(label, tables, None, None)
             elif not tables.context.has_steps:
                 # The process recorded no step context: each span is checked for its own step.

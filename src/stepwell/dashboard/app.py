@@ -1,0 +1,298 @@
+"""The web application: addresses, and the functions that answer them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from stepwell._core.errors import StepwellError
+from stepwell.dashboard import answers, views
+from stepwell.dashboard.access import Access
+from stepwell.dashboard.answers import encode
+from stepwell.dashboard.catalogue import Catalogue, UnknownRunError
+from stepwell.dashboard.live import Followers, final_event
+from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
+from stepwell.dashboard.page import PAGE_TYPES, page_file
+from stepwell.dashboard.parameters import Parameters
+from stepwell.reading import RecordedRun
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+TRACE_LIMIT = 64 << 20
+"""Largest trace of a window, compressed."""
+LOOK_S = 0.25
+KEEP_ALIVE_S = 15.0
+SCRAPE_WAIT_S = 2.0
+log = logging.getLogger("stepwell.dashboard")
+
+
+class Dashboard:
+    """The state of a server: its runs, their followers, and the addresses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalogue = Catalogue(folder)
+        self.followers = Followers(self.catalogue)
+        self.summaries = views.Summaries(self.catalogue, self.followers.change_list)
+        self._closing = threading.Event()
+
+    def routes(self) -> list[Route]:
+        """Return all addresses. Each answers GET and HEAD only."""
+        one_run: dict[str, Callable[[RecordedRun, Parameters], Any]] = {
+            "": lambda run, given: answers.overview(run),
+            "/metrics": lambda run, given: views.metric_list_answer(run),
+            "/series": views.series_answer,
+            "/media": lambda run, given: answers.media(run),
+            "/timeline": views.timeline_answer,
+            "/spans": views.search_answer,
+            "/grid": views.grid_answer,
+            "/ranks": lambda run, given: answers.ranks(run),
+            "/model": lambda run, given: answers.model(run, given.text("measure")),
+            "/provenance": lambda run, given: answers.provenance(run),
+        }
+        of_run = [
+            self._route(f"/api/runs/{{run}}{path}", partial(self._of_run, path, make))
+            for path, make in one_run.items()
+        ]
+        return [
+            self._route("/", partial(self._page, "index.html")),
+            *(self._route(f"/{name}", partial(self._page, name)) for name in PAGE_TYPES),
+            self._route("/api/runs", self._runs),
+            self._route("/api/compare", self._compare),
+            Route("/api/live", self._live, methods=["GET"]),
+            *of_run,
+            self._route("/api/runs/{run}/spans/{span}", self._span),
+            self._route("/api/runs/{run}/artifacts/{sha256}", self._artifact),
+            self._route("/api/runs/{run}/trace", self._trace),
+            self._route("/metrics", self._openmetrics),
+        ]
+
+    def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await asyncio.to_thread(answer, request)
+            except UnknownRunError as error:
+                return _problem(404, error)
+            except StepwellError as error:
+                return _problem(400, error)
+            except OSError as error:
+                return _problem(500, f"A file of the run cannot be read: {error.strerror or error}")
+            except Exception as error:
+                log.exception("%s", request.url.path)
+                return _problem(500, f"A problem inside stepwell: {type(error).__name__}")
+
+        return Route(path, endpoint, methods=["GET"])
+
+    # Answers
+
+    def _page(self, name: str, request: Request) -> Response:
+        body, kind, tag = page_file(name)
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=kind, headers=headers)
+
+    def _of_run(
+        self, path: str, make: Callable[[RecordedRun, Parameters], Any], request: Request
+    ) -> Response:
+        run_id = request.path_params["run"]
+        run = self.catalogue.find(run_id)
+        given = Parameters(request.query_params)
+        key = (run_id, path, *sorted(request.query_params.multi_items()))
+        return self._json(key, run, lambda: make(run, given))
+
+    def _json(self, key: Hashable, run: RecordedRun | None, make: Callable[[], Any]) -> Response:
+        body = self.catalogue.answer(key, run, lambda: encode(make()))
+        return Response(body, media_type=JSON, headers={"cache-control": "no-store"})
+
+    def _runs(self, request: Request) -> Response:
+        return Response(
+            encode(self.summaries.answer()), media_type=JSON, headers={"cache-control": "no-store"}
+        )
+
+    def _compare(self, request: Request) -> Response:
+        given = Parameters(request.query_params)
+        ids = list(dict.fromkeys(given.texts("run", most=20)))
+        runs = [self.catalogue.find(run_id) for run_id in ids]
+        changing = next((run for run in runs if run.status == "running"), runs[0] if runs else None)
+        return self._json(("compare", *ids), changing, lambda: answers.comparison(runs))
+
+    def _span(self, request: Request) -> Response:
+        run = self.catalogue.find(request.path_params["run"])
+        given = Parameters(request.query_params)
+        try:
+            span = int(request.path_params["span"])
+        except ValueError:
+            raise StepwellError("the id of a span must be a whole number") from None
+        detail = views.span_answer(run, span, given.whole("start"))
+        if detail is None:
+            return _problem(404, f"There is no span {span} in this run")
+        return Response(encode(detail), media_type=JSON, headers={"cache-control": "no-store"})
+
+    def _artifact(self, request: Request) -> Response:
+        run = self.catalogue.find(request.path_params["run"])
+        file = answers.artifact_file(run, request.path_params["sha256"])
+        if file is None:
+            return _problem(404, "There is no such artifact in this run")
+        path, name, kind = file
+        how = "inline" if kind.startswith("image/") else "attachment"
+        headers = {"cache-control": "private, max-age=86400", "content-security-policy": "sandbox"}
+        return FileResponse(
+            path, media_type=kind, filename=name, content_disposition_type=how, headers=headers
+        )
+
+    def _trace(self, request: Request) -> Response:
+        from stepwell.exporters.chrome import export_chrome
+
+        run = self.catalogue.find(request.path_params["run"])
+        given = Parameters(request.query_params)
+        began = answers.beginning(run)
+        start, end = given.whole("start") or 0, given.whole("end")
+        until = began + end if end is not None else 1 << 62
+        with tempfile.TemporaryDirectory(prefix="stepwell-") as folder:
+            path = Path(folder) / "trace.json.gz"
+            export_chrome(run, path, ranks=given.wholes("rank"), between=(began + start, until))
+            if path.stat().st_size > TRACE_LIMIT:
+                raise StepwellError(
+                    "the trace of this window is larger than 64 MB: choose a shorter window or "
+                    f"fewer ranks, or use `stepwell export {run.id} --to chrome`"
+                )
+            body = path.read_bytes()
+        headers = {
+            "cache-control": "no-store",
+            "content-disposition": f'attachment; filename="{run.id}.json.gz"',
+            # Without it, the file would be compressed again.
+            "content-encoding": "identity",
+        }
+        return Response(body, media_type="application/gzip", headers=headers)
+
+    def _openmetrics(self, request: Request) -> Response:
+        live = [(k, run) for k, run in self.catalogue.runs().items() if run.status == "running"]
+        followers = [(key, self.followers.of(key, run)) for key, run in live[:32]]
+        until = time.monotonic() + SCRAPE_WAIT_S
+        for _, follower in followers:
+            while follower.snapshot is None and follower.is_alive and time.monotonic() < until:
+                time.sleep(0.05)
+            follower.ask()
+        text = openmetrics(
+            (follower.snapshot, self.summaries.goodput(key))
+            for key, follower in followers
+            if follower.snapshot is not None
+        )
+        return Response(text, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+
+    # Live events
+
+    async def _live(self, request: Request) -> Response:
+        run_id = request.query_params.get("run")
+        try:
+            if run_id is not None:
+                await asyncio.to_thread(self.catalogue.find, run_id)
+        except UnknownRunError as error:
+            return _problem(404, error)
+        except StepwellError as error:
+            return _problem(400, error)
+        events = self._list_events() if run_id is None else self._run_events(run_id)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(events, media_type=EVENTS, headers=headers)
+
+    async def _run_events(self, run_id: str) -> AsyncIterator[bytes]:
+        run = await asyncio.to_thread(self.catalogue.find, run_id)
+        if run.status != "running":
+            yield _event(final_event(run))
+            async for ping in self._silence():
+                yield ping
+        sent = b""
+        last = time.monotonic()
+        while not self._closing.is_set():
+            follower = await asyncio.to_thread(self.followers.of, run_id, run)
+            _, body = follower.ask()
+            if body != sent:
+                sent, last = body, time.monotonic()
+                yield _event(body)
+                if not follower.is_alive and run.status != "running":
+                    async for ping in self._silence():
+                        yield ping
+            elif time.monotonic() - last > KEEP_ALIVE_S:
+                last = time.monotonic()
+                yield b": \n\n"
+            await asyncio.sleep(LOOK_S)
+
+    async def _list_events(self) -> AsyncIterator[bytes]:
+        sent = -1
+        last = time.monotonic()
+        while not self._closing.is_set():
+            version = await asyncio.to_thread(self.followers.list_version)
+            if version != sent:
+                sent, last = version, time.monotonic()
+                yield _event(encode({"version": version}))
+            elif time.monotonic() - last > KEEP_ALIVE_S:
+                last = time.monotonic()
+                yield b": \n\n"
+            await asyncio.sleep(1.0)
+
+    async def _silence(self) -> AsyncIterator[bytes]:
+        """Keep the connection open, so that the browser does not ask again and again."""
+        last = time.monotonic()
+        while not self._closing.is_set():
+            if time.monotonic() - last > KEEP_ALIVE_S:
+                last = time.monotonic()
+                yield b": \n\n"
+            await asyncio.sleep(LOOK_S)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Stop followers and workers when the server ends."""
+        yield
+        self.stop()
+
+    def stop(self) -> None:
+        """End all streams of events and all threads. A second call does nothing."""
+        self._closing.set()
+        self.summaries.close()
+        self.catalogue.close()
+
+
+def make_app(folder: Path, token: str, hosts: Iterable[str], port: int) -> tuple[Access, Dashboard]:
+    """Return the application over a folder of runs, or over one run, and its state.
+
+    Args:
+        folder: a folder of runs, or a run folder.
+        token: the secret that every request must have; "" for none.
+        hosts: names and addresses under which the server may be asked.
+        port: the port of the server, part of the name of its cookie.
+    """
+    dashboard = Dashboard(folder)
+    inner = Starlette(
+        routes=dashboard.routes(),
+        middleware=[Middleware(GZipMiddleware, minimum_size=2048, compresslevel=3)],
+        lifespan=dashboard.lifespan,
+    )
+    return Access(inner, token, hosts, port), dashboard
+
+
+def _event(body: bytes) -> bytes:
+    return b"data: " + body + b"\n\n"
+
+
+def _problem(status: int, message: object) -> Response:
+    return Response(
+        encode({"error": str(message)[:1000]}),
+        status,
+        media_type=JSON,
+        headers={"cache-control": "no-store"},
+    )

@@ -1,0 +1,157 @@
+"""The runs that a server shows, and its answers about them.
+
+A request names a run by its id, which is looked up here; no part of a request ever becomes a path. Answers
+are kept while the run does not change. A live run changes all the time: then the previous answer is returned
+while a new one is computed, so that a slow answer about a large run delays nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepwell._core.errors import StepwellError
+from stepwell.journal.format import PROCESS
+from stepwell.reading import RecordedRun, list_runs
+from stepwell.reading.documents import check_format
+from stepwell.reading.process import process_folders
+from stepwell.reading.run import RUN
+
+LIST_S = 1.0
+"""How long the list of runs is used before the folder is read again."""
+FRESH_S = 1.0
+REST = 5
+"""An answer about a live run is used for this many times the time that it took, at least ``FRESH_S``."""
+MOST_BYTES = 256 << 20
+"""Size of the answers that are kept."""
+WORKERS = 2
+Stamp = tuple[Any, ...]
+
+
+@dataclass
+class Kept:
+    """An answer, the state of the run that it describes, and the time that it took."""
+
+    body: bytes
+    stamp: Stamp
+    made: float
+    took: float
+
+
+class Catalogue:
+    """The runs in a folder, or a single run.
+
+    Args:
+        folder: a folder of runs; or a run folder, which is then the only run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.is_single = (folder / RUN).is_file() or bool(process_folders(folder))
+        self._lock = threading.Lock()
+        self._runs: dict[str, RecordedRun] = {}
+        self._listed = -LIST_S
+        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._bytes = 0
+        self._pending: dict[Hashable, Future[bytes]] = {}
+        self._workers = ThreadPoolExecutor(WORKERS, "stepwell-answer")
+
+    # Runs
+
+    def runs(self) -> dict[str, RecordedRun]:
+        """Return all runs by id, newest first."""
+        with self._lock:
+            if time.monotonic() - self._listed >= LIST_S:
+                found = [RecordedRun(self.folder)] if self.is_single else list_runs(self.folder)
+                by_id: dict[str, RecordedRun] = {}
+                for run in found:
+                    # A copied run has the same id; the name of its folder differs.
+                    key = run.id if run.id not in by_id else run.folder.name
+                    by_id.setdefault(key, run)
+                self._runs = by_id
+                self._listed = time.monotonic()
+            return self._runs
+
+    def find(self, run_id: str) -> RecordedRun:
+        """Return the run with this id. Raises ``UnknownRunError`` if there is none."""
+        run = self.runs().get(run_id)
+        if run is None:
+            raise UnknownRunError(f"There is no run {run_id[:200]!r} in {self.folder}")
+        check_format(run.id, run.about)
+        # A new reader: run.json may have changed.
+        return RecordedRun(run.folder, run.mirror, run.stored_bytes)
+
+    # Answers
+
+    def answer(self, key: Hashable, run: RecordedRun | None, make: Callable[[], bytes]) -> bytes:
+        """Return a kept answer if it is still right, else make it.
+
+        While a live run changes, an answer may be a little behind: its successor is being made.
+        """
+        stamp = () if run is None else stamp_of(run)
+        is_live = run is not None and run.status == "running"
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                age = time.monotonic() - kept.made
+                if is_live or run is None:
+                    is_fresh = age < max(FRESH_S, REST * kept.took)
+                else:
+                    is_fresh = kept.stamp == stamp
+                if is_fresh:
+                    return kept.body
+            pending = self._pending.get(key)
+            if pending is None:
+                pending = self._workers.submit(self._make, key, stamp, make)
+                self._pending[key] = pending
+        if kept is not None and is_live and kept.took > FRESH_S:
+            return kept.body
+        return pending.result()
+
+    def _make(self, key: Hashable, stamp: Stamp, make: Callable[[], bytes]) -> bytes:
+        began = time.monotonic()
+        try:
+            body = make()
+        finally:
+            with self._lock:
+                self._pending.pop(key, None)
+        now = time.monotonic()
+        with self._lock:
+            old = self._kept.pop(key, None)
+            self._bytes += len(body) - (len(old.body) if old is not None else 0)
+            self._kept[key] = Kept(body, stamp, now, now - began)
+            while self._bytes > MOST_BYTES and len(self._kept) > 1:
+                _, oldest = self._kept.popitem(last=False)
+                self._bytes -= len(oldest.body)
+        return body
+
+    def close(self) -> None:
+        """Stop the threads. Answers that are being made are not waited for."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+class UnknownRunError(StepwellError):
+    """No run has the requested id."""
+
+
+def stamp_of(run: RecordedRun) -> Stamp:
+    """Return a value that changes when the documents of a run do."""
+    if run.mirror is not None:
+        return (run.stored_bytes,)
+    paths = [run.folder / RUN, *(folder / PROCESS for folder in process_folders(run.folder))]
+    return tuple(map(_changed, paths))
+
+
+def _changed(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1

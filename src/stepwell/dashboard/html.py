@@ -1,0 +1,146 @@
+"""The report of a run as one HTML file: the page with the answers that it would ask a server for."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.datastructures import QueryParams
+
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import replacing
+from stepwell.dashboard import answers, views
+from stepwell.dashboard.page import page_file
+from stepwell.dashboard.parameters import Parameters
+from stepwell.reading import RecordedRun
+from stepwell.reading.run import SYSTEM
+
+POINTS = 400
+MOST_SERIES = 400
+"""Metrics in a report; a run may have thousands."""
+MOST_LANES = 12
+MOST_IMAGE = 200_000
+BUDGET = 6_000_000
+"""Characters of all answers. Those that come later are left out if it is used up."""
+
+
+def html_report(run: RecordedRun) -> str:
+    """Return the page with the answers about one run inside. It needs no server and no network."""
+    contained: dict[str, Any] = {}
+    left = BUDGET
+    for key, answer in _contained(run):
+        text = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if len(text) <= left:
+            contained[key] = answer
+            left -= len(text)
+    return _document(run.name, contained)
+
+
+def write_html(run: RecordedRun, path: str | os.PathLike[str]) -> Path:
+    """Write the report of a run as one HTML file, and return its path."""
+    target = Path(path).expanduser()
+    if target.is_dir():
+        target = target / f"{run.id}.html"
+    text = html_report(run)
+    with replacing(target) as beside:
+        beside.write_text(text, encoding="utf-8")
+    return target
+
+
+def _contained(run: RecordedRun) -> Iterator[tuple[str, Any]]:
+    """Yield addresses and answers, the most important first."""
+    base = f"/api/runs/{run.id}"
+    overview = answers.overview(run)
+    yield base, overview
+    metrics = views.metric_list_answer(run)
+    yield f"{base}/metrics", metrics
+    names = [each["name"] for each in metrics["metrics"]]
+    first = [name for chart in overview["charts"] for name in chart["names"]]
+    ordered = list(dict.fromkeys([*first, *names]))[:MOST_SERIES]
+    for name in ordered:
+        axis = "time" if name.startswith(SYSTEM) else "step"
+        yield _answer(
+            base, "series", run, views.series_answer, name=name, x=axis, by="mean", points=POINTS
+        )
+    for path, make in {"ranks": answers.ranks, "provenance": answers.provenance}.items():
+        with contextlib.suppress(StepwellError, OSError):
+            yield f"{base}/{path}", make(run)
+    yield _answer(base, "timeline", run, views.timeline_answer, width=1200, lanes=MOST_LANES)
+    grid = views.grid_answer(run, _given(width=600, height=128))
+    yield f"{base}/grid", grid
+    for phase in grid["phases"]:
+        yield _answer(base, "grid", run, views.grid_answer, phase=phase, width=600, height=128)
+    model = answers.model(run)
+    yield f"{base}/model", model
+    for measure in model["measures"]:
+        key = measure["key"]
+        yield f"{base}/model?measure={key}", answers.model(run, key)
+    yield f"{base}/media", _with_images(run, answers.media(run))
+
+
+def _answer(
+    base: str,
+    path: str,
+    run: RecordedRun,
+    make: Callable[[RecordedRun, Parameters], Any],
+    **given: Any,
+) -> tuple[str, Any]:
+    return f"{base}/{path}?{urlencode(given)}", make(run, _given(**given))
+
+
+def _given(**values: Any) -> Parameters:
+    return Parameters(QueryParams({key: str(value) for key, value in values.items()}))
+
+
+def _with_images(run: RecordedRun, media: dict[str, Any]) -> dict[str, Any]:
+    """Return media with small images inside; the content of other files is left out."""
+    for item in media["items"]:
+        url, item["url"] = item["url"], None
+        file = answers.artifact_file(run, url.rpartition("/")[2]) if url else None
+        if (
+            file is not None
+            and file[2].startswith("image/")
+            and file[0].stat().st_size <= MOST_IMAGE
+        ):
+            content = base64.b64encode(file[0].read_bytes()).decode("ascii")
+            item["url"] = f"data:{file[2]};base64,{content}"
+    return media
+
+
+def _document(title: str, contained: dict[str, Any]) -> str:
+    script = page_file("app.js")[0].decode()
+    style = page_file("app.css")[0].decode()
+    data = json.dumps({"answers": contained, "report": True}, ensure_ascii=False, allow_nan=False)
+    # Inside a script element, only this character can end it.
+    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    if "</script" in script.lower() or "</style" in style.lower():
+        raise StepwellError("The page cannot be put into one file: build it again with `make ui`")
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode("ascii")
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            f"<title>{_escaped(title)} · stepwell</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            '<div id="app"></div>\n',
+            f'<script type="application/json" id="stepwell-data">{data}</script>\n',
+            f"<script>{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _escaped(text: str) -> str:
+    return (
+        text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    )

@@ -1,0 +1,27 @@
+"""Builds the page when a wheel is built from a clone, if this machine has Node.js."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import (  # type: ignore[import-not-found]
+    BuildHookInterface,
+)
+
+PROGRAM = Path(__file__).parent / "build_page.py"
+STATIC = Path(__file__).parent.parent / "src" / "stepwell" / "dashboard" / "static"
+
+
+class BuildPage(BuildHookInterface):  # type: ignore[misc]
+    """Without the page, everything works but ``stepwell ui`` and reports as HTML."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the page, except for an editable installation, for which `make ui` does."""
+        if version == "editable" or (STATIC / "app.js").is_file() or not PROGRAM.is_file():
+            return
+        done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
+        if done.returncode:
+            self.app.display_warning(f"The web page is not included: {done.stderr.strip()[-300:]}")
