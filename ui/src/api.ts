@@ -227,3 +227,49 @@ export function useAnswer<T>(path: string | null, params: Params = {}): Answer<T
     return { data: state.data, error: isCurrent ? state.error : null, loading: !isCurrent };
   }, [state, address]);
 }
+
+/** Answers to several requests. While new ones are loading, the answers before stay, by their place in the list. */
+export function useAnswers<T>(addresses: string[]): Answer<T>[] {
+  const key = addresses.join("\n");
+  const [, redraw] = useReducer<number, void>((count) => count + 1, 0);
+  const results = useRef(new Map<string, { data: T | null; error: string | null }>());
+  const before = useRef<(T | null)[]>([]);
+  useEffect(() => {
+    let stale = false;
+    const wanted = key ? key.split("\n") : [];
+    const forget: (() => void)[] = [];
+    for (const address of wanted) {
+      const ask = (): void => {
+        const [where = "", query = ""] = address.split("?", 2);
+        const params: Record<string, string[]> = {};
+        for (const [name, value] of new URLSearchParams(query)) (params[name] ??= []).push(value);
+        get<T>(where, params).then(
+          (data) => settle(address, { data, error: null }),
+          (error: Error) =>
+            settle(address, { data: results.current.get(address)?.data ?? null, error: error.message }),
+        );
+      };
+      ask();
+      forget.push(onVersion(runOf(address), ask));
+    }
+    const settle = (address: string, result: { data: T | null; error: string | null }): void => {
+      if (stale) return;
+      for (const known of results.current.keys()) if (!wanted.includes(known)) results.current.delete(known);
+      results.current.set(address, result);
+      redraw();
+    };
+    return () => {
+      stale = true;
+      for (const each of forget) each();
+    };
+  }, [key]);
+  return addresses.map((address, place) => {
+    const result = results.current.get(address);
+    if (result?.data) before.current[place] = result.data;
+    return {
+      data: result ? result.data : (before.current[place] ?? null),
+      error: result?.error ?? null,
+      loading: !result,
+    };
+  });
+}

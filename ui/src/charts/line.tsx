@@ -1,4 +1,15 @@
-import type { Axis } from "../types";
+// Line charts of metrics, drawn by uPlot.
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { addressOf, useAnswers } from "../api";
+import { lineColour, runColour, withAlpha } from "../colours";
+import { count, duration, general, number } from "../format";
+import { useVisible, useWidth } from "../parts/visible";
+import { cssColour, type Theme, useTheme } from "../theme";
+import type { Axis, SeriesAnswer, Value } from "../types";
+import { aligned, inWords, type Line, lastOf, smoothed, unionOf } from "./lines";
 
 export interface MetricChartProps {
   /** Ids of the runs to overlay. */
@@ -16,12 +27,465 @@ export interface MetricChartProps {
   height?: number;
   /** How values read, if not as plain numbers: (v) => size(v). */
   unit?: (value: number) => string;
-  /** The window of x; null is the whole run. */
+  /** The window of x; null is the whole run. Without `onRange`, the chart keeps its own. */
   range?: [number, number] | null;
   onRange?: (range: [number, number] | null) => void;
+  /** Names of runs by id, if there are several. */
+  runNames?: Record<string, string>;
+  /** Best values of the first run by name of the metric. */
+  best?: Record<string, { best: Value; best_step: number | null } | undefined>;
+  /** Charts with the same key share their cursor. */
+  syncKey?: string;
 }
 
-/** A chart of metrics that asks for its own data once it is on the screen. */
-export function MetricChart(_: MetricChartProps) {
-  return null;
+const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3]];
+
+/** A chart of metrics that asks for its own data once it is on the screen. Drag to zoom, double click to reset. */
+export function MetricChart(props: MetricChartProps) {
+  const { runs, names, title, x = "step", by = "mean", rank, height = 200, unit = number } = props;
+  const box = useRef<HTMLElement>(null);
+  const isVisible = useVisible(box);
+  const width = useWidth(box);
+  const [ownRange, setOwnRange] = useState<[number, number] | null>(null);
+  const range = props.onRange ? (props.range ?? null) : ownRange;
+  const onRange = props.onRange ?? setOwnRange;
+  const points = Math.min(2000, Math.max(200, Math.ceil(width / 200) * 200));
+  const wasVisible = useRef(false);
+  if (isVisible && width) wasVisible.current = true;
+  const addresses = wasVisible.current
+    ? runs.map((run) =>
+        addressOf(`/api/runs/${encodeURIComponent(run)}/series`, {
+          name: names,
+          x,
+          by,
+          rank: by === "rank" ? rank : undefined,
+          start: range?.[0],
+          end: range?.[1],
+          points,
+        }),
+      )
+    : [];
+  const answers = useAnswers<SeriesAnswer>(isVisible ? addresses : []);
+  const kept = useRef<(SeriesAnswer | null)[]>([]);
+  if (isVisible && addresses.length) kept.current = answers.map(({ data }) => data);
+  const shown = kept.current;
+  const lines = useMemo(() => linesOf(shown, runs, names, props.runNames), [...shown, runs.join(), names.join()]);
+  const isLoading = !wasVisible.current || (lines.length === 0 && answers.some(({ loading }) => loading));
+  const error = answers.find((answer) => answer.error)?.error ?? null;
+  const readout = useRef<((index: number | null) => void) | null>(null);
+  return (
+    <figure class="chart" ref={box}>
+      <figcaption>
+        <h3>{title}</h3>
+        {range && (
+          <button type="button" class="link-button" onClick={() => onRange(null)}>
+            Reset zoom
+          </button>
+        )}
+      </figcaption>
+      <div class="chart-area" style={{ height: `${height}px` }}>
+        {isVisible && width > 0 && lines.length > 0 && (
+          <Plot
+            lines={lines}
+            label={inWords(title, x, lines, unit)}
+            axis={x}
+            log={props.log ?? false}
+            smooth={props.smooth ?? 0}
+            unit={unit}
+            width={width}
+            height={height}
+            range={range}
+            onRange={onRange}
+            syncKey={props.syncKey}
+            readout={readout}
+          />
+        )}
+        {lines.length === 0 && !isLoading && <p class="chart-note">{error ?? "No values."}</p>}
+      </div>
+      <Legend
+        lines={lines}
+        axis={x}
+        unit={unit}
+        best={by === "mean" ? props.best : undefined}
+        readout={readout}
+        expected={Math.min(names.length * runs.length, 8)}
+      />
+    </figure>
+  );
+}
+
+function linesOf(
+  answers: (SeriesAnswer | null)[],
+  runs: string[],
+  names: string[],
+  runNames: Record<string, string> | undefined,
+): Line[] {
+  const lines: Line[] = [];
+  answers.forEach((answer, place) => {
+    const run = runs[place];
+    if (!answer || run === undefined) return;
+    const perRank = answer.series.some(({ rank }) => rank !== null);
+    answer.series.forEach((series, index) => {
+      const metric = Math.max(0, names.indexOf(series.name));
+      const label = [
+        runs.length > 1 ? (runNames?.[run] ?? run) : "",
+        names.length > 1 || runs.length === 1 ? series.name : "",
+        series.rank === null ? "" : `rank ${series.rank}`,
+      ]
+        .filter(Boolean)
+        .join(" · ");
+      lines.push({
+        key: `${run}\n${series.name}\n${series.rank}`,
+        label,
+        colour: runs.length > 1 ? runColour(run) : lineColour(perRank ? index : metric),
+        dash: (runs.length > 1 || perRank ? DASHES[metric % DASHES.length] : undefined) ?? [],
+        x: series.x,
+        y: series.y,
+        low: series.low,
+        high: series.high,
+        odd: series.odd,
+        count: series.count,
+      });
+    });
+  });
+  return lines;
+}
+
+interface PlotProps {
+  lines: Line[];
+  label: string;
+  axis: Axis;
+  log: boolean;
+  smooth: number;
+  unit: (value: number) => string;
+  width: number;
+  height: number;
+  range: [number, number] | null;
+  onRange: (range: [number, number] | null) => void;
+  syncKey?: string | undefined;
+  readout: { current: ((index: number | null) => void) | null };
+}
+
+/** Lines over one x. The plot is built again if its lines change, and otherwise gets new data only. */
+function Plot(props: PlotProps) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const latest = useRef(props);
+  latest.current = props;
+  const theme = useTheme();
+  const { lines, log, smooth, axis, width, height, range } = props;
+  const data = useMemo(() => columns(lines, log, smooth), [lines, log, smooth]);
+  const shape = [
+    ...lines.map(({ key, low, label, colour }) => `${key}${low ? "+" : ""}${label}${colour}`),
+    axis,
+    log,
+    smooth > 0,
+    theme,
+    props.syncKey,
+  ].join("\n");
+  useEffect(() => {
+    if (!place.current) return;
+    plot.current = new uPlot(options(latest, theme), data, place.current);
+    return () => {
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+  useEffect(() => {
+    const current = plot.current;
+    if (!current || current.data === data) return;
+    current.setData(data, false);
+    window_(current, latest.current.range);
+  }, [data]);
+  useEffect(() => {
+    if (plot.current) window_(plot.current, range);
+  }, [range?.[0], range?.[1]]);
+  useEffect(() => plot.current?.setSize({ width, height }), [width, height]);
+  return <div ref={place} class="plot" role="img" aria-label={props.label} />;
+}
+
+/** Show a window of x, or all of it. */
+function window_(plot: uPlot, range: [number, number] | null): void {
+  const x = plot.data[0] as number[];
+  const min = range?.[0] ?? x[0] ?? 0;
+  let max = range?.[1] ?? x[x.length - 1] ?? 1;
+  if (max <= min) max = min + 1;
+  plot.setScale("x", { min, max });
+}
+
+/** x, then for each line: low and high if it has a band, the raw values, the smoothed ones. */
+function columns(lines: Line[], log: boolean, smooth: number): uPlot.AlignedData {
+  const x = unionOf(lines);
+  const data: uPlot.AlignedData = [x];
+  for (const line of lines) {
+    const place = (values: (number | null)[]): (number | null | undefined)[] => aligned(x, line.x, values, log);
+    if (line.low && line.high) data.push(place(line.high) as number[], place(line.low) as number[]);
+    data.push(place(line.y) as number[]);
+    if (smooth > 0) data.push(place(smoothed(line, smooth)) as number[]);
+  }
+  return data;
+}
+
+function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
+  const { lines, log, smooth, axis, unit, width, height, range } = latest.current;
+  const ink = cssColour("--ink-3");
+  const grid = cssColour("--grid");
+  const critical = cssColour("--critical");
+  const font = `11px ${cssColour("--font")}`;
+  const series: uPlot.Series[] = [{}];
+  const bands: uPlot.Band[] = [];
+  const many = lines.length > 12;
+  for (const line of lines) {
+    const base = { label: line.label, dash: line.dash, points: pointsOf(line) };
+    if (line.low && line.high) {
+      const hidden: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false } };
+      series.push(hidden, { ...hidden });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: withAlpha(line.colour, many ? 0.06 : 0.18) });
+    }
+    const stroke = smooth > 0 ? withAlpha(line.colour, 0.28) : many ? withAlpha(line.colour, 0.6) : line.colour;
+    series.push({ ...base, stroke, width: many ? 1 : 1.5 });
+    if (smooth > 0) series.push({ ...base, stroke: line.colour, width: 1.8, points: { show: false } });
+  }
+  const axisStyle: uPlot.Axis = {
+    stroke: ink,
+    font,
+    grid: { stroke: grid, width: 1 },
+    ticks: { show: false },
+    border: { show: false },
+  };
+  return {
+    width,
+    height,
+    legend: { show: false },
+    padding: [10, 8, 0, 0],
+    series,
+    bands,
+    scales: {
+      x: { time: false, range: (plot, min, max) => wide(plot, min, max) },
+      y: log ? { distr: 3 } : { range: (_plot, min, max) => padded(min, max) },
+    },
+    axes: [
+      {
+        ...axisStyle,
+        grid: { show: false },
+        size: 24,
+        gap: 4,
+        space: 70,
+        ...(axis === "time" ? { incrs: TIME_INCREMENTS } : {}),
+        values: (_plot, ticks) => ticks.map((tick) => xText(axis, tick)),
+      },
+      {
+        ...axisStyle,
+        gap: 6,
+        space: 34,
+        size: (_plot, values) => 18 + 6.2 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
+        values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : yText(tick, unit))),
+      },
+    ],
+    cursor: {
+      y: false,
+      points: { size: 6, width: 1.5, fill: () => cssColour("--card") },
+      drag: { x: true, y: false, setScale: false },
+      // Lines with few points show the value nearest to the cursor.
+      dataIdx: (plot, line, index) => nearest(plot.data[line] as (number | null | undefined)[], index),
+      focus: lines.length > 3 ? { prox: 24 } : { prox: -1 },
+      bind: {
+        dblclick: () => () => {
+          latest.current.onRange(null);
+          return null;
+        },
+      },
+      ...(latest.current.syncKey
+        ? { sync: { key: latest.current.syncKey, setSeries: false, scales: ["x", null] as [string, null] } }
+        : {}),
+    },
+    focus: { alpha: lines.length > 3 ? 0.25 : 1 },
+    hooks: {
+      ready: [(plot) => window_(plot, range)],
+      setCursor: [(plot) => latest.current.readout.current?.(plot.cursor.idx ?? null)],
+      setSelect: [
+        (plot) => {
+          const { left, width: wide } = plot.select;
+          if (wide < 4) return;
+          const window: [number, number] = [plot.posToVal(left, "x"), plot.posToVal(left + wide, "x")];
+          plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+          latest.current.onRange(axis === "step" ? [Math.floor(window[0]), Math.ceil(window[1])] : window);
+        },
+      ],
+      draw: [(plot) => drawOdd(plot, latest.current.lines, critical)],
+    },
+  };
+}
+
+/** Points are drawn by themselves if a line has few of them. */
+function pointsOf(line: Line): uPlot.Series.Points {
+  return { show: line.x.length <= 1 || (line.x.length <= 60 && !line.low), size: 4, fill: line.colour };
+}
+
+function wide(_: uPlot, min: number | null, max: number | null): [number, number] {
+  const low = min ?? 0;
+  const high = max ?? 1;
+  return high > low ? [low, high] : [low - 0.5, high + 0.5];
+}
+
+/** A little air above and below; a flat line is in the middle. */
+function padded(min: number | null, max: number | null): [number, number] {
+  if (min === null || max === null) return [0, 1];
+  if (min === max) {
+    const air = Math.abs(min) * 0.1 || 1;
+    return [min - air, max + air];
+  }
+  const air = (max - min) * 0.06;
+  // Values that are never negative have no negative axis.
+  return [min >= 0 && min - air < 0 ? 0 : min - air, max + air];
+}
+
+function nearest(values: (number | null | undefined)[], index: number): number {
+  if (values[index] !== undefined) return index;
+  for (let away = 1; away < values.length; away += 1) {
+    if (values[index - away] !== undefined && index - away >= 0) return index - away;
+    if (values[index + away] !== undefined) return index + away;
+  }
+  return index;
+}
+
+/** Values that are not finite: a cross on the lower edge (NaN, -inf) or the upper one (inf). */
+function drawOdd(plot: uPlot, lines: Line[], colour: string): void {
+  const { ctx, bbox } = plot;
+  const ratio = devicePixelRatio;
+  const arm = 3 * ratio;
+  const { min = 0, max = 0 } = plot.scales.x ?? {};
+  ctx.save();
+  ctx.lineWidth = 1.6 * ratio;
+  ctx.strokeStyle = colour;
+  for (const { odd } of lines) {
+    let before = Number.NEGATIVE_INFINITY;
+    for (const { x, value } of odd) {
+      if (x < (min as number) || x > (max as number)) continue;
+      const at = plot.valToPos(x, "x", true);
+      if (at - before < 2) continue;
+      before = at;
+      const y = value === "inf" ? bbox.top + arm : bbox.top + bbox.height - arm;
+      ctx.beginPath();
+      ctx.moveTo(at - arm, y - arm);
+      ctx.lineTo(at + arm, y + arm);
+      ctx.moveTo(at - arm, y + arm);
+      ctx.lineTo(at + arm, y - arm);
+      ctx.stroke();
+    }
+  }
+  ctx.restore();
+}
+
+const TIME_INCREMENTS = [
+  ...[1e3, 1e4, 1e5, 1e6, 1e7, 1e8].flatMap((unit) => [unit, 2 * unit, 5 * unit]),
+  ...[1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800].map((seconds) => seconds * 1e9),
+  ...[1, 2, 3, 6, 12, 24, 48, 96, 240].map((hours) => hours * 3.6e12),
+];
+
+/** A place on the x axis: "1,200" or "2 min". */
+export function xText(axis: Axis, value: number | null): string {
+  if (value === null) return "";
+  if (axis === "time") return value === 0 ? "0 s" : duration(value).replace(/ 00 (s|min)$/, "");
+  if (axis === "epoch") return general(value, 6);
+  return Math.abs(value) >= 1e7 ? compact(value) : Number.isInteger(value) ? count(value) : general(value, 6);
+}
+
+function yText(value: number, unit: (value: number) => string): string {
+  if (unit !== number) return unit(value);
+  const size = Math.abs(value);
+  if (size >= 1e6) return compact(value);
+  if (size !== 0 && size < 1e-4) return general(value, 3);
+  return size >= 1000 ? count(value) : general(value, 6);
+}
+
+function compact(value: number): string {
+  for (const [limit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"]] as const) {
+    if (Math.abs(value) >= limit) return `${general(value / limit, 4)} ${letter}`;
+  }
+  return count(value);
+}
+
+interface LegendProps {
+  lines: Line[];
+  axis: Axis;
+  unit: (value: number) => string;
+  best: MetricChartProps["best"];
+  readout: { current: ((index: number | null) => void) | null };
+  expected: number;
+}
+
+const MOST_IN_LEGEND = 12;
+
+/** The lines of a chart with their values at the cursor, or their last ones. */
+function Legend({ lines, axis, unit, best, readout, expected }: LegendProps) {
+  const list = useRef<HTMLUListElement>(null);
+  const where = useRef<HTMLParagraphElement>(null);
+  const x = useMemo(() => unionOf(lines), [lines]);
+  useEffect(() => {
+    // The cursor moves often: its values go into the page without a redraw.
+    readout.current = (index) => {
+      const at = index === null ? null : x[index];
+      if (where.current) where.current.textContent = at === null || at === undefined ? "last" : `${axis} ${xText(axis, at)}`;
+      list.current?.querySelectorAll("[data-line]").forEach((cell, place) => {
+        const line = lines[place];
+        if (line) cell.textContent = valueText(at === null || at === undefined ? lastOf(line) : valueAt(line, at), unit);
+      });
+    };
+    readout.current(null);
+    return () => {
+      readout.current = null;
+    };
+  }, [lines, axis]);
+  const more = lines.length - MOST_IN_LEGEND;
+  return (
+    <div class="legend" style={{ minHeight: `${(Math.min(expected, 4) + 0) * 20}px` }}>
+      <p class="legend-x" ref={where} aria-hidden="true">
+        last
+      </p>
+      <ul ref={list}>
+        {lines.slice(0, MOST_IN_LEGEND).map((line) => {
+          const record = best?.[line.key.split("\n")[1] ?? ""];
+          return (
+            <li key={line.key}>
+              <svg width="16" height="8" aria-hidden="true">
+                <line x1="0" x2="16" y1="4" y2="4" stroke={line.colour} stroke-width="2.500" stroke-dasharray={line.dash.join(" ")} />
+              </svg>
+              <span class="legend-name" title={line.label}>
+                {line.label}
+              </span>
+              <span class="legend-value" data-line="">
+                {valueText(lastOf(line), unit)}
+              </span>
+              {record && record.best !== null && record.best !== undefined && (
+                <span class="legend-best">
+                  best {valueText(record.best, unit)}
+                  {record.best_step !== null && ` at ${count(record.best_step)}`}
+                </span>
+              )}
+              {line.odd.length > 0 && <span class="legend-odd">× {line.odd.length} not finite</span>}
+            </li>
+          );
+        })}
+        {more > 0 && <li class="legend-more">and {more} more</li>}
+      </ul>
+    </div>
+  );
+}
+
+function valueText(value: Value, unit: (value: number) => string): string {
+  return typeof value === "number" ? unit(value) : number(value);
+}
+
+/** The value of a line at the point nearest to x. */
+function valueAt(line: Line, x: number): Value {
+  let low = 0;
+  let high = line.x.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if ((line.x[middle] as number) <= x) low = middle;
+    else high = middle;
+  }
+  const index = Math.abs((line.x[low] ?? 0) - x) <= Math.abs((line.x[high] ?? 0) - x) ? low : high;
+  return line.y[index] ?? line.odd.find((odd) => odd.x === line.x[index])?.value ?? null;
 }

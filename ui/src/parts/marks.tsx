@@ -65,3 +65,23 @@ export function LiveMark({ link }: { link: Link }) {
     </span>
   );
 }
+
+type Counts = { critical: number; warning: number; note: number };
+
+/** Findings of a run by severity: "!! 1  ! 3". */
+export function Findings({ counts }: { counts: Counts | null }) {
+  if (!counts) return <span class="muted">…</span>;
+  const severities = (["critical", "warning", "note"] as const).filter((severity) => counts[severity] > 0);
+  if (!severities.length) return <span class="muted">none</span>;
+  return (
+    <span class="finding-counts">
+      {severities.map((severity) => (
+        <span key={severity} class={`finding-count severity-${severity}`} title={`${counts[severity]} ${severity}`}>
+          <span aria-hidden="true">{SEVERITY_MARKS[severity]}</span>
+          {counts[severity]}
+          <span class="visually-hidden"> {severity}</span>
+        </span>
+      ))}
+    </span>
+  );
+}
