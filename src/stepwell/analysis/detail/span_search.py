@@ -1,0 +1,302 @@
+"""Spans by id, and spans whose name, category or attributes contain a text."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id, unpack_id
+from stepwell.journal.format import SLOT_BITS
+from stepwell.reading import RecordedRun
+from stepwell.reading.segments import RecordedSegment
+from stepwell.reading.spans import SpanReader, SpanRows
+from stepwell.reading.tables import SPANS, ProcessTables
+
+MAX_HITS = 10_000
+MAX_STATS = 200
+"""Names with statistics, those with the most time."""
+MAX_PATH = 200
+MAX_EVENTS = 1000
+
+
+@dataclass(frozen=True)
+class SpanHit:
+    """One span. ``start`` is in ns since the run began; ``duration_ns`` is None for an open span."""
+
+    id: int
+    name: str
+    category: str
+    rank: int
+    attempt: int
+    process: str
+    thread: str
+    step: int | None
+    start: int
+    duration_ns: int | None
+    status: str
+
+
+@dataclass(frozen=True)
+class SpanEvent:
+    """An event on a span."""
+
+    name: str
+    time: int
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SpanDetail(SpanHit):
+    """One span with all that was recorded of it. ``path`` has the names of the spans around it."""
+
+    epoch: int | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
+
+
+@dataclass(frozen=True)
+class NameStats:
+    """The durations of the spans of one name, as far as they were searched."""
+
+    name: str
+    count: int
+    total_ns: int
+    p50_ns: int
+    max_ns: int
+
+
+@dataclass(frozen=True)
+class SpanSearch:
+    """The spans that match, the earliest first. ``more``: there are others, or the time was up."""
+
+    hits: list[SpanHit]
+    more: bool
+    stats: list[NameStats]
+
+
+def search_spans(
+    run: RecordedRun, text: str, limit: int = 200, *, budget_s: float = 2.0
+) -> SpanSearch:
+    """Return spans whose name, category or attributes contain a text, in any case.
+
+    Args:
+        run: the run.
+        text: the text.
+        limit: the maximum number of spans.
+        budget_s: seconds after which the search ends.
+    """
+    limit = min(max(0, limit), MAX_HITS)
+    until = time.monotonic() + budget_s
+    search = _Search(text.lower(), limit)
+    for source in RunSource(run).processes():
+        for segment in search.segments(source):
+            if time.monotonic() > until:
+                return search.result(is_cut=True)
+            search.add(source, segment)
+    return search.result()
+
+
+class _Search:
+    """Collects the spans that contain a text."""
+
+    def __init__(self, text: str, limit: int) -> None:
+        self._text = text
+        self._limit = limit
+        self._hits: list[tuple[int, ProcessSource, RecordedSegment, SpanRows]] = []
+        self._count = 0
+        self._durations: dict[str, list[NDArray[np.int64]]] = {}
+        self._readers: dict[int, SpanReader] = {}
+        self._texts: dict[int, dict[int, RecordedSegment]] = {}
+        self._names: dict[int, NDArray[np.bool_]] = {}
+
+    def segments(self, source: ProcessSource) -> Iterator[RecordedSegment]:
+        """Yield the segments of a process."""
+        reader = self._readers[source.number] = SpanReader(source.process)
+        attributes = {s.seq: s for s in source.process.of_kind("attributes")}
+        self._texts[source.number] = attributes
+        names = source.process.names
+        matches = np.zeros(max(names, default=0) + 2, bool)
+        for number, (_, category, name) in names.items():
+            matches[number] = self._text in name.lower() or self._text in category.lower()
+        self._names[source.number] = matches
+        yield from reader.segments
+
+    def add(self, source: ProcessSource, segment: RecordedSegment) -> None:
+        """Search one segment."""
+        matches = self._names[source.number]
+        attributes = self._texts[source.number].get(segment.seq)
+        offsets = [] if attributes is None else self._offsets(attributes)
+        if not offsets and not matches.any():
+            return
+        rows = self._readers[source.number].rows(segment, depths=False)
+        chosen = matches[np.minimum(rows.name, len(matches) - 1)]
+        if offsets:
+            chosen |= np.isin(rows.attributes, offsets)
+        if not chosen.any():
+            return
+        rows = rows.where(chosen)
+        self._count += len(rows.id)
+        self._add_durations(source, rows)
+        first = np.argsort(rows.start, kind="stable")[: self._limit]
+        part = rows.where(first)
+        self._hits += [
+            (int(part.start[i]) + source.shift, source, segment, part.where(np.array([i])))
+            for i in range(len(part.id))
+        ]
+        if len(self._hits) > 4 * self._limit:
+            self._trim()
+
+    def _offsets(self, attributes: RecordedSegment) -> list[int]:
+        return [o for o, text in attributes.texts.items() if self._text in text.lower()]
+
+    def _add_durations(self, source: ProcessSource, rows: SpanRows) -> None:
+        ended = rows.end != 0
+        durations = (rows.end - rows.start)[ended].astype(np.int64)
+        ids = rows.name[ended]
+        for number in np.unique(ids).tolist():
+            name = source.process.names.get(number, ("", "", "(name was lost)"))[2]
+            self._durations.setdefault(name, []).append(durations[ids == number])
+
+    def _trim(self) -> None:
+        self._hits.sort(key=lambda hit: hit[0])
+        del self._hits[self._limit :]
+
+    def result(self, is_cut: bool = False) -> SpanSearch:
+        """Return the earliest hits and the statistics."""
+        self._trim()
+        hits = [
+            _hit(source, segment, rows, self._texts[source.number].get(segment.seq))
+            for _, source, segment, rows in self._hits
+        ]
+        stats = [_stats(name, np.concatenate(parts)) for name, parts in self._durations.items()]
+        stats.sort(key=lambda line: -line.total_ns)
+        return SpanSearch(hits, is_cut or self._count > len(hits), stats[:MAX_STATS])
+
+
+def _stats(name: str, durations: NDArray[np.int64]) -> NameStats:
+    return NameStats(
+        name,
+        len(durations),
+        int(durations.sum()),
+        int(np.percentile(durations, 50, method="lower")) if len(durations) else 0,
+        int(durations.max(initial=0)),
+    )
+
+
+def _hit(
+    source: ProcessSource,
+    segment: RecordedSegment,
+    rows: SpanRows,
+    texts: RecordedSegment | None,
+) -> SpanHit:
+    row = source.tables.span_frame(segment, rows, texts, set(SPANS)).row(0, named=True)
+    return SpanHit(**_fields(source, int(rows.id[0]), row))
+
+
+def _fields(source: ProcessSource, local: int, row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: row[key] for key in ("name", "category", "rank", "attempt", "process", "thread")},
+        "id": pack_id(source.number, local),
+        "step": row["step"],
+        "start": row["start_ns"] - source.tables.offset + source.shift,
+        "duration_ns": row["duration_ns"],
+        "status": row["status"],
+    }
+
+
+def span_detail(run: RecordedRun, span_id: int, start: int | None = None) -> SpanDetail | None:
+    """Return the span with this id; None if there is none.
+
+    ``start`` is when it began, if that is known, in ns since the run began: a span that began at another
+    time is not returned.
+    """
+    number, local = unpack_id(span_id)
+    source = RunSource(run).process_numbered(number)
+    if source is None:
+        return None
+    reader = SpanReader(source.process)
+    place = _find(reader, local)
+    if place is None:
+        return None
+    segment, rows = place
+    late = _lines_about(source, local)
+    texts = {s.seq: s for s in source.process.of_kind("attributes")}.get(segment.seq)
+    row = late.span_frame(segment, rows, texts, set(SPANS)).row(0, named=True)
+    fields = _fields(source, local, row)
+    if start is not None and fields["start"] != start:
+        return None
+    return SpanDetail(
+        **fields,
+        epoch=row["epoch"],
+        attributes=_attributes(row["attributes"]),
+        path=_path(source, reader, int(rows.parent[0])),
+        events=_events(source, late, local),
+    )
+
+
+def _find(reader: SpanReader, local: int) -> tuple[RecordedSegment, SpanRows] | None:
+    """Return the segment in which a span ended, or is open, and its row."""
+    last = reader.went_on_in(local)
+    wanted = {local >> SLOT_BITS} if last is None else {last, local >> SLOT_BITS}
+    for segment in sorted(reader.segments, key=lambda s: -s.seq):
+        if segment.seq in wanted:
+            rows = reader.rows(segment, depths=False)
+            chosen = np.flatnonzero(rows.id == local)
+            if len(chosen):
+                return segment, rows.where(chosen[:1])
+    return None
+
+
+def _path(source: ProcessSource, reader: SpanReader, parent: int) -> tuple[str, ...]:
+    """Return the names of the spans around a span, outermost first."""
+    names: list[str] = []
+    by_seq = {segment.seq: segment for segment in reader.segments}
+    rows: SpanRows | None = None
+    while parent >= 0 and len(names) < MAX_PATH:
+        if rows is None or parent not in rows.id:
+            segment = by_seq.get(parent >> SLOT_BITS)
+            if segment is None:
+                break
+            rows = reader.rows(segment, carried=True, depths=False)
+        at = np.flatnonzero(rows.id == parent)
+        if not len(at):
+            break
+        number, parent = int(rows.name[at[0]]), int(rows.parent[at[0]])
+        names.append(source.process.names.get(number, ("", "", "(name was lost)"))[2])
+    return tuple(reversed(names))
+
+
+def _lines_about(source: ProcessSource, local: int) -> ProcessTables:
+    """Return the process with only those of its event lines that are about a span."""
+    about = re.compile(rf'"span": ?{local}[,}}]')
+    lines = [line for line in source.process.event_lines if about.search(line)]
+    process = replace(source.process, event_lines=lines)
+    tables = source.tables
+    return ProcessTables(process, tables.context, tables.offset, 0, tables.run)
+
+
+def _events(source: ProcessSource, late: ProcessTables, local: int) -> tuple[SpanEvent, ...]:
+    wanted = {"name", "time_ns", "span", "attributes"}
+    shift = source.shift - source.tables.offset
+    return tuple(
+        SpanEvent(row["name"], row["time_ns"] + shift, _attributes(row["attributes"]))
+        for frame in late.events(wanted)
+        for row in frame.head(MAX_EVENTS).iter_rows(named=True)
+        if row["span"] == local
+    )
+
+
+def _attributes(text: str | None) -> dict[str, Any]:
+    try:
+        attributes = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return attributes if isinstance(attributes, dict) else {}
