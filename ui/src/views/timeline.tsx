@@ -1,6 +1,834 @@
-import { Empty } from "../parts/empty";
-import type { ViewProps } from "../view";
+// Timeline of a run: loads windows of boxes as the reader moves, and shows spans, ranges and searches beside it.
 
-export function TimelineView(_: ViewProps) {
-  return <Empty title="Not built yet." />;
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { addressOf, get, isReport, useAnswer } from "../api";
+import {
+  describe,
+  findSpan,
+  laneKey,
+  OPEN,
+  prepare,
+  Timeline,
+  timeText,
+  visit,
+  type Mark,
+  type TimelineHandle,
+  type View,
+  type Window,
+} from "../charts/timeline";
+import { phaseColour } from "../colours";
+import { count, counted, duration, percent, plain } from "../format";
+import { onVersion } from "../live";
+import { Empty, Loading, Trouble } from "../parts/empty";
+import { setParams, useRoute } from "../router";
+import type { SpanDetail, SpanHit, SpanName, SpanSearch, TimelineAnswer } from "../types";
+import type { ViewProps } from "../view";
+import "./timeline.css";
+
+/** A span has the colour of its phase; a span of the user's own has a colour of its own. */
+function spanColour({ name, category, phase }: SpanName): string {
+  return phaseColour(phase ?? (category ? "training" : name));
+}
+
+const RECORD = `import stepwell
+
+run = stepwell.init("my-run")
+for step, batch in enumerate(loader):
+    run.set_step(step)
+    with stepwell.span("train step"):
+        ...`;
+
+export function TimelineView({ run, head }: ViewProps) {
+  if (!head.has.spans) {
+    return (
+      <Empty title="No spans were recorded." code={RECORD}>
+        A span is a named interval, such as a step or its forward pass. Record spans with an integration or by hand:
+      </Empty>
+    );
+  }
+  return <Loaded run={run} />;
+}
+
+// Windows of boxes
+
+const SCREENS = 3;
+const DEBOUNCE_MS = 80;
+const MOST_WINDOWS = 30;
+
+interface Windows {
+  windows: Window[];
+  full: [number, number] | null;
+  isLoading: boolean;
+  error: string | null;
+  /** Say what is on the screen; what is missing is asked for. */
+  want: (view: View, width: number) => void;
+}
+
+function resolution(window: Window & { width?: number }): number {
+  return (window.answer.end - window.answer.start) / (window.width ?? 1500);
+}
+
+function useWindows(run: string, ranks: string[], offset: number): Windows {
+  const path = `/api/runs/${encodeURIComponent(run)}/timeline`;
+  const key = `${run}\n${ranks.join(",")}\n${offset}`;
+  const [windows, setWindows] = useState<Window[]>([]);
+  const [isLoading, setLoading] = useState(true);
+  const [error, setError] = useState<string | null>(null);
+  const state = useRef({
+    key: "",
+    cache: [] as (Window & { width?: number })[],
+    base: null as (Window & { width?: number }) | null,
+    shown: null as Window | null,
+    view: null as View | null,
+    width: 1200,
+    timer: 0,
+    isBusy: false,
+    isDead: false,
+  }).current;
+
+  const load = useCallback(
+    async (part: View | null, width: number): Promise<void> => {
+      const asked = key;
+      state.isBusy = true;
+      setLoading(true);
+      try {
+        const params = part ? { start: Math.round(part.start), end: Math.round(part.end) } : {};
+        const answer = await get<TimelineAnswer>(path, { ...params, width: Math.round(width), rank: ranks, offset: offset || null });
+        if (asked !== state.key || state.isDead) return;
+        const window = Object.assign(prepare(answer), { width });
+        setError(null);
+        if (!part) state.base = window;
+        state.cache.push(window);
+        if (state.cache.length > MOST_WINDOWS) state.cache.shift();
+      } catch (trouble) {
+        if (asked === state.key) setError((trouble as Error).message);
+      } finally {
+        if (asked === state.key && !state.isDead) {
+          state.isBusy = false;
+          setLoading(false);
+          choose();
+        }
+      }
+    },
+    [key],
+  );
+
+  const choose = (): void => {
+    const { base, view, width } = state;
+    if (!base) return;
+    let best: Window | null = null;
+    if (view) {
+      const [first, last] = base.answer.full;
+      const [from, to] = [Math.max(view.start, first), Math.min(view.end, last)];
+      const wanted = (view.end - view.start) / width;
+      let closest = Infinity;
+      for (const window of state.cache) {
+        if (window.answer.start > from + 1 || window.answer.end < to - 1) continue;
+        const ratio = resolution(window) / wanted;
+        // A window without merged boxes is as good as any closer one.
+        const isFine = ratio <= 1.5 || isReport || !window.bands.some((band) => band.count.some((n) => n > 1));
+        if (!isFine || ratio < 0.25) continue;
+        const away = Math.abs(Math.log(ratio));
+        if (away < closest) [best, closest] = [window, away];
+      }
+      if (!best && !state.isBusy && !isReport) {
+        clearTimeout(state.timer);
+        state.timer = globalThis.setTimeout(() => {
+          const now = state.view ?? view;
+          const span = now.end - now.start;
+          const side = ((SCREENS - 1) / 2) * span;
+          const part = { start: Math.max(first, now.start - side), end: Math.min(last, now.end + side) };
+          if (part.end <= part.start || state.isBusy) return;
+          void load(part, Math.min(6000, ((part.end - part.start) / span) * state.width));
+        }, DEBOUNCE_MS) as unknown as number;
+      }
+    }
+    const shown = best ?? state.shown ?? base;
+    if (shown === state.shown && windowsAre(base, shown)) return;
+    state.shown = shown;
+    setWindows(shown === base ? [base] : [base, shown]);
+  };
+  const windowsRef = useRef(windows);
+  windowsRef.current = windows;
+  const windowsAre = (base: Window, shown: Window) =>
+    windowsRef.current[0] === base && windowsRef.current[windowsRef.current.length - 1] === shown;
+
+  useEffect(() => {
+    state.key = key;
+    state.isDead = false;
+    state.cache = [];
+    state.base = null;
+    state.shown = null;
+    void load(null, 1600);
+    const forget = onVersion(run, () => {
+      // The run has grown: what is loaded stays on the screen until the new answers are there.
+      state.cache = [];
+      const { shown, base } = state;
+      void load(null, 1600).then(() => {
+        if (state.shown === shown && shown === base) state.shown = state.base;
+        choose();
+      });
+    });
+    return () => {
+      forget();
+      clearTimeout(state.timer);
+      state.isDead = true;
+    };
+  }, [key]);
+
+  const want = useCallback(
+    (view: View, width: number) => {
+      const old = state.view;
+      if (old && old.start === view.start && old.end === view.end && width === state.width) return;
+      state.view = { ...view };
+      state.width = width;
+      choose();
+    },
+    [key],
+  );
+  return { windows, full: windows[0]?.answer.full ?? null, isLoading, error, want };
+}
+
+// The view
+
+interface Top {
+  name: SpanName;
+  count: number;
+  ns: number;
+  isExact: boolean;
+}
+
+/** Return the names with the most time between two times, of all loaded lanes. */
+function topSpans(windows: Window[], { start, end }: View): Top[] {
+  const window = windows[windows.length - 1];
+  if (!window) return [];
+  const tops = new Map<string, Top>();
+  visit(window, start, end, (name, boxes, ns) => {
+    const key = `${name.name}\n${name.category}`;
+    const top = tops.get(key) ?? { name, count: 0, ns: 0, isExact: true };
+    top.count += boxes;
+    top.ns += ns;
+    if (boxes > 1) top.isExact = false;
+    tops.set(key, top);
+  });
+  return [...tops.values()].sort((a, b) => b.ns - a.ns);
+}
+
+function Loaded({ run }: { run: string }) {
+  const { query } = useRoute();
+  const ranks = query.getAll("rank");
+  const offset = Number(query.get("offset")) || 0;
+  const spanId = query.has("span") ? Number(query.get("span")) : null;
+  const search = query.get("q") ?? "";
+  const highlight = query.get("name");
+  const { windows, full, isLoading, error, want } = useWindows(run, ranks, offset);
+  const handle = useRef<TimelineHandle | null>(null);
+  const [mark, setMark] = useState<Mark | null>(null);
+  const [spoken, setSpoken] = useState("");
+  const [settled, setSettled] = useState<{ view: View; width: number } | null>(null);
+
+  const routeView = useMemo<View | null>(() => {
+    const [start, end] = [Number(query.get("start")), Number(query.get("end"))];
+    return query.has("start") && query.has("end") && end > start ? { start, end } : null;
+  }, [query.get("start"), query.get("end")]);
+  const written = useRef<View | null>(null);
+  const [target, setTarget] = useState<View | null>(routeView);
+  useEffect(() => {
+    if (!full) return;
+    const isOwn =
+      routeView === null
+        ? written.current === null
+        : written.current !== null && Math.abs(written.current.start - routeView.start) + Math.abs(written.current.end - routeView.end) <= 2;
+    if (!isOwn) {
+      written.current = routeView;
+      setTarget(routeView ?? { start: full[0], end: full[1] });
+    }
+  }, [routeView, full !== null]);
+
+  const [range, setRangeState] = useState<View | null>(() => {
+    const [from, to] = (query.get("range") ?? "").split("-").map(Number);
+    return from !== undefined && to !== undefined && to > from ? { start: from, end: to } : null;
+  });
+  const rangeTimer = useRef(0);
+  const setRange = useCallback((next: View | null) => {
+    setRangeState(next);
+    clearTimeout(rangeTimer.current);
+    rangeTimer.current = globalThis.setTimeout(
+      () => setParams({ range: next ? `${Math.round(next.start)}-${Math.round(next.end)}` : null }),
+      250,
+    ) as unknown as number;
+  }, []);
+
+  // The view moves many times a second: the rest of the page follows when it rests.
+  const timer = useRef(0);
+  const moving = useRef<View | null>(null);
+  const onView = useCallback(
+    (view: View, width: number) => {
+      want(view, width);
+      if (moving.current && moving.current.start === view.start && moving.current.end === view.end) return;
+      moving.current = { ...view };
+      clearTimeout(timer.current);
+      timer.current = globalThis.setTimeout(() => {
+        setSettled({ view: { ...view }, width });
+        const whole = fullRef.current;
+        const isWhole = whole && Math.abs(view.start - whole[0]) + Math.abs(view.end - whole[1]) < (whole[1] - whole[0]) * 0.002;
+        const next = isWhole ? null : { start: Math.round(view.start), end: Math.round(view.end) };
+        if (routeRef.current?.start === next?.start && routeRef.current?.end === next?.end) return;
+        written.current = next;
+        setParams({ start: next?.start ?? null, end: next?.end ?? null });
+      }, 280) as unknown as number;
+    },
+    [want],
+  );
+  const fullRef = useRef(full);
+  fullRef.current = full;
+  const routeRef = useRef(routeView);
+  routeRef.current = routeView;
+  useEffect(() => () => (clearTimeout(timer.current), clearTimeout(rangeTimer.current)), []);
+
+  const detail = useAnswer<SpanDetail>(spanId === null ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`);
+  const span = spanId !== null && detail.data?.id === spanId ? detail.data : null;
+  // A span from the route or the search is outlined once a window has its box.
+  useEffect(() => {
+    if (spanId === null || !span || mark?.id === spanId) return;
+    for (const window of [...windows].reverse()) {
+      const box = findSpan(window, laneKey(span), spanId);
+      if (box) return setMark(box);
+    }
+  }, [span, windows, spanId]);
+
+  const onSelect = useCallback((next: Mark | null, how: "open" | "move") => {
+    setMark(next);
+    setSpoken(next ? describe(next).join(", ") : "");
+    if (how === "open") setParams({ span: next?.id ?? null, name: next ? undefined : null });
+  }, []);
+
+  const showHit = (hit: SpanHit) => {
+    const isLoaded = windows[0]?.bands.some((band) => band.key === laneKey(hit));
+    const length = Math.max(hit.duration_ns ?? (full ? full[1] - hit.start : 1e6), 1000);
+    setMark(null);
+    setParams({ span: hit.id, name: hit.name, ...(isLoaded ? {} : { rank: [hit.rank], offset: null }) });
+    handle.current?.fit({ start: hit.start - length * 0.6, end: hit.start + length * 1.6 });
+  };
+
+  const view = settled?.view ?? target ?? (full ? { start: full[0], end: full[1] } : null);
+  const tops = useMemo(() => (view ? topSpans(windows, view) : []), [windows, settled]);
+  const answer = windows[windows.length - 1]?.answer ?? null;
+
+  if (!full || !answer || !target || !view) {
+    return error ? <Trouble error={error} /> : <Loading height={420} label="Loading the timeline" />;
+  }
+  const spans = tops.reduce((sum, top) => sum + top.count, 0);
+  const label =
+    `Timeline from ${timeText(view.start, 1e6)} to ${timeText(view.end, 1e6)}, ${counted(answer.lanes.length, "lane")}, ` +
+    `${counted(spans, "span")}. Arrow keys move between spans, Enter opens one, W and S zoom, A and D move, 0 shows the whole run.`;
+  const phases = legend(tops);
+  return (
+    <div class="timeline-view">
+      <Tools run={run} view={view} ranks={ranks} answer={answer} handle={handle} search={search} />
+      {error && <Trouble error={error} />}
+      <div class={span || mark || search ? "timeline-split has-side" : "timeline-split"}>
+        <div class="timeline-main">
+          <Timeline
+            windows={windows}
+            full={full}
+            target={target}
+            colour={spanColour}
+            selected={mark}
+            highlight={highlight}
+            range={range}
+            isLoading={isLoading}
+            label={label}
+            onView={onView}
+            onSelect={onSelect}
+            onRange={setRange}
+            handle={handle}
+          />
+          <div class="visually-hidden" role="status" aria-live="polite">
+            {spoken}
+          </div>
+          <div class="timeline-foot">
+            <ul class="timeline-legend" aria-label="Colours">
+              {phases.map(({ text, colour }) => (
+                <li key={text}>
+                  <i style={{ background: colour }} aria-hidden="true" />
+                  {text}
+                </li>
+              ))}
+            </ul>
+            <Lanes answer={answer} offset={offset} />
+          </div>
+          {range && <Measure windows={windows} range={range} onClear={() => setRange(null)} onZoom={() => handle.current?.fit(range)} />}
+        </div>
+        {(span || mark || search) && (
+          <aside class="timeline-side" aria-label="Details">
+            {(mark || spanId !== null) && (
+              <SpanPanel
+                mark={mark}
+                span={span}
+                error={spanId !== null ? detail.error : null}
+                highlight={highlight}
+                onFit={(goal) => handle.current?.fit(goal)}
+                onClose={() => (setMark(null), setParams({ span: null, name: null }))}
+              />
+            )}
+            {search && <SearchPanel run={run} text={search} chosen={spanId} onPick={showHit} highlight={highlight} />}
+          </aside>
+        )}
+      </div>
+      <TopTable tops={tops} view={view} lanes={answer.lanes.length} />
+      <Keys />
+    </div>
+  );
+}
+
+function legend(tops: Top[]): { text: string; colour: string }[] {
+  const texts = new Map<string, string>();
+  for (const { name } of tops) {
+    const text = name.phase ?? (name.category ? "outside of phases" : name.name);
+    if (!texts.has(text)) texts.set(text, spanColour(name));
+  }
+  return [...texts].slice(0, 12).map(([text, colour]) => ({ text, colour }));
+}
+
+interface ToolsProps {
+  run: string;
+  view: View;
+  ranks: string[];
+  answer: TimelineAnswer;
+  handle: { current: TimelineHandle | null };
+  search: string;
+}
+
+function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
+  const [text, setText] = useState(search);
+  useEffect(() => setText(search), [search]);
+  const [rankText, setRankText] = useState(rankRanges(ranks.map(Number)));
+  useEffect(() => setRankText(rankRanges(ranks.map(Number))), [ranks.join(",")]);
+  const trace = addressOf(`/api/runs/${encodeURIComponent(run)}/trace`, {
+    start: Math.max(0, Math.round(view.start)),
+    end: Math.round(view.end),
+    rank: ranks,
+  });
+  return (
+    <div class="timeline-tools">
+      {!isReport && (
+        <form
+          class="timeline-search"
+          role="search"
+          onSubmit={(event) => {
+            event.preventDefault();
+            setParams({ q: text.trim() || null, name: null });
+          }}
+        >
+          <input
+            type="search"
+            class="field"
+            value={text}
+            placeholder="Find spans"
+            aria-label="Find spans by name"
+            onInput={(event) => {
+              setText(event.currentTarget.value);
+              if (!event.currentTarget.value) setParams({ q: null, name: null });
+            }}
+          />
+          <button type="submit" class="button">
+            Find
+          </button>
+        </form>
+      )}
+      {answer.ranks.length > 1 && !isReport && (
+        <form
+          class="timeline-ranks"
+          onSubmit={(event) => {
+            event.preventDefault();
+            setParams({ rank: parseRanks(rankText, answer.ranks), offset: null });
+          }}
+        >
+          <label>
+            Ranks
+            <input
+              type="text"
+              class="field"
+              value={rankText}
+              placeholder={`all ${count(answer.ranks.length)}`}
+              title="Ranks to show, such as 0-3, 8. Empty: all."
+              onInput={(event) => setRankText(event.currentTarget.value)}
+              onChange={() => setParams({ rank: parseRanks(rankText, answer.ranks), offset: null })}
+            />
+          </label>
+        </form>
+      )}
+      <div class="timeline-zoom" role="group" aria-label="Zoom and move">
+        <button type="button" class="button" aria-label="Move left" title="Move left (A)" onClick={() => handle.current?.pan(-0.4)}>
+          ←
+        </button>
+        <button type="button" class="button" aria-label="Zoom out" title="Zoom out (S)" onClick={() => handle.current?.zoom(1.8)}>
+          −
+        </button>
+        <button type="button" class="button" aria-label="Zoom in" title="Zoom in (W)" onClick={() => handle.current?.zoom(1 / 1.8)}>
+          +
+        </button>
+        <button type="button" class="button" aria-label="Move right" title="Move right (D)" onClick={() => handle.current?.pan(0.4)}>
+          →
+        </button>
+        <button type="button" class="button" title="Show the whole run (0)" onClick={() => handle.current?.reset()}>
+          Whole run
+        </button>
+      </div>
+      <span class="timeline-window">
+        {duration(view.end - view.start)} of {duration(answer.full[1] - answer.full[0])}
+      </span>
+      {!isReport && (
+        <span class="timeline-trace">
+          <a href={trace} download title="Download what is on the screen as a trace. Drop the file on ui.perfetto.dev to open it.">
+            Open in Perfetto
+          </a>
+          <span class="timeline-trace-how">downloads this window; drop the file on ui.perfetto.dev</span>
+        </span>
+      )}
+    </div>
+  );
+}
+
+/** Return ranks as ranges: 0-3, 5. */
+export function rankRanges(ranks: number[]): string {
+  const sorted = [...ranks].sort((a, b) => a - b);
+  const parts: [number, number][] = [];
+  for (const rank of sorted) {
+    const last = parts[parts.length - 1];
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else parts.push([rank, rank]);
+  }
+  return parts.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(", ");
+}
+
+function parseRanks(text: string, all: number[]): number[] {
+  const wanted = new Set<number>();
+  for (const part of text.split(/[,\s]+/)) {
+    const match = /^(\d+)(?:-(\d+))?$/.exec(part);
+    if (!match) continue;
+    const [from, to] = [Number(match[1]), Number(match[2] ?? match[1])];
+    for (const rank of all) if (rank >= from && rank <= to) wanted.add(rank);
+  }
+  return wanted.size === all.length ? [] : [...wanted].slice(0, 256);
+}
+
+function Lanes({ answer, offset }: { answer: TimelineAnswer; offset: number }) {
+  const shown = answer.lanes.length;
+  if (shown >= answer.lane_count) return null;
+  return (
+    <div class="timeline-pages" role="group" aria-label="Lanes">
+      <button type="button" class="button" disabled={offset === 0} onClick={() => setParams({ offset: Math.max(0, offset - shown) || null })}>
+        Previous
+      </button>
+      <span>
+        lanes {count(answer.offset + 1)} to {count(answer.offset + shown)} of {count(answer.lane_count)}
+      </span>
+      <button
+        type="button"
+        class="button"
+        disabled={answer.offset + shown >= answer.lane_count}
+        onClick={() => setParams({ offset: answer.offset + shown })}
+      >
+        Next
+      </button>
+    </div>
+  );
+}
+
+interface MeasureProps {
+  windows: Window[];
+  range: View;
+  onClear: () => void;
+  onZoom: () => void;
+}
+
+function Measure({ windows, range, onClear, onZoom }: MeasureProps) {
+  const tops = topSpans(windows, range).slice(0, 6);
+  const steps = (windows[windows.length - 1]?.answer.steps ?? []).filter(({ start }) => start >= range.start && start < range.end);
+  const first = steps[0]?.step;
+  const last = steps[steps.length - 1]?.step;
+  const length = range.end - range.start;
+  return (
+    <section class="timeline-measure" aria-label="Selected range">
+      <p>
+        <strong>{duration(length)}</strong> selected
+        {first !== undefined && last !== undefined && (
+          <span>{first === last ? ` · step ${first} begins in it` : ` · steps ${first} to ${last} begin in it`}</span>
+        )}
+        <span class="timeline-measure-buttons">
+          <button type="button" class="button" onClick={onZoom}>
+            Zoom to it
+          </button>
+          <button type="button" class="button" onClick={onClear}>
+            Clear
+          </button>
+        </span>
+      </p>
+      <ul>
+        {tops.map(({ name, ns, count: boxes, isExact }) => (
+          <li key={`${name.name}\n${name.category}`}>
+            <i style={{ background: spanColour(name) }} aria-hidden="true" />
+            <span class="timeline-measure-name">{name.name}</span>
+            <span>
+              {isExact ? "" : "≈ "}
+              {duration(ns)}, {isExact ? counted(boxes, "span") : `${count(boxes)} spans`}
+            </span>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+interface SpanPanelProps {
+  mark: Mark | null;
+  span: SpanDetail | null;
+  error: string | null;
+  highlight: string | null;
+  onFit: (view: View) => void;
+  onClose: () => void;
+}
+
+function SpanPanel({ mark, span, error, highlight, onFit, onClose }: SpanPanelProps) {
+  const isDetail = span !== null && (mark === null || mark.id === span.id);
+  const name = isDetail ? span.name : (mark?.name.name ?? "");
+  const start = isDetail ? span.start : (mark?.start ?? 0);
+  const length = isDetail ? span.duration_ns : mark ? mark.end - mark.start : null;
+  const isOpen = isDetail ? span.duration_ns === null : Boolean(mark && mark.flags & OPEN);
+  const facts: [string, string][] = [];
+  if (mark && mark.count > 1) facts.push(["spans", `${count(mark.count)}, too short to draw alone; zoom in to see them`]);
+  if (length !== null) facts.push(["duration", isOpen ? `${duration(length)} so far` : duration(length)]);
+  else if (mark) facts.push(["duration", `open for ${duration(mark.end - mark.start)}`]);
+  facts.push(["start", timeText(start, 1e3)]);
+  if (isDetail) {
+    if (span.step !== null) facts.push(["step", count(span.step)]);
+    if (span.epoch !== null) facts.push(["epoch", count(span.epoch)]);
+    facts.push(["rank", `${span.rank}`]);
+    if (span.attempt) facts.push(["attempt", `${span.attempt}`]);
+    facts.push(["process", span.process], ["thread", span.thread]);
+    if (span.category) facts.push(["category", span.category]);
+    if (span.status && span.status !== "ok") facts.push(["status", span.status]);
+  } else if (mark) {
+    facts.push(["lane", mark.label]);
+    if (mark.name.phase) facts.push(["phase", mark.name.phase]);
+  }
+  const end = mark?.end ?? start + (length ?? 0);
+  return (
+    <section class="span-panel" aria-label={`Span ${name}`}>
+      <div class="span-panel-head">
+        <h2>{name}</h2>
+        <button type="button" class="button" aria-label="Close" title="Close (Esc)" onClick={onClose}>
+          ×
+        </button>
+      </div>
+      {error && <Trouble error={error} />}
+      <dl class="facts-list">
+        {facts.map(([term, text]) => (
+          <div key={term}>
+            <dt>{term}</dt>
+            <dd>{text}</dd>
+          </div>
+        ))}
+      </dl>
+      <p class="span-panel-buttons">
+        <button type="button" class="button" onClick={() => onFit({ start, end })}>
+          Zoom to it
+        </button>
+        <button type="button" class="button" aria-pressed={highlight === name} onClick={() => setParams({ name: highlight === name ? null : name })}>
+          {highlight === name ? "Show all names" : "Highlight this name"}
+        </button>
+      </p>
+      {isDetail && span.path.length > 0 && (
+        <>
+          <h3>Path</h3>
+          <p class="span-path">{span.path.join(" › ")}</p>
+        </>
+      )}
+      {isDetail && Object.keys(span.attributes).length > 0 && (
+        <>
+          <h3>Attributes</h3>
+          <Attributes values={span.attributes} />
+        </>
+      )}
+      {isDetail && span.events.length > 0 && (
+        <>
+          <h3>Events</h3>
+          <ol class="span-events">
+            {span.events.map((event, i) => (
+              <li key={i}>
+                <span class="span-event-time">+{duration(event.time - span.start)}</span> <strong>{event.name}</strong>
+                {Object.keys(event.attributes).length > 0 && <Attributes values={event.attributes} />}
+              </li>
+            ))}
+          </ol>
+        </>
+      )}
+    </section>
+  );
+}
+
+function Attributes({ values }: { values: Record<string, unknown> }) {
+  return (
+    <dl class="facts-list">
+      {Object.entries(values).map(([key, value]) => (
+        <div key={key}>
+          <dt>{key}</dt>
+          <dd>{plain(value)}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+interface SearchPanelProps {
+  run: string;
+  text: string;
+  chosen: number | null;
+  highlight: string | null;
+  onPick: (hit: SpanHit) => void;
+}
+
+function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps) {
+  const { data, error, loading } = useAnswer<SpanSearch>(`/api/runs/${encodeURIComponent(run)}/spans`, { q: text, limit: 200 });
+  return (
+    <section class="search-panel" aria-label="Search results">
+      <div class="span-panel-head">
+        <h2>Spans named “{text}”</h2>
+        <button type="button" class="button" aria-label="End the search" onClick={() => setParams({ q: null, name: null })}>
+          ×
+        </button>
+      </div>
+      {error && <Trouble error={error} />}
+      {!data && loading && <Loading height={120} label="Searching" />}
+      {data && data.hits.length === 0 && <p class="quiet">No span has this in its name.</p>}
+      {data && data.stats.length > 0 && (
+        <div class="table-scroll" tabIndex={0} role="region" aria-label="Statistics by name">
+          <table class="dense">
+            <thead>
+              <tr>
+                <th scope="col">name</th>
+                <th scope="col" class="num">spans</th>
+                <th scope="col" class="num">total</th>
+                <th scope="col" class="num">p50</th>
+                <th scope="col" class="num">max</th>
+              </tr>
+            </thead>
+            <tbody>
+              {data.stats.map((line) => (
+                <tr key={line.name}>
+                  <td>
+                    <button
+                      type="button"
+                      class="link"
+                      aria-pressed={highlight === line.name}
+                      title="Highlight all spans of this name"
+                      onClick={() => setParams({ name: highlight === line.name ? null : line.name })}
+                    >
+                      {line.name}
+                    </button>
+                  </td>
+                  <td class="num">{count(line.count)}</td>
+                  <td class="num">{duration(line.total_ns)}</td>
+                  <td class="num">{duration(line.p50_ns)}</td>
+                  <td class="num">{duration(line.max_ns)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {data && data.hits.length > 0 && (
+        <>
+          <h3>
+            {data.more ? `The first ${count(data.hits.length)}` : counted(data.hits.length, "span")}
+          </h3>
+          <ul class="hits">
+            {data.hits.map((hit) => (
+              <li key={hit.id}>
+                <button type="button" aria-current={hit.id === chosen ? "true" : undefined} onClick={() => onPick(hit)}>
+                  <span class="hit-name">{hit.name}</span>
+                  <span class="hit-time">{hit.duration_ns === null ? "open" : duration(hit.duration_ns)}</span>
+                  <span class="hit-place">
+                    {hit.step !== null ? `step ${count(hit.step)} · ` : ""}rank {hit.rank} · {hit.thread} · at {timeText(hit.start, 1e6)}
+                    {hit.status && hit.status !== "ok" ? ` · ${hit.status}` : ""}
+                  </span>
+                </button>
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
+    </section>
+  );
+}
+
+function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: number }) {
+  const whole = (view.end - view.start) * Math.max(1, lanes);
+  return (
+    <details class="timeline-table">
+      <summary>Spans in view, by name</summary>
+      <p class="quiet">
+        Time between {timeText(view.start, 1e6)} and {timeText(view.end, 1e6)}, summed over {counted(lanes, "lane")}. Spans inside
+        others count in both. ≈: some are merged in this zoom.
+      </p>
+      <div class="table-scroll" tabIndex={0} role="region" aria-label="Spans in view">
+        <table class="dense">
+          <thead>
+            <tr>
+              <th scope="col">name</th>
+              <th scope="col">phase</th>
+              <th scope="col" class="num">spans</th>
+              <th scope="col" class="num">time</th>
+              <th scope="col" class="num">share of lanes</th>
+            </tr>
+          </thead>
+          <tbody>
+            {tops.slice(0, 40).map(({ name, ns, count: boxes, isExact }) => (
+              <tr key={`${name.name}\n${name.category}`}>
+                <td>
+                  <i class="swatch" style={{ background: spanColour(name) }} aria-hidden="true" />
+                  {name.name}
+                </td>
+                <td>{name.phase ?? ""}</td>
+                <td class="num">{count(boxes)}</td>
+                <td class="num">
+                  {isExact ? "" : "≈ "}
+                  {duration(ns)}
+                </td>
+                <td class="num">{percent(ns / whole)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}
+
+function Keys() {
+  const keys: [string, string][] = [
+    ["wheel, pinch, W S, + −", "zoom"],
+    ["drag, A D, shift + arrows", "move"],
+    ["arrows, Enter", "go from span to span, open one"],
+    ["F, double click", "zoom to the span"],
+    ["shift + drag, or drag on the axis", "measure a range"],
+    ["alt + wheel", "scroll the lanes"],
+    ["0", "whole run"],
+    ["Esc", "clear"],
+  ];
+  return (
+    <details class="timeline-table">
+      <summary>Keys and mouse</summary>
+      <dl class="facts-list timeline-keys">
+        {keys.map(([key, text]) => (
+          <div key={key}>
+            <dt>{key}</dt>
+            <dd>{text}</dd>
+          </div>
+        ))}
+      </dl>
+    </details>
+  );
 }
