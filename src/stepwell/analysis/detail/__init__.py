@@ -8,8 +8,8 @@ from stepwell.analysis.detail.grid import GridWindow, grid_at
 from stepwell.analysis.detail.series import (
     MetricInfo,
     MetricList,
+    MetricSeries,
     OddValue,
-    Series,
     metric_list,
     series_at,
 )
@@ -24,7 +24,7 @@ from stepwell.analysis.detail.span_search import (
 )
 from stepwell.analysis.detail.summaries import (
     LossSummary,
-    RunSummary,
+    RunEntry,
     compute_summary,
     list_summaries,
 )
@@ -42,10 +42,10 @@ __all__ = [
     "LossSummary",
     "MetricInfo",
     "MetricList",
+    "MetricSeries",
     "NameStats",
     "OddValue",
-    "RunSummary",
-    "Series",
+    "RunEntry",
     "SpanDetail",
     "SpanEvent",
     "SpanHit",

@@ -24,7 +24,7 @@ AXES = ("step", "epoch", "samples", "tokens", "time")
 WAYS = ("mean", "rank", "spread")
 MAX_POINTS = 20_000
 MAX_SERIES = 256
-"""Series in one answer."""
+"""MetricSeries in one answer."""
 MAX_ODD = 1000
 """Values that are not finite in one series: the first ones are kept."""
 
@@ -62,7 +62,7 @@ class OddValue:
 
 
 @dataclass(frozen=True)
-class Series:
+class MetricSeries:
     """One curve.
 
     Attributes:
@@ -132,7 +132,7 @@ def series_at(
     start: float | None = None,
     end: float | None = None,
     points: int = 800,
-) -> list[Series]:
+) -> list[MetricSeries]:
     """Return the curves of some metrics. Names that the run does not have are left out.
 
     Args:
@@ -155,7 +155,7 @@ def series_at(
     columns = ("name", "rank", "step", "epoch", "time_ns", "value")
     table = run.metrics().filter(wanted).select(columns).collect()
     axis = _Axis(run, x)
-    series: list[Series] = []
+    series: list[MetricSeries] = []
     for name in dict.fromkeys(names):
         rows = table.filter(pl.col("name") == name)
         if rows.is_empty():
@@ -200,7 +200,7 @@ def _series(
     start: float | None,
     end: float | None,
     points: int,
-) -> Series:
+) -> MetricSeries:
     value = pl.col("value")
     table = (
         rows.group_by("step")
@@ -233,7 +233,7 @@ def _series(
     if is_downsampled:
         x, y, lows, highs = downsample(x, y, lows, highs, points)
     has_band = is_downsampled or is_spread
-    return Series(
+    return MetricSeries(
         name,
         rank,
         count,

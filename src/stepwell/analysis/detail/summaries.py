@@ -39,7 +39,7 @@ class LossSummary:
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class RunEntry:
     """One run of a list. ``goodput``, ``findings`` and ``headline`` are None if not computed yet.
 
     Attributes:
@@ -70,7 +70,7 @@ class RunSummary:
 
 def list_summaries(
     dir: str | os.PathLike[str], *, budget_s: float = 0.5
-) -> tuple[list[RunSummary], list[str]]:
+) -> tuple[list[RunEntry], list[str]]:
     """Return the runs of a folder, newest first, and the ids of those that are incomplete.
 
     Summaries of ended runs are cached. Others are computed until the time is up; call ``compute_summary``
@@ -89,7 +89,7 @@ def list_summaries(
     return summaries, pending
 
 
-def compute_summary(run: RecordedRun) -> RunSummary:
+def compute_summary(run: RecordedRun) -> RunEntry:
     """Return the complete summary of a run, and cache it if the run has ended."""
     bare = _bare(run)
     try:
@@ -100,11 +100,11 @@ def compute_summary(run: RecordedRun) -> RunSummary:
         return replace(bare, findings={})
 
 
-def _bare(run: RecordedRun) -> RunSummary:
+def _bare(run: RecordedRun) -> RunEntry:
     newer = newer_format(run.about)
     documents = [] if newer is not None else [d for d in run.documents() if d["role"] != "worker"]
     status = joint_status(documents) if newer is None else f"format {newer}"
-    return RunSummary(
+    return RunEntry(
         id=run.id,
         name=run.name[:MAX_TEXT],
         status=status,
@@ -138,7 +138,7 @@ def _flattened(value: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tu
             yield name, str(inner)[:MAX_TEXT]
 
 
-def _with_metrics(run: RecordedRun, bare: RunSummary) -> RunSummary:
+def _with_metrics(run: RecordedRun, bare: RunEntry) -> RunEntry:
     processes = run.processes().collect().filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == pl.col("attempt").max())
     table = (
@@ -189,7 +189,7 @@ def _status_text(run: RecordedRun, status: str) -> str:
     return status if inside is None else f"{status} inside {inside[:MAX_TEXT]}"
 
 
-def _with_findings(run: RecordedRun, summary: RunSummary) -> RunSummary:
+def _with_findings(run: RecordedRun, summary: RunEntry) -> RunEntry:
     facts = Facts(run)
     all_findings = findings(facts)
     counts = Counter(finding.severity for finding in all_findings)
