@@ -57,6 +57,7 @@ MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "exporters": ("reading",),
     "loggers": ("reading", "diagnostics"),
     "telemetry": ("reading",),
+    "reading": ("dashboard",),
 }
 """More for some of them, but only inside functions or for type checkers."""
 

@@ -49,20 +49,37 @@ def run_demo(root: Path, seconds: float) -> None:
         _train(run, seconds)
     out.print()
     show_report(stepwell.open_run(run.path))
+    page = _write_page(run.path)
+    if page is not None:
+        out.print(f"\n[bold]page[/]  {page}", soft_wrap=True)
     out.print("\n[bold]next[/]")
     for line in _next_commands(run.path):
         out.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def _next_commands(path: Path) -> list[str]:
+def _write_page(path: Path) -> Path | None:
+    """Write the report as an HTML file beside the run, and return its path; None if the page is not built."""
+    from stepwell.dashboard.html import write_html
+
     try:
-        path = path.relative_to(Path.cwd())
+        return _shown(write_html(stepwell.open_run(path), path.with_suffix(".html")))
+    except StepwellError:
+        return None
+
+
+def _shown(path: Path) -> Path:
+    try:
+        return path.relative_to(Path.cwd())
     except ValueError:
-        pass
+        return path
+
+
+def _next_commands(path: Path) -> list[str]:
+    path = _shown(path)
     program = _program()
     return [
+        f"{program} ui {path.parent}",
         f"{program} show {path}",
-        f"{program} plot {path} -o curves.html",
         f"{program} export {path} --to chrome",
         f'{program.replace("stepwell", "python")} -c "import stepwell; '
         f"print(stepwell.open_run('{path}').metrics().collect())\"",

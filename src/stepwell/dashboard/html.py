@@ -54,6 +54,18 @@ def write_html(run: RecordedRun, path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def notebook_html(run: RecordedRun, height: int) -> str:
+    """Return a frame with the report of a run, for the output of a notebook cell.
+
+    The frame is a page of its own: its script can reach neither the notebook nor the network.
+    """
+    inside = _escaped(html_report(run))
+    return (
+        f'<iframe title="stepwell: {_escaped(run.name)}" sandbox="allow-scripts" '
+        f'srcdoc="{inside}" width="100%" height="{height}" style="border:0"></iframe>'
+    )
+
+
 def _contained(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     """Yield addresses and answers, the most important first."""
     base = f"/api/runs/{run.id}"

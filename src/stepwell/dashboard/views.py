@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from stepwell.analysis.detail import (
-    RunSummary,
+    RunEntry,
     compute_summary,
     grid_at,
     list_summaries,
@@ -162,7 +162,7 @@ class Summaries:
         self._catalogue = catalogue
         self._changed = changed
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[Stamp, RunSummary]] = {}
+        self._known: dict[str, tuple[Stamp, RunEntry]] = {}
         self._wanted: list[str] = []
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -205,7 +205,7 @@ class Summaries:
         """Stop computing."""
         self._is_closed = True
 
-    def _latest(self, summary: RunSummary) -> RunSummary:
+    def _latest(self, summary: RunEntry) -> RunEntry:
         entry = self._known.get(summary.id)
         if summary.findings is None and entry is not None:
             return entry[1]

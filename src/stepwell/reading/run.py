@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepwell._core.errors import StepwellError
+from stepwell._core.checks import COUNT
+from stepwell._core.errors import StepwellError, log_warning
 from stepwell._core.files import read_json
 from stepwell._core.system import boot_id
 from stepwell.journal.document import status_of, worst_of
@@ -323,6 +324,18 @@ class RecordedRun:
         """Return the checked process.json of each process and worker."""
         return [d for folder in process_folders(self.folder) for d in read_documents(folder)]
 
+    def show(self, height: int = 720) -> Notebook:
+        """Return the page of the run, as a notebook shows it; see also ``stepwell ui``.
+
+        Args:
+            height: height of the page in pixels.
+        """
+        return Notebook(self, height)
+
+    def _repr_html_(self) -> str | None:
+        """Return the page of the run for notebooks."""
+        return self.show()._repr_html_()
+
     def __repr__(self) -> str:
         return f"<recorded run {self.id} in {self.place}>"
 
@@ -368,6 +381,26 @@ class RecordedRun:
             latest = [context.latest() for context in contexts(processes)]
             rows += process_rows(self.id, [process.about for process in processes], latest)
         return process_table(rows)
+
+
+class Notebook:
+    """The page of a run in a notebook: the one-file report in a frame of its own."""
+
+    def __init__(self, run: RecordedRun, height: int) -> None:
+        self._run = run
+        self._height = COUNT.check("height", height)
+
+    def _repr_html_(self) -> str | None:
+        from stepwell.dashboard.html import notebook_html
+
+        try:
+            return notebook_html(self._run, self._height)
+        except (StepwellError, OSError) as error:
+            log_warning(f"The page of {self._run.id} cannot be shown: {error}")
+            return None
+
+    def __repr__(self) -> str:
+        return f"<page of {self._run.id}; outside a notebook: stepwell ui {self._run.place}>"
 
 
 def joint_status(documents: list[dict[str, Any]]) -> str:

@@ -434,6 +434,16 @@ class Run:
         self.__dict__.update(state)
         self._fill(config, state["_tags"])
 
+    def show(self, height: int = 720) -> Any:
+        """Return the page of the run so far, as a notebook shows it; see also ``stepwell ui``.
+
+        Args:
+            height: height of the page in pixels.
+        """
+        from stepwell.reading import open_run
+
+        return open_run(self.path).show(height)
+
     def __repr__(self) -> str:
         return f"<stepwell run {self.id}, attempt {self.attempt}, rank {self.rank}, {self.status}>"
 
