@@ -17,6 +17,7 @@ from stepwell import Run
 from stepwell.journal.archive import archive_files
 from stepwell.journal.lane import Lane
 from stepwell.journal.recovery import recover_process
+from stepwell.journal.state import current_journal
 from tests.durability.helpers import Child
 from tests.journal.following import Following, check_order, process_folder
 from tests.journal.test_follow_processes import follow
@@ -181,6 +182,35 @@ def test_interrupted_while_rolling_over(
     following.poll()
     (stop,) = following.of("stop", "outer")
     assert (stop.status, stop.attributes) == ("ok", {"a": 1, "b": 2})
+    following.check()
+
+
+def test_spare_segment_older_than_an_undone_one(
+    recorded: Run, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interrupted roll-over, spans go on in a segment with a higher number than the undone one."""
+    following = Following(recorded.path, keep=lambda name: name != "small")
+    journal = current_journal()
+    assert journal is not None
+
+    def interrupt(*_: Any) -> None:
+        following.poll()
+        # The pump had the number before this roll-over began, and has the segment only now.
+        journal._spares.appendleft(slow)
+        raise KeyboardInterrupt
+
+    with recorded.span("outer", a=1) as outer:
+        slow = journal._create("spans", next(journal._seq))
+        small_spans(recorded, slots - 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Lane, "_switch", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                small_spans(recorded, 2)
+        outer.set(b=2)
+    following.poll()
+    (stop,) = following.of("stop", "outer")
+    assert (stop.status, stop.attributes) == ("ok", {"a": 1, "b": 2})
+    assert not slow.path.exists()
     following.check()
 
 

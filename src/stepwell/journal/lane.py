@@ -55,6 +55,7 @@ class Lane:
         "journal",
         "last_data",
         "last_offset",
+        "last_seq",
         "limit",
         "lock",
         "metas",
@@ -91,6 +92,8 @@ class Lane:
         self.second: Lane | None = None
         # Spans: the slots of the current segment, and the open spans.
         self.segment: Segment | None = None
+        # The latest segment that readers may have seen, also if an interrupt undid the switch to it.
+        self.last_seq = -1
         self.metas = self.starts = self.ends = memoryview(bytearray()).cast("Q")
         self.seq_bits = 0
         self.next = 0
@@ -148,10 +151,11 @@ class Lane:
                 local.lane = self
 
     def _roll(self) -> bool:
-        fresh = self.journal.take("spans", after=-1 if self.segment is None else self.segment.seq)
+        fresh = self.journal.take("spans", after=self.last_seq)
         if fresh is None:
             self.limit = 0
             return False
+        self.last_seq = fresh.seq
         old, old_blob = self.segment, self.blob
         old_space = self.blob_map, self.blob_next, self.blob_limit
         moved = {0: 0}
