@@ -89,7 +89,7 @@ function cutMiddle(text: string, keep: number): string {
 
 export type Rgb = [number, number, number];
 
-const probe = typeof document === "undefined" ? null : document.createElement("canvas").getContext("2d");
+const probe = typeof document === "undefined" ? null : document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 const parsed = new Map<string, Rgb>();
 
 /** Return red, green and blue (0 to 255) of a CSS colour. */

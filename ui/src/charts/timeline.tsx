@@ -53,13 +53,36 @@ export interface Window {
   boxes: number;
 }
 
-export function laneKey(lane: Pick<Lane, "rank" | "attempt" | "process" | "thread">): string {
-  return `${lane.rank}\n${lane.attempt}\n${lane.process}\n${lane.thread}`;
+/** Return the lanes of a thread of a rank as one, if they are of different attempts: these follow each other. */
+function joinAttempts(lanes: Lane[]): { key: string; lane: Lane }[] {
+  const groups: { key: string; attempts: Set<number>; lanes: Lane[] }[] = [];
+  const byThread = new Map<string, typeof groups>();
+  for (const lane of lanes) {
+    const thread = lane.is_worker ? `${lane.rank}\n${lane.process}\n${lane.thread}` : `${lane.rank}\n${lane.thread}`;
+    const same = byThread.get(thread) ?? [];
+    byThread.set(thread, same);
+    let group = same.find(({ attempts }) => !attempts.has(lane.attempt));
+    if (!group) {
+      group = { key: `${thread}\n${same.length}`, attempts: new Set(), lanes: [] };
+      same.push(group);
+      groups.push(group);
+    }
+    group.attempts.add(lane.attempt);
+    group.lanes.push(lane);
+  }
+  return groups.map(({ key, lanes: parts }) => {
+    const first = parts[0]!;
+    if (parts.length === 1) return { key, lane: first };
+    const lane = { ...first, label: first.label.replace(/ · attempt \d+/, "") };
+    for (const field of ["row", "start", "end", "name", "count", "flags"] as const) lane[field] = parts.flatMap((part) => part[field]);
+    lane.id = parts.flatMap((part) => part.id);
+    return { key, lane };
+  });
 }
 
 /** Return the boxes of an answer ordered by lane, row and start, for drawing and searching. */
 export function prepare(answer: TimelineAnswer): Window {
-  const bands = answer.lanes.map(prepareLane);
+  const bands = joinAttempts(answer.lanes).map(prepareLane);
   return {
     answer,
     bands,
@@ -68,13 +91,13 @@ export function prepare(answer: TimelineAnswer): Window {
   };
 }
 
-function prepareLane(lane: Lane): Band {
+function prepareLane({ key, lane }: { key: string; lane: Lane }): Band {
   const size = lane.start.length;
   const order = Array.from({ length: size }, (_, i) => i);
   order.sort((a, b) => lane.row[a]! - lane.row[b]! || lane.start[a]! - lane.start[b]!);
   const rows = lane.row.reduce((most, row) => Math.max(most, row + 1), 1);
   const band: Band = {
-    key: laneKey(lane),
+    key,
     lane,
     rows,
     offsets: new Int32Array(rows + 1),
@@ -146,10 +169,12 @@ export function visit(
 }
 
 /** Return the box of a span, if the window has it by itself. */
-export function findSpan(window: Window, lane: string, id: number): Mark | null {
-  const band = window.byKey.get(lane);
-  const index = band ? band.id.indexOf(id) : -1;
-  return index < 0 ? null : markOf(window, band!, index);
+export function findSpan(window: Window, rank: number, id: number): Mark | null {
+  for (const band of window.bands) {
+    const index = band.lane.rank === rank ? band.id.indexOf(id) : -1;
+    if (index >= 0) return markOf(window, band, index);
+  }
+  return null;
 }
 
 // The time axis

@@ -5,7 +5,6 @@ import { addressOf, get, isReport, useAnswer } from "../api";
 import {
   describe,
   findSpan,
-  laneKey,
   OPEN,
   prepare,
   Timeline,
@@ -25,9 +24,16 @@ import type { SpanDetail, SpanHit, SpanName, SpanSearch, TimelineAnswer } from "
 import type { ViewProps } from "../view";
 import "./timeline.css";
 
+/** Standard spans that only contain others. */
+const CONTAINERS = new Set(["application", "training_loop", "training_on_epoch", "epoch", "train"]);
+
+function isOwn({ name, phase }: SpanName): boolean {
+  return phase === null && !CONTAINERS.has(name);
+}
+
 /** A span has the colour of its phase; a span of the user's own has a colour of its own. */
-function spanColour({ name, category, phase }: SpanName): string {
-  return phaseColour(phase ?? (category ? "training" : name));
+function spanColour(name: SpanName): string {
+  return phaseColour(name.phase ?? (isOwn(name) ? name.name : "idle"));
 }
 
 const RECORD = `import stepwell
@@ -214,8 +220,43 @@ function topSpans(windows: Window[], { start, end }: View): Top[] {
   return [...tops.values()].sort((a, b) => b.ns - a.ns);
 }
 
+/** Return the time of a step on a rank: the server names some steps of a window, so the window shrinks until it has this one. */
+async function viewOfStep(run: string, rank: number, step: number): Promise<View | null> {
+  let part: { start?: number; end?: number } = {};
+  for (let tries = 0; tries < 6; tries++) {
+    const answer: TimelineAnswer = await get(`/api/runs/${encodeURIComponent(run)}/timeline`, { ...part, rank: [rank], width: 4000, lanes: 1 });
+    const { steps } = answer;
+    // A step may have been done in several attempts: the last one counts.
+    let at = steps.length - 1;
+    while (at >= 0 && !(steps[at]!.step <= step && step < (steps[at + 1]?.step ?? Infinity))) at--;
+    const here = steps[at];
+    if (!here) return null;
+    const next = steps[at + 1];
+    const end = next && next.start > here.start ? next.start : answer.end;
+    if (here.step === step && (!next || next.step === step + 1 || tries === 5)) return { start: here.start, end };
+    if (end - here.start >= answer.end - answer.start) return { start: here.start, end };
+    part = { start: Math.floor(here.start), end: Math.ceil(end) };
+  }
+  return null;
+}
+
 function Loaded({ run }: { run: string }) {
   const { query } = useRoute();
+  const wantedStep = query.get("step");
+  useEffect(() => {
+    if (wantedStep === null) return;
+    let isStale = false;
+    const rank = Number(query.get("rank") ?? 0);
+    viewOfStep(run, rank, Number(wantedStep)).then(
+      (at) => {
+        if (isStale) return;
+        const margin = at ? (at.end - at.start) * 0.5 : 0;
+        setParams({ step: null, start: at ? Math.round(at.start - margin) : null, end: at ? Math.round(at.end + margin) : null });
+      },
+      () => isStale || setParams({ step: null }),
+    );
+    return () => void (isStale = true);
+  }, [wantedStep]);
   const ranks = query.getAll("rank");
   const offset = Number(query.get("offset")) || 0;
   const spanId = query.has("span") ? Number(query.get("span")) : null;
@@ -239,7 +280,7 @@ function Loaded({ run }: { run: string }) {
       routeView === null
         ? written.current === null
         : written.current !== null && Math.abs(written.current.start - routeView.start) + Math.abs(written.current.end - routeView.end) <= 2;
-    if (!isOwn) {
+    if (!isOwn || target === null) {
       written.current = routeView;
       setTarget(routeView ?? { start: full[0], end: full[1] });
     }
@@ -292,7 +333,7 @@ function Loaded({ run }: { run: string }) {
   useEffect(() => {
     if (spanId === null || !span || mark?.id === spanId) return;
     for (const window of [...windows].reverse()) {
-      const box = findSpan(window, laneKey(span), spanId);
+      const box = findSpan(window, span.rank, spanId);
       if (box) return setMark(box);
     }
   }, [span, windows, spanId]);
@@ -304,7 +345,7 @@ function Loaded({ run }: { run: string }) {
   }, []);
 
   const showHit = (hit: SpanHit) => {
-    const isLoaded = windows[0]?.bands.some((band) => band.key === laneKey(hit));
+    const isLoaded = windows[0]?.bands.some(({ lane }) => lane.rank === hit.rank && lane.thread === hit.thread);
     const length = Math.max(hit.duration_ns ?? (full ? full[1] - hit.start : 1e6), 1000);
     setMark(null);
     setParams({ span: hit.id, name: hit.name, ...(isLoaded ? {} : { rank: [hit.rank], offset: null }) });
@@ -318,9 +359,10 @@ function Loaded({ run }: { run: string }) {
   if (!full || !answer || !target || !view) {
     return error ? <Trouble error={error} /> : <Loading height={420} label="Loading the timeline" />;
   }
+  const lanes = windows[windows.length - 1]?.bands.length ?? 0;
   const spans = tops.reduce((sum, top) => sum + top.count, 0);
   const label =
-    `Timeline from ${timeText(view.start, 1e6)} to ${timeText(view.end, 1e6)}, ${counted(answer.lanes.length, "lane")}, ` +
+    `Timeline from ${timeText(view.start, 1e6)} to ${timeText(view.end, 1e6)}, ${counted(lanes, "lane")}, ` +
     `${counted(spans, "span")}. Arrow keys move between spans, Enter opens one, W and S zoom, A and D move, 0 shows the whole run.`;
   const phases = legend(tops);
   return (
@@ -376,7 +418,7 @@ function Loaded({ run }: { run: string }) {
           </aside>
         )}
       </div>
-      <TopTable tops={tops} view={view} lanes={answer.lanes.length} />
+      <TopTable tops={tops} view={view} lanes={lanes} />
       <Keys />
     </div>
   );
@@ -385,7 +427,7 @@ function Loaded({ run }: { run: string }) {
 function legend(tops: Top[]): { text: string; colour: string }[] {
   const texts = new Map<string, string>();
   for (const { name } of tops) {
-    const text = name.phase ?? (name.category ? "outside of phases" : name.name);
+    const text = name.phase ?? (isOwn(name) ? name.name : "contains others");
     if (!texts.has(text)) texts.set(text, spanColour(name));
   }
   return [...texts].slice(0, 12).map(([text, colour]) => ({ text, colour }));
@@ -421,18 +463,19 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
             setParams({ q: text.trim() || null, name: null });
           }}
         >
-          <input
-            type="search"
-            class="field"
-            value={text}
-            placeholder="Find spans"
-            aria-label="Find spans by name"
-            onInput={(event) => {
-              setText(event.currentTarget.value);
-              if (!event.currentTarget.value) setParams({ q: null, name: null });
-            }}
-          />
-          <button type="submit" class="button">
+          <label class="search">
+            <span class="visually-hidden">Find spans by name</span>
+            <input
+              type="search"
+              value={text}
+              placeholder="Find spans"
+              onInput={(event) => {
+                setText(event.currentTarget.value);
+                if (!event.currentTarget.value) setParams({ q: null, name: null });
+              }}
+            />
+          </label>
+          <button type="submit" class="secondary">
             Find
           </button>
         </form>
@@ -445,11 +488,10 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
             setParams({ rank: parseRanks(rankText, answer.ranks), offset: null });
           }}
         >
-          <label>
+          <label class="field">
             Ranks
             <input
               type="text"
-              class="field"
               value={rankText}
               placeholder={`all ${count(answer.ranks.length)}`}
               title="Ranks to show, such as 0-3, 8. Empty: all."
@@ -460,19 +502,19 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
         </form>
       )}
       <div class="timeline-zoom" role="group" aria-label="Zoom and move">
-        <button type="button" class="button" aria-label="Move left" title="Move left (A)" onClick={() => handle.current?.pan(-0.4)}>
+        <button type="button" class="secondary" aria-label="Move left" title="Move left (A)" onClick={() => handle.current?.pan(-0.4)}>
           ←
         </button>
-        <button type="button" class="button" aria-label="Zoom out" title="Zoom out (S)" onClick={() => handle.current?.zoom(1.8)}>
+        <button type="button" class="secondary" aria-label="Zoom out" title="Zoom out (S)" onClick={() => handle.current?.zoom(1.8)}>
           −
         </button>
-        <button type="button" class="button" aria-label="Zoom in" title="Zoom in (W)" onClick={() => handle.current?.zoom(1 / 1.8)}>
+        <button type="button" class="secondary" aria-label="Zoom in" title="Zoom in (W)" onClick={() => handle.current?.zoom(1 / 1.8)}>
           +
         </button>
-        <button type="button" class="button" aria-label="Move right" title="Move right (D)" onClick={() => handle.current?.pan(0.4)}>
+        <button type="button" class="secondary" aria-label="Move right" title="Move right (D)" onClick={() => handle.current?.pan(0.4)}>
           →
         </button>
-        <button type="button" class="button" title="Show the whole run (0)" onClick={() => handle.current?.reset()}>
+        <button type="button" class="secondary" title="Show the whole run (0)" onClick={() => handle.current?.reset()}>
           Whole run
         </button>
       </div>
@@ -519,7 +561,7 @@ function Lanes({ answer, offset }: { answer: TimelineAnswer; offset: number }) {
   if (shown >= answer.lane_count) return null;
   return (
     <div class="timeline-pages" role="group" aria-label="Lanes">
-      <button type="button" class="button" disabled={offset === 0} onClick={() => setParams({ offset: Math.max(0, offset - shown) || null })}>
+      <button type="button" class="secondary" disabled={offset === 0} onClick={() => setParams({ offset: Math.max(0, offset - shown) || null })}>
         Previous
       </button>
       <span>
@@ -527,7 +569,7 @@ function Lanes({ answer, offset }: { answer: TimelineAnswer; offset: number }) {
       </span>
       <button
         type="button"
-        class="button"
+        class="secondary"
         disabled={answer.offset + shown >= answer.lane_count}
         onClick={() => setParams({ offset: answer.offset + shown })}
       >
@@ -558,10 +600,10 @@ function Measure({ windows, range, onClear, onZoom }: MeasureProps) {
           <span>{first === last ? ` · step ${first} begins in it` : ` · steps ${first} to ${last} begin in it`}</span>
         )}
         <span class="timeline-measure-buttons">
-          <button type="button" class="button" onClick={onZoom}>
+          <button type="button" class="secondary" onClick={onZoom}>
             Zoom to it
           </button>
-          <button type="button" class="button" onClick={onClear}>
+          <button type="button" class="secondary" onClick={onClear}>
             Clear
           </button>
         </span>
@@ -619,7 +661,7 @@ function SpanPanel({ mark, span, error, highlight, onFit, onClose }: SpanPanelPr
     <section class="span-panel" aria-label={`Span ${name}`}>
       <div class="span-panel-head">
         <h2>{name}</h2>
-        <button type="button" class="button" aria-label="Close" title="Close (Esc)" onClick={onClose}>
+        <button type="button" class="secondary" aria-label="Close" title="Close (Esc)" onClick={onClose}>
           ×
         </button>
       </div>
@@ -633,10 +675,10 @@ function SpanPanel({ mark, span, error, highlight, onFit, onClose }: SpanPanelPr
         ))}
       </dl>
       <p class="span-panel-buttons">
-        <button type="button" class="button" onClick={() => onFit({ start, end })}>
+        <button type="button" class="secondary" onClick={() => onFit({ start, end })}>
           Zoom to it
         </button>
-        <button type="button" class="button" aria-pressed={highlight === name} onClick={() => setParams({ name: highlight === name ? null : name })}>
+        <button type="button" class="secondary" aria-pressed={highlight === name} onClick={() => setParams({ name: highlight === name ? null : name })}>
           {highlight === name ? "Show all names" : "Highlight this name"}
         </button>
       </p>
@@ -696,23 +738,23 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
     <section class="search-panel" aria-label="Search results">
       <div class="span-panel-head">
         <h2>Spans named “{text}”</h2>
-        <button type="button" class="button" aria-label="End the search" onClick={() => setParams({ q: null, name: null })}>
+        <button type="button" class="secondary" aria-label="End the search" onClick={() => setParams({ q: null, name: null })}>
           ×
         </button>
       </div>
       {error && <Trouble error={error} />}
       {!data && loading && <Loading height={120} label="Searching" />}
-      {data && data.hits.length === 0 && <p class="quiet">No span has this in its name.</p>}
+      {data && data.hits.length === 0 && <p class="muted">No span has this in its name.</p>}
       {data && data.stats.length > 0 && (
-        <div class="table-scroll" tabIndex={0} role="region" aria-label="Statistics by name">
+        <div class="table-box" tabIndex={0} role="region" aria-label="Statistics by name">
           <table class="dense">
             <thead>
               <tr>
                 <th scope="col">name</th>
-                <th scope="col" class="num">spans</th>
-                <th scope="col" class="num">total</th>
-                <th scope="col" class="num">p50</th>
-                <th scope="col" class="num">max</th>
+                <th scope="col" class="number">spans</th>
+                <th scope="col" class="number">total</th>
+                <th scope="col" class="number">p50</th>
+                <th scope="col" class="number">max</th>
               </tr>
             </thead>
             <tbody>
@@ -721,7 +763,7 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
                   <td>
                     <button
                       type="button"
-                      class="link"
+                      class="link-button"
                       aria-pressed={highlight === line.name}
                       title="Highlight all spans of this name"
                       onClick={() => setParams({ name: highlight === line.name ? null : line.name })}
@@ -729,10 +771,10 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
                       {line.name}
                     </button>
                   </td>
-                  <td class="num">{count(line.count)}</td>
-                  <td class="num">{duration(line.total_ns)}</td>
-                  <td class="num">{duration(line.p50_ns)}</td>
-                  <td class="num">{duration(line.max_ns)}</td>
+                  <td class="number">{count(line.count)}</td>
+                  <td class="number">{duration(line.total_ns)}</td>
+                  <td class="number">{duration(line.p50_ns)}</td>
+                  <td class="number">{duration(line.max_ns)}</td>
                 </tr>
               ))}
             </tbody>
@@ -769,19 +811,19 @@ function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: numbe
   return (
     <details class="timeline-table">
       <summary>Spans in view, by name</summary>
-      <p class="quiet">
+      <p class="muted">
         Time between {timeText(view.start, 1e6)} and {timeText(view.end, 1e6)}, summed over {counted(lanes, "lane")}. Spans inside
         others count in both. ≈: some are merged in this zoom.
       </p>
-      <div class="table-scroll" tabIndex={0} role="region" aria-label="Spans in view">
+      <div class="table-box" tabIndex={0} role="region" aria-label="Spans in view">
         <table class="dense">
           <thead>
             <tr>
               <th scope="col">name</th>
               <th scope="col">phase</th>
-              <th scope="col" class="num">spans</th>
-              <th scope="col" class="num">time</th>
-              <th scope="col" class="num">share of lanes</th>
+              <th scope="col" class="number">spans</th>
+              <th scope="col" class="number">time</th>
+              <th scope="col" class="number">share of lanes</th>
             </tr>
           </thead>
           <tbody>
@@ -792,12 +834,12 @@ function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: numbe
                   {name.name}
                 </td>
                 <td>{name.phase ?? ""}</td>
-                <td class="num">{count(boxes)}</td>
-                <td class="num">
+                <td class="number">{count(boxes)}</td>
+                <td class="number">
                   {isExact ? "" : "≈ "}
                   {duration(ns)}
                 </td>
-                <td class="num">{percent(ns / whole)}</td>
+                <td class="number">{percent(ns / whole)}</td>
               </tr>
             ))}
           </tbody>
