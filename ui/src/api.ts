@@ -22,7 +22,7 @@ interface Contained {
 }
 
 /** A report has one answer for each of these, whatever the size of the window is. */
-const SIZES = new Set(["start", "end", "width", "height", "points", "offset"]);
+const SIZES = new Set(["start", "end", "width", "height", "points", "offset", "lanes"]);
 const NOT_CONTAINED = "This is not contained in this file. Open the run with `stepwell ui`.";
 
 const contained = readContained();

@@ -62,19 +62,10 @@ export function lineColour(index: number): string {
 
 const taken = new Map<string, number>();
 
-/** The colour of a run: the same in every chart and, unless two runs want the same, in every session. */
+/** The colour of a run, the same in every chart. Runs get colours in the order in which they first appear. */
 export function runColour(id: string): string {
-  let index = taken.get(id);
-  if (index === undefined) {
-    const used = new Set(taken.values());
-    const wish = hash(id) % LINES.length;
-    index = wish;
-    for (let step = 0; step < LINES.length; step += 1) {
-      index = (wish + step) % LINES.length;
-      if (!used.has(index)) break;
-    }
-    taken.set(id, index);
-  }
+  const index = taken.get(id) ?? taken.size;
+  taken.set(id, index);
   return lineColour(index);
 }
 

@@ -3,53 +3,55 @@
 import { useEffect, useState } from "preact/hooks";
 import type { LiveEvent } from "./types";
 
-const versions = new Map<string, number>();
-const listeners = new Map<string, Set<() => void>>();
 const THROTTLE_MS = 1000;
 const LONGEST_PAUSE_MS = 15_000;
 
+interface Subject {
+  /** Grows with every change that the page knows of. */
+  version: number;
+  /** The state that the server sent last. The first one counts as a change: what is shown may be older. */
+  state: string | null;
+  announced: number;
+  timer: number;
+  listeners: Set<() => void>;
+}
+
+const subjects = new Map<string, Subject>();
+
+function subjectOf(run: string): Subject {
+  let subject = subjects.get(run);
+  if (!subject) {
+    subject = { version: 0, state: null, announced: 0, timer: 0, listeners: new Set() };
+    subjects.set(run, subject);
+  }
+  return subject;
+}
+
 /** How often a run has changed, as far as the page knows. "" is the list of runs. */
 export function versionOf(run: string): number {
-  return versions.get(run) ?? 0;
+  return subjectOf(run).version;
 }
 
 /** Call `listener` when a run has changed, at most once a second. Returns the function that stops it. */
 export function onVersion(run: string, listener: () => void): () => void {
-  const set = listeners.get(run) ?? new Set();
-  listeners.set(run, set.add(listener));
-  return () => void set.delete(listener);
+  const { listeners } = subjectOf(run);
+  listeners.add(listener);
+  return () => void listeners.delete(listener);
 }
 
-const scheduled = new Map<string, number>();
-const announced = new Map<string, number>();
-
-function changed(run: string, version: number): void {
-  if (versionOf(run) === version) return;
-  const isFirst = !versions.has(run);
-  if (isFirst && version === 0) return;
-  if (isFirst) {
-    // Answers from before the first event are of this version, or a moment older.
-    versions.set(run, version);
-    announce(run);
-    return;
-  }
-  if (scheduled.has(run)) {
-    clearTimeout(scheduled.get(run));
-  }
-  const pause = Math.max(0, (announced.get(run) ?? 0) + THROTTLE_MS - Date.now());
-  scheduled.set(
-    run,
-    window.setTimeout(() => {
-      scheduled.delete(run);
-      versions.set(run, version);
-      announce(run);
-    }, pause),
-  );
-}
-
-function announce(run: string): void {
-  announced.set(run, Date.now());
-  for (const listener of [...(listeners.get(run) ?? [])]) listener();
+/** The server sent a state of the run: if it is another one than before, what is on the screen is asked again. */
+function receive(run: string, state: string): void {
+  const subject = subjectOf(run);
+  if (subject.state === state) return;
+  subject.state = state;
+  if (subject.timer) return;
+  const pause = Math.max(0, subject.announced + THROTTLE_MS - Date.now());
+  subject.timer = window.setTimeout(() => {
+    subject.timer = 0;
+    subject.announced = Date.now();
+    subject.version += 1;
+    for (const listener of [...subject.listeners]) listener();
+  }, pause);
 }
 
 export type Link = "off" | "connecting" | "on";
@@ -84,7 +86,7 @@ export function useLive(run: string | null): Live {
         pause = 1000;
         setLink("on");
         setEvent(next);
-        changed(run, next.version);
+        receive(run, `${next.version} ${next.status}`);
       };
       source.onerror = () => {
         close();

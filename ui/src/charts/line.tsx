@@ -49,7 +49,7 @@ export function MetricChart(props: MetricChartProps) {
   const [ownRange, setOwnRange] = useState<[number, number] | null>(null);
   const range = props.onRange ? (props.range ?? null) : ownRange;
   const onRange = props.onRange ?? setOwnRange;
-  const points = Math.min(2000, Math.max(200, Math.ceil(width / 200) * 200));
+  const points = by === "rank" ? 300 : Math.min(2000, Math.max(200, Math.ceil(width / 200) * 200));
   const wasVisible = useRef(false);
   if (isVisible && width) wasVisible.current = true;
   const addresses = wasVisible.current
@@ -73,10 +73,12 @@ export function MetricChart(props: MetricChartProps) {
   const isLoading = !wasVisible.current || (lines.length === 0 && answers.some(({ loading }) => loading));
   const error = answers.find((answer) => answer.error)?.error ?? null;
   const readout = useRef<((index: number | null) => void) | null>(null);
+  const where = useRef<HTMLSpanElement>(null);
   return (
     <figure class="chart" ref={box}>
       <figcaption>
-        <h3>{title}</h3>
+        <h3 title={title}>{title}</h3>
+        <span class="chart-where" ref={where} aria-hidden="true" />
         {range && (
           <button type="button" class="link-button" onClick={() => onRange(null)}>
             Reset zoom
@@ -108,6 +110,7 @@ export function MetricChart(props: MetricChartProps) {
         unit={unit}
         best={by === "mean" ? props.best : undefined}
         readout={readout}
+        where={where}
         expected={Math.min(names.length * runs.length, 8)}
       />
     </figure>
@@ -238,9 +241,10 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
   for (const line of lines) {
     const base = { label: line.label, dash: line.dash, points: pointsOf(line) };
     if (line.low && line.high) {
-      const hidden: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false } };
-      series.push(hidden, { ...hidden });
-      bands.push({ series: [series.length - 2, series.length - 1], fill: withAlpha(line.colour, many ? 0.06 : 0.18) });
+      // Its edges are drawn too: a single outlier in a merged point is only one pixel wide.
+      const edge: uPlot.Series = { stroke: withAlpha(line.colour, many ? 0.1 : 0.35), width: 1, points: { show: false } };
+      series.push(edge, { ...edge });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: withAlpha(line.colour, many ? 0.06 : 0.2) });
     }
     const stroke = smooth > 0 ? withAlpha(line.colour, 0.28) : many ? withAlpha(line.colour, 0.6) : line.colour;
     series.push({ ...base, stroke, width: many ? 1 : 1.5 });
@@ -412,21 +416,22 @@ interface LegendProps {
   unit: (value: number) => string;
   best: MetricChartProps["best"];
   readout: { current: ((index: number | null) => void) | null };
+  /** Shows the x of the cursor. */
+  where: { current: HTMLElement | null };
   expected: number;
 }
 
 const MOST_IN_LEGEND = 12;
 
 /** The lines of a chart with their values at the cursor, or their last ones. */
-function Legend({ lines, axis, unit, best, readout, expected }: LegendProps) {
+function Legend({ lines, axis, unit, best, readout, where, expected }: LegendProps) {
   const list = useRef<HTMLUListElement>(null);
-  const where = useRef<HTMLParagraphElement>(null);
   const x = useMemo(() => unionOf(lines), [lines]);
   useEffect(() => {
     // The cursor moves often: its values go into the page without a redraw.
     readout.current = (index) => {
       const at = index === null ? null : x[index];
-      if (where.current) where.current.textContent = at === null || at === undefined ? "last" : `${axis} ${xText(axis, at)}`;
+      if (where.current) where.current.textContent = at === null || at === undefined ? "" : `${axis} ${xText(axis, at)}`;
       list.current?.querySelectorAll("[data-line]").forEach((cell, place) => {
         const line = lines[place];
         if (line) cell.textContent = valueText(at === null || at === undefined ? lastOf(line) : valueAt(line, at), unit);
@@ -439,10 +444,7 @@ function Legend({ lines, axis, unit, best, readout, expected }: LegendProps) {
   }, [lines, axis]);
   const more = lines.length - MOST_IN_LEGEND;
   return (
-    <div class="legend" style={{ minHeight: `${(Math.min(expected, 4) + 0) * 20}px` }}>
-      <p class="legend-x" ref={where} aria-hidden="true">
-        last
-      </p>
+    <div class="legend" style={{ minHeight: `${Math.min(expected, 4) * 20}px` }}>
       <ul ref={list}>
         {lines.slice(0, MOST_IN_LEGEND).map((line) => {
           const record = best?.[line.key.split("\n")[1] ?? ""];

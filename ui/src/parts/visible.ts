@@ -2,12 +2,17 @@ import type { RefObject } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { isReport } from "../api";
 
-/** Whether an element is on the screen or close to it. A report from disk shows everything: it is printed. */
+/** Parts of a report from disk that are shown wherever they are, so that they are there when it is printed. */
+const MOST_ALWAYS = 40;
+let always = 0;
+
+/** Whether an element is on the screen or close to it. */
 export function useVisible(ref: RefObject<Element | null>, margin = 500): boolean {
-  const [isVisible, set] = useState(isReport || typeof IntersectionObserver === "undefined");
+  const [isAlways] = useState(() => typeof IntersectionObserver === "undefined" || (isReport && always++ < MOST_ALWAYS));
+  const [isVisible, set] = useState(isAlways);
   useEffect(() => {
     const element = ref.current;
-    if (isReport || !element || typeof IntersectionObserver === "undefined") return;
+    if (isAlways || !element) return;
     const observer = new IntersectionObserver((entries) => set(entries.some((entry) => entry.isIntersecting)), {
       rootMargin: `${margin}px 0px`,
     });

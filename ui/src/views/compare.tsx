@@ -1,5 +1,271 @@
-import { Empty } from "../parts/empty";
+// Several runs side by side: sentences first, then curves, values, settings and times.
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { useAnswer } from "../api";
+import { MetricChart } from "../charts/line";
+import { Parallel } from "../charts/parallel";
+import { runColour } from "../colours";
+import { count, duration, number, percent } from "../format";
+import { Empty, Loading, Trouble } from "../parts/empty";
+import { StatusMark } from "../parts/marks";
+import { href, useRouteList } from "../router";
+import type { CompareAnswer, MetricInfo } from "../types";
+import { groupsOf } from "./metrics";
+
+const MOST_CHARTS = 6;
 
 export function CompareView() {
-  return <Empty title="Not built yet." />;
+  const [ids, setIds] = useRouteList("run");
+  const { data, error } = useAnswer<CompareAnswer>(ids.length > 1 ? "/api/compare" : null, { run: ids });
+  useEffect(() => {
+    document.title = "Compare · stepwell";
+  }, []);
+  return (
+    <div class="page">
+      <div class="page-head">
+        <h1>Compare</h1>
+      </div>
+      {ids.length < 2 ? (
+        <Empty title="Choose two runs or more.">
+          Tick them in the <a href={href([], { run: ids })}>list of runs</a>.
+        </Empty>
+      ) : (
+        <>
+          {error && <Trouble error={error} />}
+          {!data ? (
+            !error && <Loading height={480} label="Comparing" />
+          ) : (
+            <Comparison answer={data} remove={(id) => setIds(ids.filter((each) => each !== id))} />
+          )}
+        </>
+      )}
+    </div>
+  );
+}
+
+function Comparison({ answer, remove }: { answer: CompareAnswer; remove: (id: string) => void }) {
+  const { runs, summary, metrics, config, code, phases, axes } = answer;
+  const labels = useMemo(() => Object.fromEntries(runs.map(({ id, label }) => [id, label])), [runs]);
+  return (
+    <div class="compare">
+      <ul class="chips" aria-label="Runs">
+        {runs.map((run) => (
+          <li key={run.id} class="chip">
+            <span class="swatch" style={{ background: runColour(run.id) }} />
+            <StatusMark status={run.status} />
+            <a href={href(["run", run.id])}>{run.label}</a>
+            <span class="muted">
+              {duration(run.seconds * 1e9)}
+              {run.last_step !== null && `, step ${count(run.last_step)}`}
+            </span>
+            <button type="button" class="chip-remove" aria-label={`Remove ${run.label}`} onClick={() => remove(run.id)}>
+              ×
+            </button>
+          </li>
+        ))}
+        <li>
+          <a href={href([], { run: runs.map(({ id }) => id) })}>Choose runs</a>
+        </li>
+      </ul>
+      <section class="card verdict" aria-labelledby="summary">
+        <h2 id="summary">Summary</h2>
+        {summary.length ? (
+          <ul class="sentences">
+            {summary.map((sentence) => (
+              <li key={sentence}>{sentence}</li>
+            ))}
+          </ul>
+        ) : (
+          <p>No differences were found.</p>
+        )}
+      </section>
+      <Curves ids={runs.map(({ id }) => id)} labels={labels} metrics={metrics} />
+      {metrics.length > 0 && <Values answer={answer} />}
+      <div class="columns">
+        <Differences title="Settings that differ" empty="The settings are the same." runs={runs} rows={config} />
+        <Differences title="Code and environment that differ" empty="Code and environment are the same." runs={runs} rows={code} />
+      </div>
+      {phases.length > 0 && <Phases answer={answer} />}
+      {runs.length > 1 && axes.length > 1 && (
+        <section class="card" aria-labelledby="parallel">
+          <h2 id="parallel">Settings and results</h2>
+          <Parallel axes={axes} runs={runs.map(({ id, label }) => ({ id, label }))} />
+        </section>
+      )}
+    </div>
+  );
+}
+
+function Curves({ ids, labels, metrics }: { ids: string[]; labels: Record<string, string>; metrics: CompareAnswer["metrics"] }) {
+  const [all, setAll] = useState(false);
+  const [range, setRange] = useState<[number, number] | null>(null);
+  const names = metrics.map(({ name }) => name);
+  const charts = useMemo(
+    () => groupsOf(names.map((name) => ({ name }) as MetricInfo)).flatMap((group) => group.charts),
+    [names.join("\n")],
+  );
+  const shown = all ? charts : charts.slice(0, MOST_CHARTS);
+  return (
+    <>
+      <div class="charts">
+        {shown.map(({ title, names: own }) => (
+          <div class="card" key={title}>
+            <MetricChart runs={ids} runNames={labels} names={own} title={title} range={range} onRange={setRange} syncKey="compare" />
+          </div>
+        ))}
+      </div>
+      {shown.length < charts.length && (
+        <button type="button" class="link-button" onClick={() => setAll(true)}>
+          Show all {count(charts.length)} charts
+        </button>
+      )}
+    </>
+  );
+}
+
+function RunHeadings({ runs }: { runs: CompareAnswer["runs"] }) {
+  return (
+    <>
+      {runs.map(({ id, label }) => (
+        <th key={id} scope="col" title={id}>
+          <span class="swatch" style={{ background: runColour(id) }} />
+          {label}
+        </th>
+      ))}
+    </>
+  );
+}
+
+function Values({ answer: { runs, metrics } }: { answer: CompareAnswer }) {
+  return (
+    <section class="card" aria-labelledby="values">
+      <div class="card-head">
+        <h2 id="values">Values</h2>
+        <p class="muted">last, and best at its step</p>
+      </div>
+      <div class="table-box tall" tabIndex={0} role="region" aria-label="Values">
+        <table class="data">
+          <thead>
+            <tr>
+              <th scope="col">Metric</th>
+              <RunHeadings runs={runs} />
+            </tr>
+          </thead>
+          <tbody>
+            {metrics.map((metric) => (
+              <tr key={metric.name}>
+                <th scope="row">
+                  {metric.name}
+                  {metric.goal && <span class="muted"> {metric.goal} is better</span>}
+                </th>
+                {runs.map(({ id }, place) => {
+                  const best = metric.best[place];
+                  const step = metric.best_step[place];
+                  return (
+                    <td key={id} class={metric.winner === place ? "winner" : ""}>
+                      <span class="value">{number(metric.last[place])}</span>
+                      {best !== null && best !== undefined && (
+                        <span class="muted">
+                          {" "}
+                          best {number(best)}
+                          {step !== null && step !== undefined && ` at ${count(step)}`}
+                        </span>
+                      )}
+                      {metric.winner === place && <span class="winner-mark"> ✓ better</span>}
+                    </td>
+                  );
+                })}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+interface DifferencesProps {
+  title: string;
+  empty: string;
+  runs: CompareAnswer["runs"];
+  rows: { key: string; values: (string | null)[] }[];
+}
+
+function Differences({ title, empty, runs, rows }: DifferencesProps) {
+  return (
+    <section class="card" aria-label={title}>
+      <h2>{title}</h2>
+      {rows.length === 0 ? (
+        <p class="muted">{empty}</p>
+      ) : (
+        <div class="table-box tall" tabIndex={0} role="region" aria-label={title}>
+          <table class="data">
+            <thead>
+              <tr>
+                <th scope="col">Key</th>
+                <RunHeadings runs={runs} />
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map(({ key, values }) => (
+                <tr key={key}>
+                  <th scope="row">{key}</th>
+                  {values.map((value, place) => (
+                    <td key={place} class="long" title={value ?? undefined}>
+                      {value ?? <span class="muted">not set</span>}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+/** Paired bars: the median time of each phase in a step, one bar for each run. */
+function Phases({ answer: { runs, phases } }: { answer: CompareAnswer }) {
+  const longest = Math.max(...phases.flatMap(({ ns }) => ns.map((value) => value ?? 0))) || 1;
+  return (
+    <section class="card" aria-labelledby="phases">
+      <div class="card-head">
+        <h2 id="phases">Time of a step by phase</h2>
+        <p class="muted">median; differences from {runs[0]?.label}</p>
+      </div>
+      <table class="data pairs">
+        <thead class="visually-hidden">
+          <tr>
+            <th scope="col">Phase</th>
+            <th scope="col">Median time of each run</th>
+          </tr>
+        </thead>
+        <tbody>
+          {phases.map(({ phase, ns }) => (
+            <tr key={phase}>
+              <th scope="row">{phase}</th>
+              <td>
+                {runs.map(({ id, label }, place) => {
+                  const value = ns[place];
+                  const base = ns[0];
+                  const more = value != null && base != null && base > 0 && place > 0 ? value / base - 1 : null;
+                  return (
+                    <div class="pair" key={id} title={label}>
+                      <span class="visually-hidden">{label}: </span>
+                      <span class="pair-bar">
+                        <span style={{ width: `${(100 * (value ?? 0)) / longest}%`, background: runColour(id) }} />
+                      </span>
+                      <span class="pair-value">{value == null ? "none" : duration(value)}</span>
+                      <span class="pair-more muted">{more === null || Math.abs(more) < 0.005 ? "" : `${more > 0 ? "+" : "−"}${percent(Math.abs(more))}`}</span>
+                    </div>
+                  );
+                })}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
 }

@@ -33,7 +33,7 @@ const FIXED: Column[] = [
     key: "started",
     title: "Started",
     isNumber: false,
-    width: 132,
+    width: 150,
     value: (run) => run.created_ms,
     cell: (run) => run.created_ms !== null && <span title={exactDate(run.created_ms)}>{date(run.created_ms)}</span>,
   },
