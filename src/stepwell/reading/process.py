@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,20 @@ def read_documents(folder: Path) -> list[dict[str, Any]]:
     return list(documents.values())
 
 
-def read_processes(folder: Path) -> list[Process]:
+def read_processes(
+    folder: Path,
+    sealed_of: Callable[[Path], list[RecordedSegment]] = sealed_segments,
+    events: bool = True,
+) -> list[Process]:
     """Return a process and its workers.
 
     The order of reading is correct while they record: live segments before archives, because a segment is in
     an archive before its file is removed; and names last, because a name is written before it is used.
+
+    Args:
+        folder: the folder of the process.
+        sealed_of: returns the segments in the archives of a folder; for readers that remember them.
+        events: whether to read the events.
     """
     document = read_document(folder)
     if document is None:
@@ -119,15 +128,16 @@ def read_processes(folder: Path) -> list[Process]:
     segments = [s for p in list(processes.values()) for s in live_segments(p.folder, p.name)]
     if live != folder:
         segments += live_segments(folder, main.name)
-    sealed = sealed_segments(folder)
+    sealed = sealed_of(folder)
     for process in processes.values():
-        _read_texts(process, folder if process is main and live != folder else process.folder)
+        other = folder if process is main and live != folder else process.folder
+        _read_texts(process, other, events)
     # Last: the texts of a worker are folded in before they are removed.
-    for document, names, events in _folded(folder):
+    for document, names, lines in _folded(folder):
         process = processes.setdefault(document["process"], Process(document, folder, folder))
         process.about = document
         process.names = _names(names)
-        process.event_lines = events.split("\n")
+        process.event_lines = lines.split("\n") if events else []
     # Live copies first: the segments in which their spans continued since may not have been read.
     _assign(processes, [*segments, *sealed])
     return list(processes.values())
@@ -142,15 +152,16 @@ def _assign(processes: dict[str, Process], segments: list[RecordedSegment]) -> N
             processes[segment.process].segments.append(segment)
 
 
-def _read_texts(process: Process, other: Path) -> None:
+def _read_texts(process: Process, other: Path, events: bool) -> None:
     """Read names and events of a process; with a spool, from the longer copy."""
-    texts = {name: _read_text(process.folder / name) or "" for name in (NAMES, EVENTS)}
+    files = (NAMES, EVENTS) if events else (NAMES,)
+    texts = {name: _read_text(process.folder / name) or "" for name in files}
     if other != process.folder:
         for name in texts:
             copy = _read_text(other / name) or ""
             texts[name] = max(texts[name], copy, key=len)
     process.names = _names(texts[NAMES])
-    process.event_lines = texts[EVENTS].split("\n")
+    process.event_lines = texts[EVENTS].split("\n") if events else []
 
 
 def _worker_folders(folder: Path) -> list[Path]:
