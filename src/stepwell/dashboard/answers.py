@@ -639,10 +639,8 @@ def artifact_file(run: RecordedRun, sha256: str) -> tuple[Path, str, str] | None
             run.items().select("sha256", "name", "media").collect(),
         ]
     ).filter(pl.col("sha256") == sha256)
-    path = run.path / "artifacts" / sha256
-    if rows.is_empty() or not sha256.isalnum() or not path.is_file() or path.is_symlink():
-        return None
-    if path.resolve().parent != (run.path / "artifacts").resolve():
+    path = run.path.resolve() / "artifacts" / sha256
+    if rows.is_empty() or not sha256.isalnum() or path.resolve() != path or not path.is_file():
         return None
     name, kind = rows["name"][0], rows["media"][0]
     safe = kind if kind in MEDIA_TYPES else "application/octet-stream"

@@ -98,15 +98,17 @@ def choose_token() -> str:
 
 def listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens on this address; without a port, on the usual or a free one."""
+    if port is not None and not 0 <= port < 1 << 16:
+        raise StepwellError(f"--port must be from 0 to 65535, got {port}")
     for number in (PORT, 0) if port is None else (port,):
         try:
             return socket.create_server(
                 (host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET
             )
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             if port is None and number:
                 continue
-            reason = getattr(error, "strerror", None) or error
+            reason = error.strerror or error
             raise StepwellError(
                 f"cannot listen on {host}, port {number}: {reason}. Choose another with --host or --port"
             ) from None
