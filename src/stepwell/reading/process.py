@@ -102,7 +102,7 @@ def read_documents(folder: Path) -> list[dict[str, Any]]:
 
 def read_processes(
     folder: Path,
-    sealed_of: Callable[[Path], list[RecordedSegment]] = sealed_segments,
+    sealed_of: Callable[[Path], list[RecordedSegment]] | None = None,
     events: bool = True,
 ) -> list[Process]:
     """Return a process and its workers.
@@ -128,7 +128,7 @@ def read_processes(
     segments = [s for p in list(processes.values()) for s in live_segments(p.folder, p.name)]
     if live != folder:
         segments += live_segments(folder, main.name)
-    sealed = sealed_of(folder)
+    sealed = (sealed_of or sealed_segments)(folder)
     for process in processes.values():
         other = folder if process is main and live != folder else process.folder
         _read_texts(process, other, events)
