@@ -211,9 +211,8 @@ function Plot(props: PlotProps) {
 function window_(plot: uPlot, range: [number, number] | null): void {
   const x = plot.data[0] as number[];
   const min = range?.[0] ?? x[0] ?? 0;
-  let max = range?.[1] ?? x[x.length - 1] ?? 1;
-  if (max <= min) max = min + 1;
-  plot.setScale("x", { min, max });
+  const max = range?.[1] ?? x[x.length - 1] ?? 1;
+  plot.setScale("x", max > min ? { min, max } : { min: min - 1, max: min + 1 });
 }
 
 /** x, then for each line: low and high if it has a band, the raw values, the smoothed ones. */
@@ -275,7 +274,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
         size: 24,
         gap: 4,
         space: 70,
-        ...(axis === "time" ? { incrs: TIME_INCREMENTS } : {}),
+        ...(axis === "time" ? { incrs: TIME_INCREMENTS } : axis === "epoch" ? {} : { incrs: WHOLE_INCREMENTS }),
         values: (_plot, ticks) => ticks.map((tick) => xText(axis, tick)),
       },
       {
@@ -380,6 +379,8 @@ function drawOdd(plot: uPlot, lines: Line[], colour: string): void {
   }
   ctx.restore();
 }
+
+const WHOLE_INCREMENTS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 const TIME_INCREMENTS = [
   ...[1e3, 1e4, 1e5, 1e6, 1e7, 1e8].flatMap((unit) => [unit, 2 * unit, 5 * unit]),

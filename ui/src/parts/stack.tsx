@@ -3,6 +3,7 @@
 import { useState } from "preact/hooks";
 import { phaseColour } from "../colours";
 import { duration, percent } from "../format";
+import { TableBox } from "./table_box";
 import type { PhaseLine } from "../types";
 
 const LEAST_SHARE = 0.001;
@@ -44,7 +45,7 @@ export function TimeTable({ lines, wall }: { lines: PhaseLine[]; wall: number })
           />
         ))}
       </div>
-      <div class="table-box" tabIndex={0} role="region" aria-label="Time by phase">
+      <TableBox label="Time by phase">
         <table class="data time-table">
           <thead>
             <tr>
@@ -78,7 +79,7 @@ export function TimeTable({ lines, wall }: { lines: PhaseLine[]; wall: number })
             </tr>
           </tfoot>
         </table>
-      </div>
+      </TableBox>
     </div>
   );
 }

@@ -8,6 +8,7 @@ import { runColour } from "../colours";
 import { count, duration, number, percent } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { StatusMark } from "../parts/marks";
+import { TableBox } from "../parts/table_box";
 import { href, useRouteList } from "../router";
 import type { CompareAnswer, MetricInfo } from "../types";
 import { groupsOf } from "./metrics";
@@ -107,7 +108,7 @@ function Curves({ ids, labels, metrics }: { ids: string[]; labels: Record<string
   const shown = all ? charts : charts.slice(0, MOST_CHARTS);
   return (
     <>
-      <div class="charts">
+      <div class="charts charts-wide">
         {shown.map(({ title, names: own }) => (
           <div class="card" key={title}>
             <MetricChart runs={ids} runNames={labels} names={own} title={title} range={range} onRange={setRange} syncKey="compare" />
@@ -143,7 +144,7 @@ function Values({ answer: { runs, metrics } }: { answer: CompareAnswer }) {
         <h2 id="values">Values</h2>
         <p class="muted">last, and best at its step</p>
       </div>
-      <div class="table-box tall" tabIndex={0} role="region" aria-label="Values">
+      <TableBox label="Values" tall>
         <table class="data">
           <thead>
             <tr>
@@ -179,7 +180,7 @@ function Values({ answer: { runs, metrics } }: { answer: CompareAnswer }) {
             ))}
           </tbody>
         </table>
-      </div>
+      </TableBox>
     </section>
   );
 }
@@ -198,7 +199,7 @@ function Differences({ title, empty, runs, rows }: DifferencesProps) {
       {rows.length === 0 ? (
         <p class="muted">{empty}</p>
       ) : (
-        <div class="table-box tall" tabIndex={0} role="region" aria-label={title}>
+        <TableBox label={title} tall>
           <table class="data">
             <thead>
               <tr>
@@ -219,14 +220,16 @@ function Differences({ title, empty, runs, rows }: DifferencesProps) {
               ))}
             </tbody>
           </table>
-        </div>
+        </TableBox>
       )}
     </section>
   );
 }
 
 /** Paired bars: the median time of each phase in a step, one bar for each run. */
-function Phases({ answer: { runs, phases } }: { answer: CompareAnswer }) {
+function Phases({ answer }: { answer: CompareAnswer }) {
+  const { runs } = answer;
+  const phases = answer.phases.filter(({ ns }) => ns.some((value) => value));
   const longest = Math.max(...phases.flatMap(({ ns }) => ns.map((value) => value ?? 0))) || 1;
   return (
     <section class="card" aria-labelledby="phases">

@@ -5,6 +5,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { useAnswer } from "../api";
 import { count, counted, number, plain, size } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
+import { TableBox } from "../parts/table_box";
 import { setParams, useRouteParam } from "../router";
 import type { MediaItem, MediaList } from "../types";
 import type { ViewProps } from "../view";
@@ -273,12 +274,12 @@ function DataTable({ table, name }: { table: Rows; name: string }) {
   const shown = all ? table.rows : table.rows.slice(0, MOST_ROWS);
   return (
     <div class="media-body">
-      <div class="table-box tall" tabIndex={0} role="region" aria-label={name}>
+      <TableBox label={name} tall>
         <table class="data">
           <thead>
             <tr>
               {table.columns.map((column, at) => (
-                <th key={at} scope="col">
+                <th key={at} scope="col" class={typeof table.rows[0]?.[at] === "number" ? "number" : ""}>
                   {column}
                 </th>
               ))}
@@ -296,7 +297,7 @@ function DataTable({ table, name }: { table: Rows; name: string }) {
             ))}
           </tbody>
         </table>
-      </div>
+      </TableBox>
       {shown.length < table.rows.length && (
         <button type="button" class="link-button" onClick={() => setAll(true)}>
           Show all {count(table.rows.length)} rows

@@ -6,6 +6,7 @@ import { count, counted, duration, number, percent, plain, rate } from "../forma
 import type { Live } from "../live";
 import { StatusMark } from "../parts/marks";
 import { TimeTable } from "../parts/stack";
+import { TableBox } from "../parts/table_box";
 import { href } from "../router";
 import type { AttemptLine, Overview, ValueLine } from "../types";
 import { Verdict } from "./findings";
@@ -142,11 +143,11 @@ function Attempts({ attempts, wall }: { attempts: AttemptLine[]; wall: number })
   return (
     <section class="card" aria-labelledby="attempts">
       <h2 id="attempts">Attempts</h2>
-      <div class="table-box" tabIndex={0} role="region" aria-label="Attempts">
+      <TableBox label="Attempts">
         <table class="data attempts">
           <thead>
             <tr>
-              <th scope="col" class="number">Attempt</th>
+              <th scope="col">Attempt</th>
               <th scope="col">Status</th>
               <th scope="col" class="attempt-axis">
                 <span class="visually-hidden">Time</span>
@@ -163,7 +164,7 @@ function Attempts({ attempts, wall }: { attempts: AttemptLine[]; wall: number })
           <tbody>
             {attempts.map((attempt) => (
               <tr key={attempt.attempt}>
-                <td class="number">{attempt.attempt}</td>
+                <td>{attempt.attempt}</td>
                 <td>
                   <StatusMark status={attempt.status} /> {attempt.status}
                 </td>
@@ -186,7 +187,7 @@ function Attempts({ attempts, wall }: { attempts: AttemptLine[]; wall: number })
             ))}
           </tbody>
         </table>
-      </div>
+      </TableBox>
     </section>
   );
 }
@@ -199,7 +200,7 @@ function Values({ run, values, ranks }: { run: string; values: ValueLine[]; rank
         <h2 id="values">Values</h2>
         {ranks > 1 && <p class="muted">mean of {count(ranks)} ranks</p>}
       </div>
-      <div class="table-box" tabIndex={0} role="region" aria-label="Values">
+      <TableBox label="Values">
         <table class="data">
           <thead>
             <tr>
@@ -225,7 +226,7 @@ function Values({ run, values, ranks }: { run: string; values: ValueLine[]; rank
             ))}
           </tbody>
         </table>
-      </div>
+      </TableBox>
     </section>
   );
 }

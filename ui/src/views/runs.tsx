@@ -9,11 +9,15 @@ import { Empty, Loading, Trouble } from "../parts/empty";
 import { Findings, StatusMark, Tag } from "../parts/marks";
 import { Menu } from "../parts/menu";
 import { Sparkline } from "../parts/sparkline";
+import { TableBox } from "../parts/table_box";
 import { href, navigate, setParams, useRoute, useRouteList, useRouteParam } from "../router";
 import type { RunList, RunSummary, Value } from "../types";
 
+/** Heights of rows, as in views.css. On a narrow screen, the cells of a run are below its name. */
 const ROW = 56;
+const NARROW_ROW = 84;
 const GROUP_ROW = 36;
+const narrow = window.matchMedia("(max-width: 640px)");
 const AROUND = 12;
 
 interface Column {
@@ -220,6 +224,19 @@ function List({ list }: { list: RunList }) {
             ))}
           </select>
         </label>
+        <label class="field narrow-only">
+          Sort by
+          <select value={sort} onChange={(event) => setParams({ sort: event.currentTarget.value })}>
+            {[NAME, STATUS, ...columns].flatMap(({ key, title }) => [
+              <option key={key} value={key}>
+                {title} ↑
+              </option>,
+              <option key={`-${key}`} value={`-${key}`}>
+                {title} ↓
+              </option>,
+            ])}
+          </select>
+        </label>
         <Menu label={extra.length ? `Columns (${extra.length})` : "Columns"}>
           <ColumnPicker list={list} chosen={extra} choose={setExtra} />
         </Menu>
@@ -387,18 +404,20 @@ interface TableProps {
 
 function Table({ rows, columns, sort, chosen, choose }: TableProps) {
   const body = useRef<HTMLTableSectionElement>(null);
+  const isNarrow = useNarrow();
   const tops = useMemo(() => {
     const all = [0];
-    for (const row of rows) all.push((all.at(-1) ?? 0) + (row.kind === "run" ? ROW : GROUP_ROW));
+    const height = isNarrow ? NARROW_ROW : ROW;
+    for (const row of rows) all.push((all.at(-1) ?? 0) + (row.kind === "run" ? height : GROUP_ROW));
     return all;
-  }, [rows]);
+  }, [rows, isNarrow]);
   const [first, last] = useWindow(body, tops);
   const selected = useMemo(() => new Set(chosen), [chosen]);
   const visible = rows.slice(first, last);
   const toggle = (id: string, on: boolean): void => choose(on ? [...chosen, id] : chosen.filter((each) => each !== id));
   return (
-    <div class="table-box" tabIndex={0} role="region" aria-label="Runs">
-      <table class="runs" aria-rowcount={rows.length + 1}>
+    <TableBox label="Runs">
+      <table class="runs" role="table" aria-rowcount={rows.length + 1}>
         <colgroup>
           <col class="col-check" />
           <col class="col-name" />
@@ -406,21 +425,21 @@ function Table({ rows, columns, sort, chosen, choose }: TableProps) {
             <col key={key} style={{ width: `${width}px` }} />
           ))}
         </colgroup>
-        <thead>
-          <tr>
-            <td />
+        <thead role="rowgroup">
+          <tr role="row">
+            <td role="cell" class="col-check" />
             <Heading column={NAME} sort={sort} also={STATUS} />
             {columns.map((column) => (
               <Heading key={column.key} column={column} sort={sort} />
             ))}
           </tr>
         </thead>
-        <tbody ref={body}>
+        <tbody role="rowgroup" ref={body}>
           {first > 0 && <Space height={tops[first] ?? 0} />}
           {visible.map((row, place) =>
             row.kind === "group" ? (
-              <tr key={row.key} class="group-row" aria-rowindex={first + place + 2}>
-                <th colSpan={columns.length + 2} scope="rowgroup">
+              <tr key={row.key} role="row" class="group-row" aria-rowindex={first + place + 2}>
+                <th role="rowheader" colSpan={columns.length + 2} scope="rowgroup">
                   {row.title} <span class="muted">{counted(row.size, "run")}</span>
                 </th>
               </tr>
@@ -438,8 +457,18 @@ function Table({ rows, columns, sort, chosen, choose }: TableProps) {
           {last < rows.length && <Space height={(tops[rows.length] ?? 0) - (tops[last] ?? 0)} />}
         </tbody>
       </table>
-    </div>
+    </TableBox>
   );
+}
+
+function useNarrow(): boolean {
+  const [isNarrow, set] = useState(narrow.matches);
+  useEffect(() => {
+    const change = (): void => set(narrow.matches);
+    narrow.addEventListener("change", change);
+    return () => narrow.removeEventListener("change", change);
+  }, []);
+  return isNarrow;
 }
 
 function Space({ height }: { height: number }) {
@@ -468,6 +497,7 @@ function Heading({ column, sort, also }: { column: Column; sort: string; also?: 
   const isSorted = key === column.key || key === also?.key;
   return (
     <th
+      role="columnheader"
       scope="col"
       class={column.isNumber ? "number" : ""}
       title={column.title}
@@ -491,6 +521,7 @@ function RunRow({ run, columns, index, isChosen, choose }: RunRowProps) {
   const address = href(["run", run.id]);
   return (
     <tr
+      role="row"
       aria-rowindex={index}
       class={isChosen ? "run-row chosen" : "run-row"}
       onClick={(event) => {
@@ -500,7 +531,7 @@ function RunRow({ run, columns, index, isChosen, choose }: RunRowProps) {
         navigate(address);
       }}
     >
-      <td class="col-check">
+      <td role="cell" class="col-check">
         <label class="row-check">
           <input
             type="checkbox"
@@ -510,7 +541,7 @@ function RunRow({ run, columns, index, isChosen, choose }: RunRowProps) {
           />
         </label>
       </td>
-      <th scope="row">
+      <th role="rowheader" scope="row">
         <div class="run-line">
           <StatusMark status={run.status} />
           <a href={address} class="run-name" title={`${run.name} (${run.id})`}>
@@ -526,7 +557,7 @@ function RunRow({ run, columns, index, isChosen, choose }: RunRowProps) {
         </p>
       </th>
       {columns.map((column) => (
-        <td key={column.key} class={column.isNumber ? "number" : ""}>
+        <td key={column.key} role="cell" class={`cell-${column.key.split(":", 1)[0]}${column.isNumber ? " number" : ""}`} data-title={column.title}>
           {column.cell(run)}
         </td>
       ))}
