@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 Entries = NDArray[Any]
 Ints = NDArray[np.int64]
+Places = NDArray[np.intp]
 
 ENTRY = np.dtype(
     [
         ("start", "<i8"),
         ("end", "<i8"),
-        ("busy", "<f8"),
+        ("busy", "<i8"),
         ("id", "<i8"),
         ("name", "<i4"),
         ("count", "<i4"),
@@ -34,54 +35,64 @@ OPEN, FAILED = 1, 2
 MAX_ROWS = 64
 """Deeper spans share the last row."""
 NO_ID = -1
+NAME_BITS, BUCKET_BITS = 18, 38
+MAX_BUCKET = (1 << BUCKET_BITS) - 1
 
 
 def merge_entries(entries: Entries, exponent: int) -> Entries:
-    """Return the entries of larger buckets. They are sorted by row and start."""
-    if not len(entries):
+    """Return the entries of larger buckets, in no particular order."""
+    narrow = is_narrow(entries, exponent)
+    short = entries[narrow]
+    if len(short) < 2:
         return entries
-    narrow, bucket = _is_narrow(entries, exponent), entries["start"] >> exponent
-    order = np.lexsort((entries["name"], bucket, ~narrow, entries["row"]))
-    entries, narrow, bucket = entries[order], narrow[order], bucket[order]
-    same = narrow[1:] & narrow[:-1] & (bucket[1:] == bucket[:-1])
-    same &= entries["row"][1:] == entries["row"][:-1]
-    same &= entries["name"][1:] == entries["name"][:-1]
-    return _reduced(entries, np.flatnonzero(np.concatenate([[True], ~same])))
+    name = np.minimum(short["name"], (1 << NAME_BITS) - 1).astype(np.int64)
+    key = _bucket_key(short, exponent) << NAME_BITS | name
+    return np.concatenate([_reduced(short, key), entries[~narrow]])
 
 
 def to_boxes(entries: Entries, exponent: int) -> Entries:
-    """Return at most two boxes for each row and bucket: one of short spans, and one that is wider.
+    """Return at most two boxes for each row and bucket, of short spans and of wider ones, by row and start.
 
     The name of a box is the one with most of the time.
     """
     entries = merge_entries(entries, exponent)
-    if not len(entries):
-        return entries
-    narrow, bucket = _is_narrow(entries, exponent), entries["start"] >> exponent
-    order = np.lexsort((-entries["busy"], narrow, bucket, entries["row"]))
-    entries, narrow, bucket = entries[order], narrow[order], bucket[order]
-    same = (narrow[1:] == narrow[:-1]) & (bucket[1:] == bucket[:-1])
-    same &= entries["row"][1:] == entries["row"][:-1]
-    # The first entry of each box, which gives it its name, has most of the time.
-    boxes = _reduced(entries, np.flatnonzero(np.concatenate([[True], ~same])))
+    wide = ~is_narrow(entries, exponent)
+    key = _bucket_key(entries, exponent) << 1 | wide
+    # The first entry of each box gives it its name.
+    order = np.argsort(-entries["busy"], kind="stable")
+    boxes = _reduced(entries[order], key[order])
     return boxes[np.lexsort((boxes["start"], boxes["row"]))]
 
 
-def _is_narrow(entries: Entries, exponent: int) -> NDArray[np.bool_]:
+def is_narrow(entries: Entries, exponent: int) -> NDArray[np.bool_]:
     """Return which entries are short spans. Those of smaller buckets may reach into the next bucket."""
     short = entries["end"] - entries["start"] < 1 << exponent
     return np.asarray(short | (entries["count"] > 1))
 
 
-def _reduced(entries: Entries, first: NDArray[np.intp]) -> Entries:
-    """Merge groups of adjacent entries, given by the index of their first one."""
-    merged = entries[first]
+def _bucket_key(entries: Entries, exponent: int) -> Ints:
+    """Return a number for each row and bucket, in 44 bits."""
+    bucket = entries["start"] >> exponent
+    # Buckets are counted from the last one: a span that began long ago may be far from all others.
+    back = np.minimum(bucket.max(initial=0) - bucket, MAX_BUCKET)
+    key: Ints = entries["row"].astype(np.int64) << BUCKET_BITS | (MAX_BUCKET - back)
+    return key
+
+
+def _reduced(entries: Entries, key: Ints) -> Entries:
+    """Merge the entries with the same key. Of each group, the first one gives the name."""
+    if not len(entries):
+        return entries
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     if len(first) == len(entries):
-        return merged
-    merged["start"] = np.minimum.reduceat(entries["start"], first)
-    merged["end"] = np.maximum.reduceat(entries["end"], first)
-    merged["busy"] = np.add.reduceat(entries["busy"], first)
-    merged["count"] = np.add.reduceat(entries["count"], first)
-    merged["flags"] = np.bitwise_or.reduceat(entries["flags"], first)
+        return entries
+    merged = entries[order[first]]
+    merged["start"] = np.minimum.reduceat(entries["start"][order], first)
+    merged["end"] = np.maximum.reduceat(entries["end"][order], first)
+    merged["busy"] = np.add.reduceat(entries["busy"][order], first)
+    merged["count"] = np.add.reduceat(entries["count"][order], first)
+    merged["flags"] = np.bitwise_or.reduceat(entries["flags"][order], first)
     merged["id"][merged["count"] > 1] = NO_ID
     return merged

@@ -1,17 +1,39 @@
-"""The processes of a run as the level of detail needs them: numbers, lanes, and times since the run began."""
+"""The processes of a run as the level of detail needs them: numbers, lanes, and times since the run began.
+
+Opening a process takes time in proportion to its archives. Blocks of archives are therefore remembered and
+only new ones are read, and processes that have ended are remembered as long as their files do not change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stepwell._core import clock
+from stepwell.analysis.detail.cache import memory
 from stepwell.analysis.ranks.stacks import seen_status
+from stepwell.journal.archive import Block, archive_files, read_blocks
 from stepwell.journal.document import status_of
+from stepwell.journal.format import is_header
 from stepwell.reading import RecordedRun
-from stepwell.reading.process import Process
-from stepwell.reading.segments import ends_of
+from stepwell.reading.layout import Layout, contexts
+from stepwell.reading.process import (
+    Process,
+    process_folders,
+    read_document,
+    read_documents,
+    read_processes,
+)
+from stepwell.reading.segments import RecordedSegment, ends_of
+from stepwell.reading.spans import OPEN, SpanReader
 from stepwell.reading.tables import ProcessTables
 
 PROCESS_SHIFT = 34
@@ -19,23 +41,31 @@ PROCESS_SHIFT = 34
 JavaScript has them exactly."""
 MAX_PROCESSES = 1 << 19
 LOCAL_MASK = (1 << PROCESS_SHIFT) - 1
+BLOCK_COST = 2000
+"""Approximate bytes in memory of one block without its payload."""
+
+Signature = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
 class ProcessSource:
     """One process of a run.
 
     Attributes:
-        tables: its records.
+        tables: its records, without events.
         number: its place among the processes of the run, by start.
         shift: add it to a clock value of the process to get nanoseconds since the run began.
         status: running, or how it ended.
     """
 
-    tables: ProcessTables
-    number: int
-    shift: int
-    status: str
+    def __init__(
+        self, run: Path, tables: ProcessTables, number: int, shift: int, status: str
+    ) -> None:
+        self.run = run
+        self.tables = tables
+        self.number = number
+        self.shift = shift
+        self.status = status
+        self._endless: dict[int, dict[int, bool]] = {}
 
     @property
     def process(self) -> Process:
@@ -57,12 +87,38 @@ class ProcessSource:
         """Whether it is the worker of a rank."""
         return bool(self.process.about["role"] == "worker")
 
+    @cached_property
+    def reader(self) -> SpanReader:
+        """Reads its spans."""
+        return SpanReader(self.process)
+
+    def endless(self, segment: RecordedSegment) -> dict[int, bool]:
+        """Return the spans of a segment that have no end anywhere, and whether they are open."""
+        if segment.seq not in self._endless:
+            rows = self.reader.rows(segment, depths=False)
+            at = np.flatnonzero(rows.end == 0)
+            is_open = rows.status[at] == OPEN
+            pairs = zip(rows.id[at].tolist(), is_open.tolist(), strict=True)
+            self._endless[segment.seq] = dict(pairs)
+        return self._endless[segment.seq]
+
+    @cached_property
     def last_seen(self) -> int:
-        """Return now, or the last sign of life, on the clock of the process."""
+        """Now, or the last sign of life, on the clock of the process."""
         if self.status == "running":
             return clock.wall() - self.tables.offset
         latest = max((ends_of(s) for s in self.process.of_kind("spans")), default=0)
         return max(int(self.process.about["heartbeat"] or 0) - self.tables.offset, latest)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A process in few words: its document, the lanes that have spans, and its last sign of life."""
+
+    folder: Path
+    document: dict[str, Any]
+    lanes: tuple[int, ...]
+    last_clock: int
 
 
 class RunSource:
@@ -70,28 +126,62 @@ class RunSource:
 
     def __init__(self, run: RecordedRun) -> None:
         self.run = run
-        self.documents = sorted(run.documents(), key=_by_start)[:MAX_PROCESSES]
+        self._folders = process_folders(run.folder)
+        documents = [d for folder in self._folders for d in _documents(folder)]
+        self.documents = sorted(documents, key=_by_start)[:MAX_PROCESSES]
         self.began_ns = began_ns(self.documents)
         self._numbers = {str(d["process"]): i for i, d in enumerate(self.documents)}
         self._statuses = {str(d["process"]): status_of(d) for d in self.documents}
+        self._layout = Layout.of(run.id, self.documents)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the run."""
         return sorted({int(d["rank"]) for d in self.documents})
 
-    def processes(self, ranks: Iterable[int] | None = None) -> Iterator[ProcessSource]:
+    @property
+    def is_live(self) -> bool:
+        """Whether one of its processes is running."""
+        return "running" in self._statuses.values()
+
+    def signature(self) -> str:
+        """Return a text that changes when the files of an ended run do."""
+        parts = [(folder.name, _files(folder)) for folder in self._folders]
+        return f"{zlib.crc32(json.dumps(parts).encode()):08x}-{len(parts)}"
+
+    def outlines(self, ranks: Sequence[int] | None = None) -> list[Outline]:
+        """Return the processes of some ranks, or of all, in the order of the screen."""
+        wanted = None if ranks is None else set(ranks)
+        outlines = [o for folder in self._chosen(wanted) for o in self._outlined(folder)]
+        outlines = [o for o in outlines if o.document["process"] in self._numbers]
+        return sorted(outlines, key=lambda o: _on_screen(o.document))
+
+    def end(self, outlines: Iterable[Outline]) -> int:
+        """Return the end of the run: now, or the last sign of life of these processes."""
+        ends = [1]
+        for outline in outlines:
+            document = outline.document
+            if self.status(document) == "running":
+                ends.append(clock.wall() - self.began_ns)
+            else:
+                offset = self._layout.offsets.get(document["boot"], 0)
+                last = outline.last_clock + offset if outline.last_clock else 0
+                ends.append(max(int(document["heartbeat"] or 0), last) - self.began_ns)
+        return max(ends)
+
+    def status(self, document: dict[str, Any]) -> str:
+        """Return the status of a process."""
+        return seen_status(document, self._statuses)
+
+    def open(self, outline: Outline) -> ProcessSource | None:
+        """Return the process of an outline."""
+        return self._opened(outline.folder).get(str(outline.document["process"]))
+
+    def processes(self, ranks: Sequence[int] | None = None) -> Iterator[ProcessSource]:
         """Yield the processes of some ranks, or of all, in the order of the screen."""
         wanted = None if ranks is None else set(ranks)
-        chosen = []
-        for rank in self.ranks if wanted is None else sorted(wanted.intersection(self.ranks)):
-            for tables in self.run.by_process(rank, partial=True):
-                number = self._numbers.get(tables.process.name)
-                if number is not None:
-                    status = seen_status(tables.process.about, self._statuses)
-                    shift = tables.offset - self.began_ns
-                    chosen.append(ProcessSource(tables, number, shift, status))
-        yield from sorted(chosen, key=lambda source: _on_screen(source.process.about))
+        opened = [p for folder in self._chosen(wanted) for p in self._opened(folder).values()]
+        yield from sorted(opened, key=lambda source: _on_screen(source.process.about))
 
     def process_numbered(self, number: int) -> ProcessSource | None:
         """Return the process with this number; None if there is none."""
@@ -99,6 +189,65 @@ class RunSource:
             return None
         rank = int(self.documents[number]["rank"])
         return next((p for p in self.processes([rank]) if p.number == number), None)
+
+    def _chosen(self, ranks: set[int] | None) -> list[Path]:
+        if ranks is None:
+            return self._folders
+        documents = ((folder, read_document(folder)) for folder in self._folders)
+        return [folder for folder, d in documents if d is not None and d["rank"] in ranks]
+
+    def _outlined(self, folder: Path) -> list[Outline]:
+        """Return the outlines of a process and its workers. Their lanes change only with their files."""
+        self.run.bring(folder)
+        names = tuple((name, size) for name, size, _ in _files(folder) if name[-4:] == ".zst")
+        live = tuple(name for name, *_ in _files(folder) if name[-4:] != ".zst")
+        document = read_document(folder)
+        is_running = document is not None and status_of(document) == "running"
+        workers = () if document is None else tuple(d["process"] for d in _documents(folder))
+        spool = document is not None and bool(document["spool"])
+        key = "outline", str(folder), names, live, workers, is_running
+        outlines: list[Outline] | None = None if spool and is_running else memory.get(key)
+        if outlines is None:
+            outlines = [
+                Outline(
+                    folder,
+                    source.process.about,
+                    tuple(sorted(source.reader.lanes)),
+                    max((ends_of(s) for s in source.reader.segments), default=0),
+                )
+                for source in self._opened(folder).values()
+            ]
+            memory.put(key, outlines, 2000 * (1 + len(outlines)))
+        return outlines
+
+    def _opened(self, folder: Path) -> dict[str, ProcessSource]:
+        self.run.bring(folder)
+        document = read_document(folder)
+        if document is None:
+            return {}
+        shifts = sorted(self._layout.offsets.items()), self.began_ns, len(self.documents)
+        key = "process", str(folder), json.dumps(_files(folder)), json.dumps(shifts)
+        is_running = status_of(document) == "running"
+        sources: dict[str, ProcessSource] | None = None if is_running else memory.get(key)
+        if sources is None:
+            sources = self._open(folder)
+            if not any(source.status == "running" for source in sources.values()):
+                segments = [s for source in sources.values() for s in source.process.segments]
+                memory.put(key, sources, sum(BLOCK_COST + len(s.body) for s in segments))
+        return sources
+
+    def _open(self, folder: Path) -> dict[str, ProcessSource]:
+        processes = read_processes(folder, sealed_of, events=False)
+        sources = {}
+        for process, context in zip(processes, contexts(processes, partial=True), strict=True):
+            number = self._numbers.get(process.name)
+            if number is not None:
+                offset = self._layout.offsets.get(process.about["boot"], 0)
+                tables = ProcessTables(process, context, offset, number, self.run.id)
+                shift, status = offset - self.began_ns, self.status(process.about)
+                source = ProcessSource(self.run.folder, tables, number, shift, status)
+                sources[process.name] = source
+        return sources
 
 
 def began_ns(documents: Iterable[dict[str, Any]]) -> int:
@@ -114,6 +263,71 @@ def pack_id(number: int, local: int) -> int:
 def unpack_id(identity: int) -> tuple[int, int]:
     """Return the number of the process of a span, and its id there."""
     return identity >> PROCESS_SHIFT, identity & LOCAL_MASK
+
+
+def fingerprint(segment: RecordedSegment) -> int:
+    """Return a number that differs for another sealed segment with the same process and number."""
+    assert segment.sealed is not None
+    text = json.dumps([segment.header, segment.sealed.size], sort_keys=True)
+    return zlib.crc32(text.encode())
+
+
+# Files
+
+
+def sealed_of(folder: Path) -> list[RecordedSegment]:
+    """Return the segments in the archives of a folder. Blocks that were read before are not read again."""
+    return [
+        RecordedSegment(block.header["process"], block.header, block)
+        for kind in ("spans", "metrics")
+        for path in archive_files(folder, kind)
+        for block in _blocks(path)
+        if is_header(block.header) and isinstance(block.header.get("process"), str)
+    ]
+
+
+def _blocks(path: Path) -> list[Block]:
+    """Return the blocks of an archive, which only grows: a file that did anything else is read again."""
+    try:
+        status = path.stat()
+    except OSError:
+        return []
+    key = "archive", str(path), status.st_ino
+    known: tuple[list[Block], int, int] | None = memory.get(key)
+    if known is not None and known[1:] == (status.st_size, status.st_mtime_ns):
+        return known[0]
+    blocks: list[Block] = []
+    if known is not None and status.st_size > known[1]:
+        blocks = list(known[0])
+    blocks += read_blocks(path, blocks[-1].end if blocks else 0)
+    memory.put(key, (blocks, status.st_size, status.st_mtime_ns), BLOCK_COST * (1 + len(blocks)))
+    return blocks
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and modification time of the files of a process, without heartbeats."""
+    files = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                files.append((entry.name, status.st_size, status.st_mtime_ns))
+    except OSError:
+        return []
+    return sorted(files)
+
+
+def _documents(folder: Path) -> list[dict[str, Any]]:
+    """Return the documents of a process and its workers. Those of an ended process are remembered."""
+    own = read_document(folder)
+    if own is None or status_of(own) == "running":
+        return read_documents(folder)
+    key = "documents", str(folder), json.dumps(_files(folder))
+    documents: list[dict[str, Any]] | None = memory.get(key)
+    if documents is None:
+        documents = read_documents(folder)
+        memory.put(key, documents, 3000 * (1 + len(documents)))
+    return documents
 
 
 def _by_start(document: dict[str, Any]) -> tuple[Any, ...]:

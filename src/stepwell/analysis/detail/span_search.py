@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id, unpack_id
 from stepwell.journal.format import SLOT_BITS
 from stepwell.reading import RecordedRun
+from stepwell.reading.process import read_processes
 from stepwell.reading.segments import RecordedSegment
 from stepwell.reading.spans import SpanReader, SpanRows
 from stepwell.reading.tables import SPANS, ProcessTables
@@ -119,7 +120,7 @@ class _Search:
 
     def segments(self, source: ProcessSource) -> Iterator[RecordedSegment]:
         """Yield the segments of a process."""
-        reader = self._readers[source.number] = SpanReader(source.process)
+        reader = self._readers[source.number] = source.reader
         attributes = {s.seq: s for s in source.process.of_kind("attributes")}
         self._texts[source.number] = attributes
         names = source.process.names
@@ -222,7 +223,7 @@ def span_detail(run: RecordedRun, span_id: int, start: int | None = None) -> Spa
     source = RunSource(run).process_numbered(number)
     if source is None:
         return None
-    reader = SpanReader(source.process)
+    reader = source.reader
     place = _find(reader, local)
     if place is None:
         return None
@@ -276,8 +277,10 @@ def _path(source: ProcessSource, reader: SpanReader, parent: int) -> tuple[str, 
 
 def _lines_about(source: ProcessSource, local: int) -> ProcessTables:
     """Return the process with only those of its event lines that are about a span."""
+    name = source.process.name
     about = re.compile(rf'"span": ?{local}[,}}]')
-    lines = [line for line in source.process.event_lines if about.search(line)]
+    whole = next((p for p in read_processes(source.process.home) if p.name == name), None)
+    lines = [] if whole is None else [line for line in whole.event_lines if about.search(line)]
     process = replace(source.process, event_lines=lines)
     tables = source.tables
     return ProcessTables(process, tables.context, tables.offset, 0, tables.run)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.detail.boxes import (
-    ENTRY,
-    FAILED,
-    MAX_ROWS,
-    NO_ID,
-    OPEN,
-    Entries,
-    to_boxes,
-)
+from stepwell.analysis.detail.boxes import NO_ID, Entries, merge_entries, to_boxes
+from stepwell.analysis.detail.pyramid import MAX_EXPONENT, load_lane
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id
 from stepwell.analysis.time.phases import phase_of_span
 from stepwell.reading import RecordedRun
-from stepwell.reading import spans as reading_spans
-from stepwell.reading.segments import RecordedSegment
-from stepwell.reading.spans import SpanReader
 
 Ints = NDArray[np.int64]
 
 MAX_BOXES = 60_000
 MAX_WIDTH = 8192
+MAX_LANES = 500
 STEP_PIXELS = 40
 """Least distance of the beginnings of steps."""
 
@@ -126,21 +118,24 @@ def timeline_at(
         lanes: the maximum number of lanes.
         budget_s: seconds after which segments that are not cached yet are left out; None for no limit.
     """
+    until = None if budget_s is None else time.monotonic() + budget_s
     source = RunSource(run)
-    processes = list(source.processes(ranks))
-    full = _extent(processes)
+    outlines = source.outlines(ranks)
+    full = 0, source.end(outlines)
     start = full[0] if start is None else start
-    end = full[1] if end is None else end
-    end = max(end, start + 1)
+    end = max(full[1] if end is None else end, start + 1)
     width = min(max(1, width), MAX_WIDTH)
-    pairs = [(p, lane) for p in processes for lane in _lanes(p)]
+    pairs = [(outline, lane) for outline in outlines for lane in outline.lanes]
+    shown = pairs[max(0, offset) :][: min(max(0, lanes), MAX_LANES)]
+    opened = [(source.open(outline), lane) for outline, lane in shown]
+    exponent = int(-(-(end - start) // width) - 1).bit_length()
+    loads = [
+        (p, lane, load_lane(p, lane, (start - p.shift, end - p.shift), exponent, until))
+        for p, lane in opened
+        if p is not None
+    ]
+    boxes = _bounded([load.entries for _, _, load in loads], exponent)
     names = _Names()
-    read = [_entries(p, lane, start, end) for p, lane in pairs[offset : offset + lanes]]
-    exponent = max(0, int(-(-(end - start) // width) - 1).bit_length())
-    boxes = [to_boxes(entries, exponent) for entries in read]
-    while sum(map(len, boxes)) > MAX_BOXES and exponent < 62:
-        exponent += 1
-        boxes = [to_boxes(entries, exponent) for entries in read]
     has_restarts = any(d["attempt"] for d in source.documents)
     return TimelineWindow(
         full=full,
@@ -149,12 +144,13 @@ def timeline_at(
         names=names.all,
         lanes=[
             _lane(p, lane, part, names, has_restarts)
-            for (p, lane), part in zip(pairs[offset:], boxes, strict=False)
+            for (p, lane, _), part in zip(loads, boxes, strict=True)
         ],
         lane_count=len(pairs),
         offset=offset,
         ranks=source.ranks,
-        steps=_steps(processes, start, end, width),
+        steps=_steps(source, start, end, width),
+        missing=sum(load.missing for _, _, load in loads),
     )
 
 
@@ -173,38 +169,14 @@ class _Names:
         return self._numbers[key]
 
 
-def _extent(processes: list[ProcessSource]) -> tuple[int, int]:
-    ends = [p.last_seen() + p.shift for p in processes]
-    return 0, max([1, *ends])
-
-
-def _lanes(source: ProcessSource) -> list[int]:
-    return sorted({s.lane for s in source.process.of_kind("spans")})
-
-
-def _entries(source: ProcessSource, lane: int, start: int, end: int) -> Entries:
-    reader = SpanReader(source.process)
-    parts = [_of_segment(source, reader, s) for s in reader.lanes[lane]]
-    entries = np.concatenate([np.empty(0, ENTRY), *parts])
-    touches = (entries["start"] < end - source.shift) & (entries["end"] >= start - source.shift)
-    return entries[touches]
-
-
-def _of_segment(source: ProcessSource, reader: SpanReader, segment: RecordedSegment) -> Entries:
-    rows = reader.rows(segment)
-    entries = np.empty(len(rows.id), ENTRY)
-    entries["start"] = rows.start
-    endless = rows.end == 0
-    entries["end"] = np.where(endless, np.uint64(max(0, source.last_seen())), rows.end)
-    entries["end"] = np.maximum(entries["end"], entries["start"])
-    entries["busy"] = entries["end"] - entries["start"]
-    entries["id"] = rows.id
-    entries["name"] = rows.name
-    entries["count"] = 1
-    entries["row"] = np.minimum(rows.depth, MAX_ROWS - 1)
-    entries["flags"] = np.where(endless, OPEN, 0)
-    entries["flags"][rows.status == reading_spans.FAILED] = FAILED
-    return entries
+def _bounded(entries: list[Entries], exponent: int) -> list[Entries]:
+    """Return the boxes of lanes; merged further if there are too many."""
+    boxes = [to_boxes(part, exponent) for part in entries]
+    while sum(map(len, boxes)) > MAX_BOXES and exponent < MAX_EXPONENT:
+        exponent += 1
+        entries = [merge_entries(part, exponent) for part in entries]
+        boxes = [to_boxes(part, exponent) for part in entries]
+    return boxes
 
 
 def _lane(
@@ -237,20 +209,18 @@ def _lane(
     )
 
 
-def _steps(processes: list[ProcessSource], start: int, end: int, width: int) -> list[StepMark]:
+def _steps(source: RunSource, start: int, end: int, width: int) -> list[StepMark]:
     """Return the beginnings of steps on the lowest rank, none closer to the last than 40 pixels."""
-    mains = [p for p in processes if not p.is_worker]
-    lowest = min((p.rank for p in mains), default=0)
     marks: list[StepMark] = []
     gap = STEP_PIXELS * (end - start) / width
-    for source in mains:
-        if source.rank != lowest:
+    for process in source.processes(source.ranks[:1]):
+        if process.is_worker:
             continue
-        clock, step, _ = source.tables.context.changes()
+        clock, step, _ = process.tables.context.changes()
         changed = np.concatenate([[True], step[1:] != step[:-1]])[: len(step)] & (step >= 0)
-        times, numbers = clock[changed] + source.shift, step[changed]
-        inside = (times >= start) & (times < end)
-        for time, number in zip(times[inside].tolist(), numbers[inside].tolist(), strict=True):
-            if not marks or time - marks[-1].start >= gap:
-                marks.append(StepMark(number, time))
+        times, numbers = clock[changed] + process.shift, step[changed]
+        at = int(np.searchsorted(times, start))
+        while at < len(times) and times[at] < end:
+            marks.append(StepMark(int(numbers[at]), int(times[at])))
+            at = max(at + 1, int(np.searchsorted(times, times[at] + gap)))
     return marks

@@ -1,0 +1,227 @@
+"""Caches of the level of detail: files in the reader's cache folder, and recent values in memory.
+
+A *shelf* is a file of compressed blobs by key, with a note that says what they were made from. A shelf that
+is missing, damaged or made from something else is made again; one that cannot be written stays in memory.
+The folder has a size limit: the files that were not used for the longest time are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import zstandard
+
+from stepwell._core.files import open_file, replacing
+from stepwell.reading.remote import cache_folder
+
+FORMAT = 1
+"""Version of the cached files: a new number invalidates older ones."""
+HEAD = struct.Struct("<8sII")
+MAGIC = b"stepwell"
+MAX_HEAD = 32 << 20
+MAX_BLOB = 256 << 20
+MAX_BYTES = 4 << 30
+"""Limit of the cache folder."""
+KEPT_SHARE = 0.8
+"""Share of the limit that is kept when files are removed."""
+TIDY_S = 60.0
+TIDIED = ".tidied"
+
+
+class RecentValues:
+    """Values by key, in memory: those used last, up to a total cost in bytes. Safe for threads."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._cost = 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return the value with this key; None if there is none."""
+        with self._lock:
+            entry = self._values.get(key)
+            if entry is None:
+                return None
+            self._values.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: Hashable, value: Any, cost: int) -> None:
+        """Keep a value; remove those that were not used for the longest time."""
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._cost += cost - before
+            self._values[key] = value, cost
+            while self._cost > self._limit and len(self._values) > 1:
+                _, (_, old) = self._values.popitem(last=False)
+                self._cost -= old
+
+    def clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            self._values.clear()
+            self._cost = 0
+
+
+memory = RecentValues(384 << 20)
+"""Decoded values of all runs."""
+
+
+class Shelf:
+    """Blobs by key. ``note`` is JSON: what they were made from."""
+
+    def __init__(
+        self, path: Path, note: Any, places: dict[str, tuple[int, int]], packed: dict[str, bytes]
+    ) -> None:
+        self.path = path
+        self.note = note
+        self._places = places
+        self._packed = packed
+
+    @property
+    def stored(self) -> list[str]:
+        """The keys of all blobs."""
+        return [*self._places, *self._packed]
+
+    def packed(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """Return the compressed blobs with these keys, without those that cannot be read."""
+        result = {key: self._packed[key] for key in keys if key in self._packed}
+        places = {key: self._places[key] for key in keys if key in self._places}
+        if places:
+            with contextlib.suppress(OSError), open(open_file(self.path), "rb") as file:
+                for key, (offset, size) in places.items():
+                    result[key] = os.pread(file.fileno(), size, offset)
+        return result
+
+    def get(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """Return the blobs with these keys, without those that are damaged."""
+        blobs = {}
+        for key, data in self.packed(list(keys)).items():
+            blob = _unpack(data)
+            if blob is not None:
+                blobs[key] = blob
+        return blobs
+
+
+def shelf_path(run: Path, *names: str) -> Path:
+    """Return the file of a shelf of the run in this folder."""
+    home = cache_folder("detail") / _digest(str(run.absolute()))
+    return home / f"{_digest('/'.join(names))}.shelf"
+
+
+def read_shelf(path: Path) -> Shelf | None:
+    """Return the shelf in a file; None if it is missing or damaged."""
+    try:
+        status = path.stat()
+        key = "shelf", str(path), status.st_ino, status.st_mtime_ns, status.st_size
+        shelf = memory.get(key)
+        if shelf is None:
+            shelf = _read_head(path, status.st_size)
+            memory.put(key, shelf, 2000 + 200 * len(shelf._places))
+            with contextlib.suppress(OSError):
+                # Used now: removed last.
+                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+        shelf = memory.get(("unwritten", str(path)))
+    return shelf if isinstance(shelf, Shelf) else None
+
+
+def write_shelf(
+    path: Path, note: Any, blobs: Mapping[str, bytes], old: Mapping[str, bytes] | None = None
+) -> Shelf:
+    """Write a shelf with these blobs, and ``old`` ones that are compressed already. Return it."""
+    packer = zstandard.ZstdCompressor(level=1, write_checksum=True)
+    packed = {**(old or {}), **{key: packer.compress(blob) for key, blob in blobs.items()}}
+    places, offset = {}, 0
+    for key, data in packed.items():
+        places[key] = offset, len(data)
+        offset += len(data)
+    head = json.dumps({"format": FORMAT, "note": note, "places": places}).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(path) as beside:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(HEAD.pack(MAGIC, len(head), zlib.crc32(head)))
+                file.write(head)
+                file.writelines(packed.values())
+        _tidy(path.parent.parent)
+    except OSError:
+        # Answers are complete without the cache: an unwritable folder is not an error.
+        shelf = Shelf(path, note, {}, packed)
+        memory.put(("unwritten", str(path)), shelf, 2000 + offset)
+        return shelf
+    return read_shelf(path) or Shelf(path, note, {}, packed)
+
+
+def cached_blobs(path: Path, note: Any, make: Callable[[], Mapping[str, bytes]]) -> Shelf:
+    """Return the shelf in this file if it has this note, else write it with what ``make`` returns."""
+    shelf = read_shelf(path)
+    if shelf is not None and shelf.note == json.loads(json.dumps(note)):
+        return shelf
+    return write_shelf(path, note, make())
+
+
+def _read_head(path: Path, size: int) -> Shelf:
+    with open(open_file(path), "rb") as file:
+        magic, length, check = HEAD.unpack(file.read(HEAD.size))
+        if magic != MAGIC or length > min(MAX_HEAD, size):
+            raise ValueError("not a shelf")
+        text = file.read(length)
+    if zlib.crc32(text) != check:
+        raise ValueError("damaged")
+    head = json.loads(text)
+    if head["format"] != FORMAT:
+        raise ValueError("another format")
+    base = HEAD.size + length
+    places = {key: (base + int(at), int(count)) for key, (at, count) in head["places"].items()}
+    if any(at < base or at + count > size for at, count in places.values()):
+        raise ValueError("cut off")
+    return Shelf(path, head["note"], places, {})
+
+
+def _unpack(data: bytes) -> bytes | None:
+    try:
+        if zstandard.get_frame_parameters(data).content_size > MAX_BLOB:
+            return None
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError:
+        return None
+
+
+def _tidy(folder: Path) -> None:
+    """Remove the files that were used least recently, if the folder is too large. Checked once a minute."""
+    mark = folder / TIDIED
+    with contextlib.suppress(OSError):
+        if time.time() - mark.stat().st_mtime < TIDY_S:
+            return
+    mark.touch(mode=0o600)
+    files = []
+    for path in folder.glob("*/*.shelf"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    if total <= MAX_BYTES:
+        return
+    for _, size, path in sorted(files):
+        with contextlib.suppress(OSError):
+            path.unlink()
+        total -= size
+        if total <= KEPT_SHARE * MAX_BYTES:
+            break
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "replace")).hexdigest()[:32]

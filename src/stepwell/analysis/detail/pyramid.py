@@ -1,0 +1,303 @@
+"""The spans of a lane at any resolution, from cached levels of sealed segments and from live ones.
+
+A sealed segment never changes. Its spans are merged into entries (see ``boxes``) at growing exponents, from
+the one at which half as many entries are left up to a few entries, and stored in the cache, 32 segments to a
+file. A window reads the segments that touch it: the level that its resolution needs, or for few spans the
+segments themselves. Spans that continue in other segments are stored beside the levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell.analysis.detail.boxes import ENTRY, FAILED, MAX_ROWS, OPEN, Entries, merge_entries
+from stepwell.analysis.detail.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
+from stepwell.analysis.detail.source import ProcessSource, fingerprint
+from stepwell.journal.format import SLOT_BITS
+from stepwell.reading import spans as reading_spans
+from stepwell.reading.segments import RecordedSegment, ends_of, spans_touched
+
+GROUP = 32
+"""Numbers of segments in one file."""
+FEW = 3
+"""Segments of a lane that are read as they are, instead of being merged for the cache."""
+SMALL = 64
+"""Entries of the coarsest level."""
+MAX_EXPONENT = 60
+
+
+@dataclass(frozen=True)
+class SegmentEntries:
+    """The spans of a segment.
+
+    Attributes:
+        entries: spans that began and ended in the segment, merged up to some exponent.
+        crossing: spans that began in another segment, or have no end in this one (then ``end`` is 0).
+    """
+
+    entries: Entries
+    crossing: Entries
+
+
+@dataclass(frozen=True)
+class LaneEntries:
+    """The spans of a lane in a window; ``missing`` segments were left out because the time was up."""
+
+    entries: Entries
+    missing: int = 0
+
+
+def load_lane(
+    source: ProcessSource,
+    lane: int,
+    window: tuple[int, int],
+    exponent: int,
+    until: float | None = None,
+) -> LaneEntries:
+    """Return the spans of a lane that touch a window.
+
+    Args:
+        source: the process.
+        lane: the number of the lane.
+        window: the beginning and the end, on the clock of the process.
+        exponent: spans may be merged in buckets of up to ``2**exponent`` ns.
+        until: when to stop reading segments that are not cached, by ``time.monotonic``.
+    """
+    segments = source.reader.lanes.get(lane, [])
+    touched = spans_touched(segments, (max(0, window[0]), max(0, window[1])))
+    levels = SegmentLevels(source)
+    parts = levels.load(touched, exponent, until)
+    none = np.empty(0, ENTRY)
+    crossing = np.concatenate([none, *(part.crossing for part in parts)])
+    complete = _complete(source, levels, segments, crossing)
+    entries = np.concatenate([none, *(part.entries for part in parts), complete])
+    touches = (entries["start"] < window[1]) & (entries["end"] >= window[0])
+    return LaneEntries(entries[touches], len(touched) - len(parts))
+
+
+def _complete(
+    source: ProcessSource,
+    levels: SegmentLevels,
+    segments: Sequence[RecordedSegment],
+    crossing: Entries,
+) -> Entries:
+    """Return each crossing span once, with the end from the last segment in which it continued."""
+    ended = crossing[crossing["end"] != 0]
+    rest = crossing[crossing["end"] == 0]
+    rest = rest[~np.isin(rest["id"], ended["id"])]
+    by_last: dict[int, list[int]] = {}
+    for identity in np.unique(rest["id"]).tolist():
+        seq = source.reader.went_on_in(identity)
+        by_last.setdefault(identity >> SLOT_BITS if seq is None else seq, []).append(identity)
+    parts = [ended]
+    for segment in segments:
+        if segment.seq in by_last:
+            rows = levels.load([segment], MAX_EXPONENT, None)[0].crossing
+            rows = rows[np.isin(rows["id"], by_last[segment.seq])]
+            is_endless = rows["end"] == 0
+            parts.append(rows[~is_endless])
+            if is_endless.any():
+                parts.append(_until_now(source, segment, rows[is_endless]))
+    return np.concatenate(parts)
+
+
+def _until_now(source: ProcessSource, segment: RecordedSegment, rows: Entries) -> Entries:
+    """Return open spans with an end: now, or the last sign of life of their process.
+
+    The end of an unfinished span is unknown: it is drawn up to the last record of its segment.
+    """
+    endless = source.endless(segment)
+    rows = rows[[identity in endless for identity in rows["id"].tolist()]]
+    is_open = np.array([endless[identity] for identity in rows["id"].tolist()], bool)
+    last = np.where(is_open, source.last_seen, ends_of(segment))
+    rows["end"] = np.maximum(last, rows["start"])
+    rows["busy"] = rows["end"] - rows["start"]
+    rows["flags"] = OPEN
+    return rows
+
+
+# Segments
+
+
+class SegmentLevels:
+    """The span segments of a process at several exponents, from the cache or made for it."""
+
+    def __init__(self, source: ProcessSource) -> None:
+        self._source = source
+        self._shelves: dict[int, Shelf | None] = {}
+
+    def load(
+        self, segments: Sequence[RecordedSegment], exponent: int, until: float | None
+    ) -> list[SegmentEntries]:
+        """Return the spans of segments of one lane, those of sealed segments merged.
+
+        Segments that are not cached are left out after ``until``.
+        """
+        live = [segment for segment in segments if segment.sealed is None]
+        parts = [read_segment(self._source, segment) for segment in live]
+        rest: list[RecordedSegment] = []
+        for group, members in _by_group(s for s in segments if s.sealed is not None).items():
+            cached, others = self._cached(group, members, exponent)
+            parts += cached
+            rest += others
+        if not rest:
+            return parts
+        if len(segments) <= FEW:
+            return parts + [self._whole(segment) for segment in rest]
+        for group, members in _by_group(rest).items():
+            parts += self._made(group, members, exponent, until)
+        return parts
+
+    def _cached(
+        self, group: int, segments: list[RecordedSegment], exponent: int
+    ) -> tuple[list[SegmentEntries], list[RecordedSegment]]:
+        """Return the cached ones of these segments, and those that are not cached."""
+        shelf = self._shelf(group)
+        if shelf is None:
+            return [], segments
+        places = {s.seq: _level_for(shelf, s, exponent) for s in segments}
+        keys = [f"{seq}/{level}" for seq, level in places.items() if level is not None]
+        keys += [f"{seq}/crossing" for seq, level in places.items() if level is not None]
+        blobs = shelf.get(keys)
+        parts, rest = [], []
+        for segment in segments:
+            entries = blobs.get(f"{segment.seq}/{places[segment.seq]}")
+            crossing = blobs.get(f"{segment.seq}/crossing")
+            if entries is None or crossing is None:
+                rest.append(segment)
+            else:
+                parts.append(SegmentEntries(_decode(entries), _decode(crossing)))
+        return parts, rest
+
+    def _made(
+        self, group: int, segments: list[RecordedSegment], exponent: int, until: float | None
+    ) -> list[SegmentEntries]:
+        """Add segments to the cache, unless only their finest level is too coarse. Return them."""
+        parts: list[SegmentEntries] = []
+        shelf = self._shelf(group)
+        noted = _noted(shelf)
+        blobs: dict[str, bytes] = {}
+        for segment in segments:
+            if until is not None and time.monotonic() > until:
+                break
+            whole = self._whole(segment)
+            mark = noted.get(str(segment.seq))
+            if mark is None or mark[0] != fingerprint(segment) or exponent >= min(mark[1]):
+                levels = make_levels(whole.entries)
+                noted[str(segment.seq)] = [fingerprint(segment), sorted(levels)]
+                blobs |= {f"{segment.seq}/{e}": _encode(rows) for e, rows in levels.items()}
+                blobs[f"{segment.seq}/crossing"] = _encode(whole.crossing)
+                chosen = [e for e in levels if e <= exponent]
+                if chosen:
+                    whole = SegmentEntries(levels[max(chosen)], whole.crossing)
+            parts.append(whole)
+        if blobs:
+            kept = () if shelf is None else [k for k in shelf.stored if _is_noted(k, noted)]
+            old = {} if shelf is None else shelf.packed(kept)
+            self._shelves[group] = write_shelf(self._path(group), noted, blobs, old)
+        return parts
+
+    def _whole(self, segment: RecordedSegment) -> SegmentEntries:
+        """Return the spans of a sealed segment as they are; recent ones are remembered."""
+        home = self._source.process.home
+        key = "segment", str(home), segment.process, segment.seq, fingerprint(segment)
+        part: SegmentEntries | None = memory.get(key)
+        if part is None:
+            part = read_segment(self._source, segment)
+            memory.put(key, part, part.entries.nbytes + part.crossing.nbytes + 500)
+        return part
+
+    def _shelf(self, group: int) -> Shelf | None:
+        if group not in self._shelves:
+            self._shelves[group] = read_shelf(self._path(group))
+        return self._shelves[group]
+
+    def _path(self, group: int) -> Path:
+        return shelf_path(self._source.run, self._source.process.name, "spans", str(group))
+
+
+def read_segment(source: ProcessSource, segment: RecordedSegment) -> SegmentEntries:
+    """Return the spans of a segment, not merged."""
+    rows = source.reader.rows(segment, carried=True)
+    entries = np.empty(len(rows.id), ENTRY)
+    entries["start"] = rows.start
+    entries["end"] = np.where(rows.end == 0, 0, np.maximum(rows.end, rows.start))
+    entries["busy"] = entries["end"] - entries["start"]
+    entries["id"] = rows.id
+    entries["name"] = rows.name
+    entries["count"] = 1
+    entries["row"] = np.minimum(rows.depth, MAX_ROWS - 1)
+    entries["flags"] = np.where(rows.status == reading_spans.FAILED, FAILED, 0)
+    is_own = (rows.id >> SLOT_BITS == segment.seq) & (rows.end != 0)
+    return SegmentEntries(entries[is_own], entries[~is_own])
+
+
+def make_levels(entries: Entries) -> dict[int, Entries]:
+    """Return entries by exponent, each level with at most half as many as the one before."""
+    if not len(entries):
+        return {0: entries}
+    length = int(entries["end"].max()) - int(entries["start"].min())
+    exponent = max(0, (length // len(entries)).bit_length() & ~1)
+    level = merge_entries(entries, exponent)
+    if len(level) <= len(entries) // 2:
+        while exponent > 0:
+            finer = merge_entries(entries, exponent - 2)
+            if len(finer) > len(entries) // 2:
+                break
+            exponent, level = exponent - 2, finer
+    while len(level) > len(entries) // 2 and exponent < MAX_EXPONENT:
+        exponent += 2
+        level = merge_entries(level, exponent)
+    levels = {exponent: level}
+    while len(level) > SMALL and exponent < MAX_EXPONENT:
+        exponent += 2
+        coarser = merge_entries(level, exponent)
+        if len(coarser) <= len(level) // 2:
+            level = levels[exponent] = coarser
+    return levels
+
+
+def _by_group(segments: Iterable[RecordedSegment]) -> dict[int, list[RecordedSegment]]:
+    groups: dict[int, list[RecordedSegment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.seq // GROUP, []).append(segment)
+    return groups
+
+
+def _noted(shelf: Shelf | None) -> dict[str, list[Any]]:
+    """Return fingerprint and exponents by the number of the segment."""
+    note = None if shelf is None else shelf.note
+    return dict(note) if isinstance(note, dict) else {}
+
+
+def _is_noted(key: str, noted: Mapping[str, object]) -> bool:
+    return key.partition("/")[0] in noted
+
+
+def _level_for(shelf: Shelf, segment: RecordedSegment, exponent: int) -> int | None:
+    """Return the coarsest cached level up to an exponent; None if there is none."""
+    mark = _noted(shelf).get(str(segment.seq))
+    if mark is None or mark[0] != fingerprint(segment):
+        return None
+    return max((int(e) for e in mark[1] if e <= exponent), default=None)
+
+
+def _encode(entries: Entries) -> bytes:
+    """Return the columns one after the other: they compress better than rows."""
+    return b"".join(np.ascontiguousarray(entries[name]).tobytes() for name in ENTRY.names or ())
+
+
+def _decode(data: bytes) -> Entries:
+    count = len(data) // ENTRY.itemsize
+    entries, offset = np.empty(count, ENTRY), 0
+    for name in ENTRY.names or ():
+        column = np.frombuffer(data, ENTRY[name], count, offset)
+        entries[name] = column
+        offset += column.nbytes
+    return entries
