@@ -132,6 +132,8 @@ export interface Overview {
   cost: { text: string };
   /** Metrics to draw first: losses (training and validation together), then throughput. */
   charts: { title: string; names: string[] }[];
+  /** True while findings and times of a large run are being computed: ask again in a second. */
+  is_partial: boolean;
 }
 
 // GET /api/runs/{id}/metrics
@@ -328,6 +330,8 @@ export interface RanksAnswer {
   /** One sentence if the run hangs. */
   hang: string | null;
   stragglers: string[];
+  /** Phase and attempt of the first straggler, for the map to open with. // wanted */
+  focus?: { phase: string; attempt: number } | null;
 }
 
 // GET /api/runs/{id}/model?measure=…

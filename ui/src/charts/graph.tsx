@@ -149,7 +149,7 @@ export function Graph({ nodes, edges, selected, matches, onSelect }: GraphProps)
 
   const fit = () => {
     const { clientWidth: width, clientHeight: height } = box.current!;
-    const scale = Math.min(1, Math.max(0.25, Math.min(width / layout.width, height / layout.height)));
+    const scale = Math.min(1, Math.max(layout.nodes.length > 60 ? 0.3 : 0.6, Math.min(width / layout.width, height / layout.height)));
     setCamera({ x: Math.max(0, (width - layout.width * scale) / 2), y: Math.max(8, (height - layout.height * scale) / 2), scale });
   };
   useLayoutEffect(fit, [layout]);
@@ -270,7 +270,7 @@ export function Graph({ nodes, edges, selected, matches, onSelect }: GraphProps)
           </li>
         </ul>
       </div>
-      <div class="graph-box" ref={box}>
+      <div class="graph-box" ref={box} style={{ height: `${Math.round(Math.min(560, Math.max(200, layout.height + 24)))}px` }}>
         <svg
           ref={svg}
           class="graph-canvas"

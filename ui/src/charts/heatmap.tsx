@@ -120,11 +120,11 @@ export function luminance([r, g, b]: Rgb): number {
   return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 }
 
-/** Return sRGB of OKLCH (lightness 0 to 1, chroma, hue in degrees). Out of gamut: less chroma. */
-function oklch(lightness: number, chroma: number, hue: number): Rgb {
-  for (let c = chroma; ; c -= 0.008) {
-    const a = Math.max(0, c) * Math.cos((hue * Math.PI) / 180);
-    const b = Math.max(0, c) * Math.sin((hue * Math.PI) / 180);
+/** Return sRGB of OKLab (lightness 0 to 1). Out of gamut: less chroma. */
+function oklab(lightness: number, green: number, blue: number): Rgb {
+  for (let keep = 1; ; keep -= 0.04) {
+    const a = green * Math.max(0, keep);
+    const b = blue * Math.max(0, keep);
     const l = Math.pow(lightness + 0.3963377774 * a + 0.2158037573 * b, 3);
     const m = Math.pow(lightness - 0.1055613458 * a - 0.0638541728 * b, 3);
     const s = Math.pow(lightness - 0.0894841775 * a - 1.291485548 * b, 3);
@@ -133,7 +133,7 @@ function oklch(lightness: number, chroma: number, hue: number): Rgb {
       -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
       -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
     ];
-    if (c <= 0 || linear.every((v) => v >= -0.002 && v <= 1.002)) {
+    if (keep <= 0 || linear.every((v) => v >= -0.002 && v <= 1.002)) {
       return linear.map((v) => {
         const x = Math.min(1, Math.max(0, v));
         return Math.round(255 * (x <= 0.0031308 ? 12.92 * x : 1.055 * Math.pow(x, 1 / 2.4) - 0.055));
@@ -176,10 +176,10 @@ export function colourTable(map: MapName, isDark: boolean): Rgb[] {
       const index = Math.min(stops.length - 2, Math.floor(place));
       const share = place - index;
       const [from, to] = [stops[index]!, stops[index + 1]!];
-      const turn = ((to[2] - from[2] + 540) % 360) - 180;
-      table.push(
-        oklch(from[0] + (to[0] - from[0]) * share, from[1] + (to[1] - from[1]) * share, from[2] + turn * share),
-      );
+      const between = (a: number, b: number) => a + (b - a) * share;
+      const cos = (stop: Stop) => stop[1] * Math.cos((stop[2] * Math.PI) / 180);
+      const sin = (stop: Stop) => stop[1] * Math.sin((stop[2] * Math.PI) / 180);
+      table.push(oklab(between(from[0], to[0]), between(cos(from), cos(to)), between(sin(from), sin(to))));
     }
     tables.set(key, table);
   }
@@ -200,13 +200,16 @@ export interface Scale {
 export function medianScale(median: number, top: number, text: (value: number) => string): Scale {
   const base = median > 0 ? median : 1;
   const reach = Math.log(Math.max(top, 1.25));
-  const multiples = [1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000].filter((m) => m <= top * 1.001 || m <= 1.25);
-  const shown = thin(multiples, 5);
-  return {
-    map: "heat",
-    at: (value) => (value <= base ? 0 : Math.min(1, Math.log(value / base) / reach)),
-    marks: shown.map((m) => ({ value: m * base, text: m === 1 ? `median ${text(base)}` : `${m} ×` })),
-  };
+  const at = (value: number) => (value <= base ? 0 : Math.min(1, Math.log(value / base) / reach));
+  const marks = [{ value: base, text: `median ${text(base)}` }];
+  let free = 0.42; // beside the text of the median
+  for (const multiple of [1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000]) {
+    const place = at(multiple * base);
+    if (place < free || (multiple > top * 1.001 && multiple > 1.25)) continue;
+    marks.push({ value: multiple * base, text: `${multiple} ×` });
+    free = place + 0.17;
+  }
+  return { map: "heat", at, marks };
 }
 
 /** Logarithmic between the smallest and the largest positive value. Zero and below have the lowest colour. */
@@ -216,10 +219,12 @@ export function logScale(low: number, high: number, text: (value: number) => str
   const reach = Math.log(top / bottom);
   const decades: number[] = [];
   for (let e = Math.ceil(Math.log10(bottom)); e <= Math.floor(Math.log10(top)); e++) decades.push(Math.pow(10, e));
-  const values = decades.length >= 2 ? thin(decades, 5) : [bottom, Math.sqrt(bottom * top), top];
+  const at = (value: number) => (value <= bottom ? 0 : Math.min(1, Math.log(value / bottom) / reach));
+  const inner = thin(decades, 4).filter((value) => at(value) > 0.17 && at(value) < 0.83);
+  const values = [bottom, ...(inner.length ? inner : [Math.sqrt(bottom * top)]), top];
   return {
     map: "cool",
-    at: (value) => (value <= bottom ? 0 : Math.min(1, Math.log(value / bottom) / reach)),
+    at,
     marks: values.map((value) => ({ value, text: text(value) })),
   };
 }

@@ -230,6 +230,8 @@ const TRACK = 8;
 const ROW = 18;
 const GAP = 7;
 const NARROWEST = 20; // ns
+/** Narrower boxes have no name inside. */
+const LEAST_TEXT = 26;
 
 interface Place {
   key: string;
@@ -237,6 +239,36 @@ interface Place {
   rank: number;
   top: number;
   rows: number;
+}
+
+/** An image with one line of pixels for each row of boxes. */
+class Strips {
+  private canvas = document.createElement("canvas");
+  private context = this.canvas.getContext("2d", { willReadFrequently: true })!;
+  private image = new ImageData(1, 1);
+  private pixels = new Uint32Array(this.image.data.buffer);
+
+  /** Return empty pixels, `across` for each line. */
+  begin(across: number, lines: number): Uint32Array {
+    if (this.image.width !== across || this.image.height < lines) {
+      this.image = new ImageData(across, lines);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+      this.canvas.width = across;
+      this.canvas.height = lines;
+    } else this.pixels.fill(0);
+    return this.pixels;
+  }
+
+  /** Draw the lines, each as a row at its height. */
+  draw(context: CanvasRenderingContext2D, tops: number[], left: number, width: number, tall: number): void {
+    if (!tops.length) return;
+    const across = this.image.width;
+    this.context.putImageData(this.image, 0, 0, 0, 0, across, tops.length);
+    context.imageSmoothingEnabled = false;
+    for (let line = 0; line < tops.length; line++) {
+      context.drawImage(this.canvas, 0, line, across, 1, left, tops[line]!, width, tall);
+    }
+  }
 }
 
 /** Draws and moves; the component below only hands it its properties. */
@@ -261,11 +293,11 @@ class TimelineCanvas {
   private keys = new Set<string>();
   private stops: (() => void)[] = [];
   private isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  // Rectangles of a frame, one list for each colour.
+  private strips = new Strips();
+  // Wide boxes of a frame, one list for each colour.
   private boxX = new Float32Array(4096);
   private boxY = new Float32Array(4096);
   private boxW = new Float32Array(4096);
-  private boxName = new Int32Array(4096);
   private next = new Int32Array(4096);
   private heads = new Int32Array(0);
   readonly times: number[] = [];
@@ -485,9 +517,12 @@ class TimelineCanvas {
         const css = this.props.colour(name);
         const colour = parseColour(css);
         const isLight = luminance(colour) > 0.3;
-        const merged = mix(colour, surface, 0.45);
-        const faint = mix(colour, surface, 0.82);
-        return { fill: css, merged, faint, text: isLight ? "#10151c" : "#ffffff", width: 0 };
+        const fills = [css, mix(colour, surface, 0.45), mix(colour, surface, 0.82)];
+        const packed = fills.map((fill) => {
+          const [r, g, b] = parseColour(fill);
+          return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+        });
+        return { fills, packed, text: isLight ? "#10151c" : "#ffffff", width: 0 };
       });
       this.styles.set(window, styles);
     }
@@ -500,14 +535,13 @@ class TimelineCanvas {
     this.boxX = copy(this.boxX, new Float32Array(size));
     this.boxY = copy(this.boxY, new Float32Array(size));
     this.boxW = copy(this.boxW, new Float32Array(size));
-    this.boxName = copy(this.boxName, new Int32Array(size));
     this.next = copy(this.next, new Int32Array(size));
   }
 
   private drawBoxes(context: CanvasRenderingContext2D, ink: Ink, window: Window, part: View, scroll: number): void {
     const styles = this.style(window, ink);
     const { highlight } = this.props;
-    // Slots: three for each name (alone, merged, faint). Boxes of a slot are a linked list.
+    // Slots: three for each name (alone, merged, faint). Wide boxes of a slot are a linked list.
     const names = window.answer.names;
     if (this.heads.length < names.length * 3) this.heads = new Int32Array(names.length * 3);
     this.heads.fill(-1);
@@ -516,10 +550,19 @@ class TimelineCanvas {
     const origin = this.left - this.view.start * scale;
     const right = this.width + 2;
     const leftEdge = this.left - 2;
+    const tall = ROW - 2;
     const special: number[] = [];
     const specialBands: Band[] = [];
     const specialTops: number[] = [];
     let size = 0;
+
+    // Boxes too narrow for a name are pixels in an image that has one line for each row. The image is stretched to the
+    // height of the rows: tens of thousands of boxes cost as much as their pixels.
+    const ratio = Math.min(globalThis.devicePixelRatio || 1, 3);
+    const across = Math.ceil(this.plotWidth * ratio);
+    const lines = Math.ceil(this.height / ROW) + this.places.length + 1;
+    const pixels = this.strips.begin(across, lines);
+    const tops: number[] = [];
 
     for (const place of this.places) {
       if (place.top + place.rows * ROW < scroll + HEADER || place.top > scroll + this.height) continue;
@@ -530,8 +573,8 @@ class TimelineCanvas {
         const y = place.top + row * ROW - scroll;
         if (y + ROW < HEADER || y > this.height) continue;
         const last = band.offsets[row + 1]!;
-        let lastSlot = -1;
-        let lastRight = 0;
+        const line = tops.length * across;
+        let hasPixels = false;
         for (let i = firstAfter(band, row, part.start); i < last; i++) {
           const start = band.start[i]!;
           if (start >= part.end) break;
@@ -540,51 +583,46 @@ class TimelineCanvas {
           if (x0 < leftEdge) x0 = leftEdge;
           if (x1 > right) x1 = right;
           const name = band.name[i]!;
-          const slot = name * 3 + (isMatch[name] ? (band.count[i]! > 1 ? 1 : 0) : 2);
-          const flags = band.flags[i]!;
-          if (flags) {
+          const kind = isMatch[name] ? (band.count[i]! > 1 ? 1 : 0) : 2;
+          if (band.flags[i]) {
             special.push(i);
             specialBands.push(band);
             specialTops.push(y);
           }
-          // Neighbours of one colour that leave no visible gap are one rectangle.
-          if (slot === lastSlot && x1 - x0 < 1.5 && x0 - lastRight < 0.5) {
-            if (x1 > lastRight) {
-              lastRight = x1;
-              this.boxW[size - 1] = lastRight - this.boxX[size - 1]!;
-            }
+          const wide = x1 - x0;
+          if (wide <= LEAST_TEXT) {
+            let from = Math.round((x0 - this.left) * ratio);
+            let to = Math.round((x1 - this.left) * ratio);
+            if (wide > 4) to -= 1;
+            if (to <= from) to = from + 1;
+            if (from < 0) from = 0;
+            if (to > across) to = across;
+            if (to > from) pixels.fill(styles[name]!.packed[kind]!, line + from, line + to);
+            hasPixels = true;
             continue;
           }
-          let wide = x1 - x0;
-          if (wide > 4) wide -= 1;
-          else if (wide < 0.75) wide = 0.75;
           if (size === this.boxX.length) this.grow();
           this.boxX[size] = x0;
           this.boxY[size] = y;
-          this.boxW[size] = wide;
-          this.boxName[size] = name;
-          this.next[size] = this.heads[slot]!;
-          this.heads[slot] = size;
-          lastSlot = slot;
-          lastRight = x1;
+          this.boxW[size] = wide - 1;
+          this.next[size] = this.heads[name * 3 + kind]!;
+          this.heads[name * 3 + kind] = size;
           size++;
         }
+        if (hasPixels) tops.push(y);
       }
     }
+    this.strips.draw(context, tops, this.left, this.plotWidth, tall);
 
-    const tall = ROW - 2;
     for (let slot = 0; slot < names.length * 3; slot++) {
       if (this.heads[slot]! < 0) continue;
       const kind = slot % 3;
       const style = styles[(slot - kind) / 3]!;
-      context.fillStyle = kind === 0 ? style.fill : kind === 1 ? style.merged : style.faint;
-      let hasText = false;
+      context.fillStyle = style.fills[kind]!;
       for (let i = this.heads[slot]!; i >= 0; i = this.next[i]!) {
-        const wide = this.boxW[i]!;
-        context.fillRect(this.boxX[i]!, this.boxY[i]!, wide, tall);
-        if (wide > 26) hasText = true;
+        context.fillRect(this.boxX[i]!, this.boxY[i]!, this.boxW[i]!, tall);
       }
-      if (!hasText || kind === 2) continue;
+      if (kind === 2) continue;
       const text = names[(slot - kind) / 3]!.name;
       style.width ||= context.measureText(text).width;
       context.fillStyle = kind === 0 ? style.text : ink.text;
@@ -595,7 +633,7 @@ class TimelineCanvas {
         let shown = text;
         if (style.width > space) {
           const keep = Math.floor((text.length * (space - 8)) / style.width);
-          if (keep < 2) continue;
+          if (keep < 4) continue;
           shown = `${text.slice(0, keep)}…`;
         }
         context.fillText(shown, from + 4, this.boxY[i]! + tall / 2 + 0.5);
@@ -718,9 +756,17 @@ class TimelineCanvas {
     context.font = `10px ${ink.font}`;
     let free = -Infinity;
     let shown = -Infinity;
+    // The step that began before the view stays readable at the edge.
+    const before = steps.findIndex(({ start: time }) => time > this.view.start);
+    const running = steps[(before < 0 ? steps.length : before) - 1];
+    if (running && (before < 0 || this.x(steps[before]!.start) > this.left + 44)) {
+      context.fillStyle = ink.muted;
+      context.fillText(`${running.step}`, this.left + 4, TRACK + 8);
+      free = this.left + 44;
+    }
     for (const { step, start: time } of steps) {
       const x = this.x(time);
-      if (x < this.left - 60 || x > this.width) continue;
+      if (x < this.left || x > this.width) continue;
       if (x - shown < 6) continue;
       shown = x;
       context.fillStyle = ink.line;
@@ -1065,9 +1111,9 @@ class TimelineCanvas {
 }
 
 interface Style {
-  fill: string;
-  merged: string;
-  faint: string;
+  /** Colours of a box alone, of merged boxes, and of boxes that are not highlighted; also as pixels. */
+  fills: string[];
+  packed: number[];
   text: string;
   width: number;
 }

@@ -41,14 +41,9 @@ export function ModelView({ run }: ViewProps) {
       {data.charts.length > 0 && (
         <div class="model-charts">
           {data.charts.map(({ title, names }) => (
-            <MetricChart
-              key={title}
-              runs={[run]}
-              names={names}
-              title={title}
-              log={isSmall(title)}
-              height={190}
-            />
+            <div key={title} class="card">
+              <MetricChart runs={[run]} names={names} title={title} log={isSmall(title)} height={180} syncKey={`model ${run}`} />
+            </div>
           ))}
         </div>
       )}
@@ -144,7 +139,7 @@ function LayerTable({ data }: { data: LayersAnswer }) {
     <details class="more">
       <summary>Values of {counted(data.layers.length, "layer")} as a table</summary>
       <div class="table-box" tabIndex={0} role="region" aria-label="Values by layer">
-        <table class="dense">
+        <table class="data">
           <thead>
             <tr>
               <th scope="col">layer</th>
@@ -181,7 +176,7 @@ function Holdout({ holdout }: { holdout: HoldoutAnswer }) {
       scale: divergingScale(quantile(sizes, 0.98) ?? 1, number),
       rows: holdout.examples.map((example, i) => {
         const label = holdout.labels[i];
-        return label === null || label === undefined ? `example ${example}` : `example ${example} (class ${label})`;
+        return label === null || label === undefined ? `${example}` : `${example}, class ${label}`;
       }),
       columns: holdout.steps.map((step) => count(step)),
       lines: holdout.examples.map((_, row) => lastMargins(holdout.margin.slice(row * width, (row + 1) * width))),
@@ -209,7 +204,7 @@ function Holdout({ holdout }: { holdout: HoldoutAnswer }) {
         scale={scale}
         legend="wrong below 0, right above"
         describe={(row, column, value) => [
-          rows[row]!,
+          `example ${rows[row]!}`,
           `step ${columns[column]}`,
           value === null ? "no value" : `margin ${number(value)}: ${value > 0 ? "right" : "wrong"}`,
         ]}

@@ -21,12 +21,10 @@ export function ProvenanceView({ run }: ViewProps) {
     <div class="provenance-view">
       {error && <Trouble error={error} />}
       <Config run={run} config={data.config} />
-      <div class="provenance-pair">
-        <Lines title="Environment" lines={data.environment} nothing="No environment was recorded." />
-        <Lines title="Code" lines={data.git} nothing="The program was not started in a git repository." />
-      </div>
+      <Lines title="Code" lines={data.git} nothing="The program was not started in a git repository." />
       <Artifacts artifacts={data.artifacts} />
       <GraphPanel nodes={data.nodes} edges={data.edges} leftOut={data.left_out} />
+      <Lines title="Environment" lines={data.environment} nothing="No environment was recorded." />
     </div>
   );
 }
@@ -108,7 +106,7 @@ function Config({ run, config }: { run: string; config: Record<string, unknown> 
       )}
       {shown.length > 0 ? (
         <div class="table-box" tabIndex={0} role="region" aria-label="Settings">
-          <table class="dense config">
+          <table class="data config">
             <thead>
               <tr>
                 <th scope="col">setting</th>
@@ -164,7 +162,7 @@ function Lines({ title, lines, nothing }: { title: string; lines: { label: strin
         <h2>{title}</h2>
       </div>
       {lines.length ? (
-        <dl class="facts-list">
+        <dl class="facts-list provenance-facts">
           {lines.map(({ label, value }) => (
             <div key={label}>
               <dt>{label}</dt>
@@ -213,7 +211,7 @@ function Artifacts({ artifacts }: { artifacts: ProvenanceAnswer["artifacts"] }) 
         </Empty>
       ) : (
         <div class="table-box artifacts" tabIndex={0} role="region" aria-label="Artifacts">
-          <table class="dense">
+          <table class="data">
             <thead>
               <tr>
                 <th scope="col">name</th>

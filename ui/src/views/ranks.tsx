@@ -21,7 +21,7 @@ export function RanksView({ run, head }: ViewProps) {
     <div class="ranks-view">
       {error && <Trouble error={error} />}
       {data && <Sentences answer={data} head={head} />}
-      <GridPanel run={run} head={head} />
+      {(data || error) && <GridPanel run={run} head={head} focus={data ? focusOf(data) : {}} />}
       {data && <SkewTable run={run} lines={data.ranks} />}
       {data ? <Stacks stacks={data.stacks} head={head} /> : !error && <Loading height={200} label="Loading the ranks" />}
     </div>
@@ -51,11 +51,23 @@ function Sentences({ answer, head }: { answer: RanksAnswer; head: Head }) {
 
 // Rank by step
 
-function GridPanel({ run, head }: { run: string; head: Head }) {
+interface Focus {
+  phase?: string;
+  attempt?: number;
+}
+
+/** Return where the map opens: at the first straggler. */
+function focusOf({ focus, stragglers }: RanksAnswer): Focus {
+  if (focus) return focus;
+  const phase = /^Ranks? .+? (?:is|are) slow in (.+?) in (?:step|\d)/.exec(stragglers[0] ?? "")?.[1];
+  return phase === undefined ? {} : { phase };
+}
+
+function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus }) {
   const { query } = useRoute();
   const params = {
-    phase: query.get("phase"),
-    attempt: query.get("attempt"),
+    phase: query.get("phase") ?? focus.phase,
+    attempt: query.get("attempt") ?? focus.attempt,
     first: query.get("first"),
     last: query.get("last"),
     low: query.get("low"),
@@ -193,7 +205,7 @@ function SkewTable({ run, lines }: { run: string; lines: RankLine[] }) {
         <h2>Slowest ranks first</h2>
       </div>
       <div class="table-box" tabIndex={0} role="region" aria-label="Ranks by time">
-        <table class="dense">
+        <table class="data">
           <thead>
             <tr>
               <th scope="col">rank</th>

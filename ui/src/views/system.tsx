@@ -74,7 +74,7 @@ const KNOWN: { key: string; title: string; note: string; charts: [string, string
     key: "processes",
     title: "Processes and threads",
     note: "",
-    charts: [["Processes and threads", ["processes", "threads"]]],
+    charts: [["Number", ["processes", "threads"]]],
   },
   {
     key: "energy",
@@ -150,6 +150,7 @@ export function SystemView({ run, head }: ViewProps) {
           </span>
         </div>
       )}
+      <div class="devices">
       {(hasRanks ? [...devices].sort((a, b) => spreadOf(b) - spreadOf(a)) : devices).map((device) => (
         <DevicePanel
           key={device.key}
@@ -162,6 +163,7 @@ export function SystemView({ run, head }: ViewProps) {
           onRange={setRange}
         />
       ))}
+      </div>
     </div>
   );
 }
@@ -205,7 +207,7 @@ function DevicePanel({ run, device, by, spread, isOpen, range, onRange }: PanelP
   const [choice, setChoice] = useState<boolean | null>(null);
   const open = choice ?? isOpen;
   return (
-    <details class="device card" open={open} onToggle={(event) => event.currentTarget.open !== open && setChoice(event.currentTarget.open)}>
+    <details class={device.charts.length > 1 ? "device card is-wide" : "device card"} open={open} onToggle={(event) => event.currentTarget.open !== open && setChoice(event.currentTarget.open)}>
       <summary>
         <h2>{device.title}</h2>
         {spread !== null && spread > 0.005 && <span class="muted">ranks differ by {percent(spread)} of their mean</span>}

@@ -20,6 +20,7 @@ import { count, counted, duration, percent, plain } from "../format";
 import { onVersion } from "../live";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { setParams, useRoute } from "../router";
+import { cssColour, useTheme } from "../theme";
 import type { SpanDetail, SpanHit, SpanName, SpanSearch, TimelineAnswer } from "../types";
 import type { ViewProps } from "../view";
 import "./timeline.css";
@@ -33,7 +34,8 @@ function isOwn({ name, phase }: SpanName): boolean {
 
 /** A span has the colour of its phase; a span of the user's own has a colour of its own. */
 function spanColour(name: SpanName): string {
-  return phaseColour(name.phase ?? (isOwn(name) ? name.name : "idle"));
+  if (name.phase === null && !isOwn(name)) return cssColour("--line-2");
+  return phaseColour(name.phase ?? name.name);
 }
 
 const RECORD = `import stepwell
@@ -206,7 +208,8 @@ interface Top {
 
 /** Return the names with the most time between two times, of all loaded lanes. */
 function topSpans(windows: Window[], { start, end }: View): Top[] {
-  const window = windows[windows.length - 1];
+  const covers = ({ answer }: Window) => answer.start <= start + 1 && answer.end >= end - 1;
+  const window = [...windows].reverse().find(covers) ?? windows[0];
   if (!window) return [];
   const tops = new Map<string, Top>();
   visit(window, start, end, (name, boxes, ns) => {
@@ -241,6 +244,7 @@ async function viewOfStep(run: string, rank: number, step: number): Promise<View
 }
 
 function Loaded({ run }: { run: string }) {
+  useTheme();
   const { query } = useRoute();
   const wantedStep = query.get("step");
   useEffect(() => {
@@ -587,7 +591,9 @@ interface MeasureProps {
 }
 
 function Measure({ windows, range, onClear, onZoom }: MeasureProps) {
-  const tops = topSpans(windows, range).slice(0, 6);
+  const all = topSpans(windows, range);
+  const inner = all.filter(({ name }) => name.phase !== null || isOwn(name));
+  const tops = (inner.length ? inner : all).slice(0, 6);
   const steps = (windows[windows.length - 1]?.answer.steps ?? []).filter(({ start }) => start >= range.start && start < range.end);
   const first = steps[0]?.step;
   const last = steps[steps.length - 1]?.step;
@@ -747,7 +753,7 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
       {data && data.hits.length === 0 && <p class="muted">No span has this in its name.</p>}
       {data && data.stats.length > 0 && (
         <div class="table-box" tabIndex={0} role="region" aria-label="Statistics by name">
-          <table class="dense">
+          <table class="data">
             <thead>
               <tr>
                 <th scope="col">name</th>
@@ -816,7 +822,7 @@ function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: numbe
         others count in both. ≈: some are merged in this zoom.
       </p>
       <div class="table-box" tabIndex={0} role="region" aria-label="Spans in view">
-        <table class="dense">
+        <table class="data">
           <thead>
             <tr>
               <th scope="col">name</th>
