@@ -17,6 +17,7 @@ import polars as pl
 
 from stepwell.analysis.compare import compare
 from stepwell.analysis.compare.differences import code_facts, text_of
+from stepwell.analysis.detail import metric_list
 from stepwell.analysis.diagnostics import holdout_table
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
@@ -143,15 +144,19 @@ def head(run: RecordedRun, known: Report | None = None) -> Json:
 
 
 def contents(run: RecordedRun) -> dict[str, bool]:
-    """Return which kinds of records a run has."""
-    names = metric_names(run)
+    """Return which kinds of records a run has, without reading the records."""
+    names: set[str] = set()
+    kinds: set[str] = set()
+    for tables in run.by_process(partial=True):
+        names |= {name for _, _, name in tables.process.names.values()}
+        kinds |= {kind for kind in ("spans", "metrics") if tables.process.of_kind(kind)}
     ranks = {d["rank"] for d in run.documents() if d["role"] != "worker"}
     families = {name.partition("/")[0] for name in names}
-    kinds = set(run.items().select("kind").collect()["kind"].unique())
+    logged = set(run.items().select("kind").collect()["kind"].unique())
     return {
-        "metrics": any(not name.startswith(SYSTEM) for name in names),
-        "media": bool(kinds - {"param", "parameters", "hyperparameters", None}),
-        "spans": _has_spans(run),
+        "metrics": "metrics" in kinds,
+        "media": bool(logged - {"param", "parameters", "hyperparameters", None}),
+        "spans": "spans" in kinds,
         "ranks": len(ranks) > 1,
         "model": bool(families & {*MEASURES, "learning_rate", "holdout"}),
         "system": any(name.startswith(SYSTEM) for name in names),
@@ -161,12 +166,7 @@ def contents(run: RecordedRun) -> dict[str, bool]:
 
 def metric_names(run: RecordedRun) -> list[str]:
     """Return the names of the metrics of a run, sorted."""
-    names = run.metrics().select("name").collect()["name"].unique()
-    return sorted(str(name) for name in names)
-
-
-def _has_spans(run: RecordedRun) -> bool:
-    return any(tables.process.of_kind("spans") for tables in run.by_process(partial=True))
+    return sorted(each.name for each in metric_list(run).metrics)
 
 
 def _error(processes: pl.DataFrame) -> str | None:
@@ -218,6 +218,29 @@ def overview(run: RecordedRun) -> Json:
         "attempts": _attempts(run),
         "cost": {"text": cost_sentence(result)},
         "charts": first_charts(metric_names(run)),
+        "is_partial": False,
+    }
+
+
+def partial_overview(run: RecordedRun) -> Json:
+    """Return the part of an overview that needs no records, while the rest is being computed."""
+    return {
+        "head": head(run),
+        "findings": [],
+        "unchecked": [],
+        "hints": [],
+        "time": [],
+        "background": [],
+        "steps": None,
+        "values": [],
+        "summary": {},
+        "left": None,
+        "goodput": None,
+        "throughput": None,
+        "attempts": _attempts(run),
+        "cost": {"text": ""},
+        "charts": [],
+        "is_partial": True,
     }
 
 

@@ -53,7 +53,6 @@ class Dashboard:
     def routes(self) -> list[Route]:
         """Return all addresses. Each answers GET and HEAD only."""
         one_run: dict[str, Callable[[RecordedRun, Parameters], Any]] = {
-            "": lambda run, given: answers.overview(run),
             "/metrics": lambda run, given: views.metric_list_answer(run),
             "/series": views.series_answer,
             "/media": lambda run, given: answers.media(run),
@@ -74,6 +73,7 @@ class Dashboard:
             self._route("/api/runs", self._runs),
             self._route("/api/compare", self._compare),
             Route("/api/live", self._live, methods=["GET"]),
+            self._route("/api/runs/{run}", self._overview),
             *of_run,
             self._route("/api/runs/{run}/spans/{span}", self._span),
             self._route("/api/runs/{run}/artifacts/{sha256}", self._artifact),
@@ -123,6 +123,17 @@ class Dashboard:
         return Response(
             encode(self.summaries.answer()), media_type=JSON, headers={"cache-control": "no-store"}
         )
+
+    def _overview(self, request: Request) -> Response:
+        run_id = request.path_params["run"]
+        run = self.catalogue.find(run_id)
+        body = self.catalogue.answer(
+            (run_id, "overview"),
+            run,
+            lambda: encode(answers.overview(run)),
+            instead=lambda: encode(answers.partial_overview(run)),
+        )
+        return Response(body, media_type=JSON, headers={"cache-control": "no-store"})
 
     def _compare(self, request: Request) -> Response:
         given = Parameters(request.query_params)

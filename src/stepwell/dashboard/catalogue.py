@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ LIST_S = 1.0
 FRESH_S = 1.0
 REST = 5
 """An answer about a live run is used for this many times the time that it took, at least ``FRESH_S``."""
+PATIENCE_S = 0.8
 MOST_BYTES = 256 << 20
 """Size of the answers that are kept."""
 WORKERS = 2
@@ -90,10 +91,17 @@ class Catalogue:
 
     # Answers
 
-    def answer(self, key: Hashable, run: RecordedRun | None, make: Callable[[], bytes]) -> bytes:
+    def answer(
+        self,
+        key: Hashable,
+        run: RecordedRun | None,
+        make: Callable[[], bytes],
+        instead: Callable[[], bytes] | None = None,
+    ) -> bytes:
         """Return a kept answer if it is still right, else make it.
 
-        While a live run changes, an answer may be a little behind: its successor is being made.
+        While a live run changes, an answer may be a little behind: its successor is being made. With
+        ``instead``, return that if the answer takes longer than ``PATIENCE_S``; the next request gets it.
         """
         stamp = () if run is None else stamp_of(run)
         is_live = run is not None and run.status == "running"
@@ -114,7 +122,12 @@ class Catalogue:
                 self._pending[key] = pending
         if kept is not None and is_live and kept.took > FRESH_S:
             return kept.body
-        return pending.result()
+        if instead is None:
+            return pending.result()
+        try:
+            return pending.result(PATIENCE_S)
+        except TimeoutError:
+            return instead()
 
     def _make(self, key: Hashable, stamp: Stamp, make: Callable[[], bytes]) -> bytes:
         began = time.monotonic()

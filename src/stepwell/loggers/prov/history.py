@@ -234,6 +234,8 @@ def _read_phases(history: RunHistory, tables: ProcessTables, end: int | None) ->
     import polars as pl
 
     names = {word.name for word in PHASES} | {word.trace_name for word in PHASES}
+    if names.isdisjoint(name for _, _, name in tables.process.names.values()):
+        return
     wanted = {"attempt", "rank", "name", "category", "id", "start_ns", "duration_ns", "status"}
     for frame in tables.spans(wanted | {"attributes"}):
         for row in frame.filter(pl.col("name").is_in(list(names))).iter_rows(named=True):
