@@ -109,6 +109,7 @@ export function MetricChart(props: MetricChartProps) {
         axis={x}
         unit={unit}
         best={by === "mean" ? props.best : undefined}
+        bestOf={runs[0] ?? ""}
         readout={readout}
         where={where}
         expected={Math.min(names.length * runs.length, 8)}
@@ -124,6 +125,8 @@ function linesOf(
   runNames: Record<string, string> | undefined,
 ): Line[] {
   const lines: Line[] = [];
+  // Colours go by the order of the runs, not of their answers.
+  if (runs.length > 1) runs.forEach(runColour);
   answers.forEach((answer, place) => {
     const run = runs[place];
     if (!answer || run === undefined) return;
@@ -219,11 +222,12 @@ function window_(plot: uPlot, range: [number, number] | null): void {
 function columns(lines: Line[], log: boolean, smooth: number): uPlot.AlignedData {
   const x = unionOf(lines);
   const data: uPlot.AlignedData = [x];
+  const span = (x.at(-1) ?? 0) - (x[0] ?? 0);
   for (const line of lines) {
     const place = (values: (number | null)[]): (number | null | undefined)[] => aligned(x, line.x, values, log);
     if (line.low && line.high) data.push(place(line.high) as number[], place(line.low) as number[]);
     data.push(place(line.y) as number[]);
-    if (smooth > 0) data.push(place(smoothed(line, smooth)) as number[]);
+    if (smooth > 0) data.push(place(smoothed(line, smooth, span)) as number[]);
   }
   return data;
 }
@@ -265,7 +269,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
     bands,
     scales: {
       x: { time: false, range: (plot, min, max) => wide(plot, min, max) },
-      y: log ? { distr: 3 } : { range: (_plot, min, max) => padded(min, max) },
+      y: log ? { distr: 3, range: (_plot, min, max) => uPlot.rangeLog(min ?? 0.1, max ?? 1, 10, false) } : { range: (_plot, min, max) => padded(min, max) },
     },
     axes: [
       {
@@ -279,6 +283,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
       },
       {
         ...axisStyle,
+        ...(log ? { filter: decades, grid: { stroke: grid, width: 1, filter: decades } } : {}),
         gap: 6,
         space: 34,
         size: (_plot, values) => 18 + 6.2 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
@@ -341,6 +346,12 @@ function padded(min: number | null, max: number | null): [number, number] {
   const air = (max - min) * 0.06;
   // Values that are never negative have no negative axis.
   return [min >= 0 && min - air < 0 ? 0 : min - air, max + air];
+}
+
+/** Of the ticks of a log axis, the powers of ten; all of them if there are fewer than two. */
+function decades(_: uPlot, ticks: number[]): (number | null)[] {
+  const isPower = (tick: number): boolean => Math.abs(Math.log10(tick) - Math.round(Math.log10(tick))) < 1e-9;
+  return ticks.filter(isPower).length < 2 ? ticks : ticks.map((tick) => (isPower(tick) ? tick : null));
 }
 
 function nearest(values: (number | null | undefined)[], index: number): number {
@@ -416,6 +427,8 @@ interface LegendProps {
   axis: Axis;
   unit: (value: number) => string;
   best: MetricChartProps["best"];
+  /** The run that the best values are of. */
+  bestOf: string;
   readout: { current: ((index: number | null) => void) | null };
   /** Shows the x of the cursor. */
   where: { current: HTMLElement | null };
@@ -425,7 +438,7 @@ interface LegendProps {
 const MOST_IN_LEGEND = 12;
 
 /** The lines of a chart with their values at the cursor, or their last ones. */
-function Legend({ lines, axis, unit, best, readout, where, expected }: LegendProps) {
+function Legend({ lines, axis, unit, best, bestOf, readout, where, expected }: LegendProps) {
   const list = useRef<HTMLUListElement>(null);
   const x = useMemo(() => unionOf(lines), [lines]);
   useEffect(() => {
@@ -448,7 +461,8 @@ function Legend({ lines, axis, unit, best, readout, where, expected }: LegendPro
     <div class="legend" style={{ minHeight: `${Math.min(expected, 4) * 20}px` }}>
       <ul ref={list}>
         {lines.slice(0, MOST_IN_LEGEND).map((line) => {
-          const record = best?.[line.key.split("\n")[1] ?? ""];
+          const [run, name = ""] = line.key.split("\n");
+          const record = run === bestOf ? best?.[name] : undefined;
           return (
             <li key={line.key}>
               <svg width="16" height="8" aria-hidden="true">

@@ -46,17 +46,22 @@ export function aligned(x: number[], lineX: number[], values: (number | null)[],
   return column;
 }
 
-/** An exponential moving average without a bias at its start. `weight` is that of the past for one recorded
- * point; where points were merged, it counts once for each. */
-export function smoothed(line: Line, weight: number): (number | null)[] {
-  const merged = Math.max(1, line.count / Math.max(1, line.x.length));
-  const past = weight ** merged;
+/** Smoothing reaches equally far along x in every line, whether it has ten points or a million: the weight of the
+ * past is for this part of the width of the chart. */
+const SMOOTHING_PARTS = 200;
+
+/** An exponential moving average without a bias at its start. `span` is the width of the chart in x. */
+export function smoothed(line: Line, weight: number, span: number): (number | null)[] {
   let sum = 0;
   let total = 0;
-  return line.y.map((value) => {
+  let before = line.x[0] ?? 0;
+  return line.y.map((value, at) => {
     if (value === null) return null;
-    sum = past * sum + (1 - past) * value;
-    total = past * total + (1 - past);
+    const x = line.x[at] as number;
+    const past = weight ** (span > 0 ? (SMOOTHING_PARTS * (x - before)) / span : 1);
+    before = x;
+    sum = past * sum + (1 - weight) * value;
+    total = past * total + (1 - weight);
     return sum / total;
   });
 }

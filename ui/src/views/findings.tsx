@@ -91,7 +91,13 @@ function FindingItem({ id, run, finding, isOpen, toggle }: ItemProps) {
 }
 
 function Evidence({ id, run, finding }: { id: string; run: string; finding: Finding }) {
-  const rows = Object.entries(finding.evidence).filter(([, value]) => value !== null && value !== "");
+  const rows = Object.entries(finding.evidence).filter(
+    ([name, value]) =>
+      value !== null &&
+      value !== "" &&
+      !(name === "steps" && finding.steps.length) &&
+      !(name === "ranks" && finding.ranks.length),
+  );
   const links = linksOf(run, finding);
   return (
     <div class="evidence" id={`evidence-${id}`}>

@@ -15,7 +15,9 @@ import type { RunList, RunSummary, Value } from "../types";
 
 /** Heights of rows, as in views.css. On a narrow screen, the cells of a run are below its name. */
 const ROW = 56;
-const NARROW_ROW = 84;
+const NARROW_ROW = 82;
+const NARROW_LINE = 20;
+const NAME_WIDTH = 340;
 const GROUP_ROW = 36;
 const narrow = window.matchMedia("(max-width: 640px)");
 const AROUND = 12;
@@ -34,28 +36,16 @@ const SEVERITY_WEIGHTS = { critical: 1e6, warning: 1e3, note: 1 };
 
 const FIXED: Column[] = [
   {
-    key: "started",
-    title: "Started",
+    key: "findings",
+    title: "Findings",
     isNumber: false,
-    width: 150,
-    value: (run) => run.created_ms,
-    cell: (run) => run.created_ms !== null && <span title={exactDate(run.created_ms)}>{date(run.created_ms)}</span>,
-  },
-  {
-    key: "duration",
-    title: "Duration",
-    isNumber: true,
-    width: 104,
-    value: (run) => run.duration_ns,
-    cell: (run) => run.duration_ns !== null && duration(run.duration_ns),
-  },
-  {
-    key: "step",
-    title: "Step",
-    isNumber: true,
-    width: 84,
-    value: (run) => run.step,
-    cell: (run) => run.step !== null && count(run.step),
+    width: 128,
+    value: (run) =>
+      run.findings &&
+      run.findings.critical * SEVERITY_WEIGHTS.critical +
+        run.findings.warning * SEVERITY_WEIGHTS.warning +
+        run.findings.note,
+    cell: (run) => <Findings counts={run.findings} />,
   },
   {
     key: "loss",
@@ -72,6 +62,22 @@ const FIXED: Column[] = [
       ),
   },
   {
+    key: "step",
+    title: "Step",
+    isNumber: true,
+    width: 84,
+    value: (run) => run.step,
+    cell: (run) => run.step !== null && count(run.step),
+  },
+  {
+    key: "duration",
+    title: "Duration",
+    isNumber: true,
+    width: 104,
+    value: (run) => run.duration_ns,
+    cell: (run) => run.duration_ns !== null && duration(run.duration_ns),
+  },
+  {
     key: "goodput",
     title: "Goodput",
     isNumber: true,
@@ -80,16 +86,12 @@ const FIXED: Column[] = [
     cell: (run) => run.goodput !== null && percent(run.goodput),
   },
   {
-    key: "findings",
-    title: "Findings",
+    key: "started",
+    title: "Started",
     isNumber: false,
-    width: 112,
-    value: (run) =>
-      run.findings &&
-      run.findings.critical * SEVERITY_WEIGHTS.critical +
-        run.findings.warning * SEVERITY_WEIGHTS.warning +
-        run.findings.note,
-    cell: (run) => <Findings counts={run.findings} />,
+    width: 150,
+    value: (run) => run.created_ms,
+    cell: (run) => run.created_ms !== null && <span title={exactDate(run.created_ms)}>{date(run.created_ms)}</span>,
   },
 ];
 
@@ -345,8 +347,8 @@ function matches(run: RunSummary, word: string): boolean {
 
 function ordered(runs: RunSummary[], columns: Column[], sort: string): RunSummary[] {
   const isDown = sort.startsWith("-");
-  const column = columns.find(({ key }) => key === sort.replace(/^-/, "")) ?? columns[2];
-  if (!column) return runs;
+  const column = columns.find(({ key }) => key === sort.replace(/^-/, "")) ?? NAME;
+
   const sign = isDown ? -1 : 1;
   return runs
     .map((run, place) => ({ run, place, value: column.value(run) }))
@@ -405,19 +407,22 @@ interface TableProps {
 function Table({ rows, columns, sort, chosen, choose }: TableProps) {
   const body = useRef<HTMLTableSectionElement>(null);
   const isNarrow = useNarrow();
+  const more = columns.length - FIXED.length;
+  const height = isNarrow ? NARROW_ROW + NARROW_LINE * Math.ceil(more / 2) : ROW;
+  const width = columns.reduce((sum, column) => sum + column.width, 34 + NAME_WIDTH);
   const tops = useMemo(() => {
     const all = [0];
-    const height = isNarrow ? NARROW_ROW : ROW;
     for (const row of rows) all.push((all.at(-1) ?? 0) + (row.kind === "run" ? height : GROUP_ROW));
     return all;
-  }, [rows, isNarrow]);
+  }, [rows, height]);
   const [first, last] = useWindow(body, tops);
   const selected = useMemo(() => new Set(chosen), [chosen]);
+  const names = useMemo(() => tally(rows.flatMap((row) => (row.kind === "run" ? [row.run.name] : []))), [rows]);
   const visible = rows.slice(first, last);
   const toggle = (id: string, on: boolean): void => choose(on ? [...chosen, id] : chosen.filter((each) => each !== id));
   return (
     <TableBox label="Runs">
-      <table class="runs" role="table" aria-rowcount={rows.length + 1}>
+      <table class="runs" role="table" style={isNarrow ? {} : { minWidth: `${width}px` }} aria-rowcount={rows.length + 1}>
         <colgroup>
           <col class="col-check" />
           <col class="col-name" />
@@ -448,7 +453,9 @@ function Table({ rows, columns, sort, chosen, choose }: TableProps) {
                 key={row.key}
                 run={row.run}
                 columns={columns}
+                height={height}
                 index={first + place + 2}
+                isTwice={(names.get(row.run.name) ?? 0) > 1}
                 isChosen={selected.has(row.run.id)}
                 choose={(on) => toggle(row.run.id, on)}
               />
@@ -512,18 +519,22 @@ function Heading({ column, sort, also }: { column: Column; sort: string; also?: 
 interface RunRowProps {
   run: RunSummary;
   columns: Column[];
+  height: number;
   index: number;
+  /** Another run has the same name. */
+  isTwice: boolean;
   isChosen: boolean;
   choose: (on: boolean) => void;
 }
 
-function RunRow({ run, columns, index, isChosen, choose }: RunRowProps) {
+function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunRowProps) {
   const address = href(["run", run.id]);
   return (
     <tr
       role="row"
       aria-rowindex={index}
       class={isChosen ? "run-row chosen" : "run-row"}
+      style={{ height: `${height}px` }}
       onClick={(event) => {
         // The row is one large link; its parts that do something of their own stay.
         if ((event.target as Element).closest("a, input, button, label")) return;
@@ -547,13 +558,14 @@ function RunRow({ run, columns, index, isChosen, choose }: RunRowProps) {
           <a href={address} class="run-name" title={`${run.name} (${run.id})`}>
             {run.name}
           </a>
+          {isTwice && <span class="run-id">{run.id}</span>}
           <span class="run-status">{run.status_text}</span>
           {run.tags.slice(0, 3).map((tag) => (
             <Tag key={tag} text={tag} />
           ))}
         </div>
         <p class="run-headline" title={run.headline ?? undefined}>
-          {run.headline ?? <span class="muted mono">{run.id}</span>}
+          {run.headline ?? (!isTwice && <span class="muted mono">{run.id}</span>)}
         </p>
       </th>
       {columns.map((column) => (
