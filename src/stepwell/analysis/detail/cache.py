@@ -39,6 +39,10 @@ TIDY_S = 60.0
 TIDIED = ".tidied"
 
 
+Blobs = tuple[dict[str, bytes], dict[str, Any]]
+"""Blobs by key, and a note about them."""
+
+
 class RecentValues:
     """Values by key, in memory: those used last, up to a total cost in bytes. Safe for threads."""
 
@@ -88,6 +92,9 @@ class Shelf:
         self.note = note
         self._places = places
         self._packed = packed
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places or key in self._packed
 
     @property
     def stored(self) -> list[str]:
@@ -141,8 +148,7 @@ def write_shelf(
     path: Path, note: Any, blobs: Mapping[str, bytes], old: Mapping[str, bytes] | None = None
 ) -> Shelf:
     """Write a shelf with these blobs, and ``old`` ones that are compressed already. Return it."""
-    packer = zstandard.ZstdCompressor(level=1, write_checksum=True)
-    packed = {**(old or {}), **{key: packer.compress(blob) for key, blob in blobs.items()}}
+    packed = {**(old or {}), **_pack(blobs)}
     places, offset = {}, 0
     for key, data in packed.items():
         places[key] = offset, len(data)
@@ -165,12 +171,47 @@ def write_shelf(
     return read_shelf(path) or Shelf(path, note, {}, packed)
 
 
-def cached_blobs(path: Path, note: Any, make: Callable[[], Mapping[str, bytes]]) -> Shelf:
-    """Return the shelf in this file if it has this note, else write it with what ``make`` returns."""
+def memory_shelf(note: Any, blobs: Mapping[str, bytes]) -> Shelf:
+    """Return a shelf that is not in a file."""
+    return Shelf(Path(), note, {}, _pack(blobs))
+
+
+def _pack(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
+    packer = zstandard.ZstdCompressor(level=1, write_checksum=True)
+    return {key: packer.compress(blob) for key, blob in blobs.items()}
+
+
+def cached_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf:
+    """Return the shelf in this file if it was made from the same, else make and write it.
+
+    ``made_from`` is JSON; it becomes part of the note.
+    """
     shelf = read_shelf(path)
-    if shelf is not None and shelf.note == json.loads(json.dumps(note)):
+    if shelf is not None and _is_made_from(shelf, made_from):
         return shelf
-    return write_shelf(path, note, make())
+    return remake_shelf(path, made_from, make)
+
+
+def remake_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf:
+    """Write a shelf, although there is one: it is damaged, or was made from something else."""
+    blobs, note = make()
+    return write_shelf(path, {**note, "from": made_from}, blobs)
+
+
+def cached_json(path: Path, made_from: Any, make: Callable[[], Any]) -> Any:
+    """Return the JSON value in this file if it was made from the same, else make and write it."""
+    shelf = read_shelf(path)
+    if shelf is not None and _is_made_from(shelf, made_from):
+        with contextlib.suppress(KeyError, ValueError, RecursionError):
+            return json.loads(shelf.get(["value"])["value"])
+    value = make()
+    write_shelf(path, {"from": made_from}, {"value": json.dumps(value).encode()})
+    return value
+
+
+def _is_made_from(shelf: Shelf, made_from: Any) -> bool:
+    note = shelf.note if isinstance(shelf.note, dict) else {}
+    return bool(note.get("from") == json.loads(json.dumps(made_from)))
 
 
 def _read_head(path: Path, size: int) -> Shelf:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.grid import Grid, read_grids
+from stepwell.analysis.detail.cache import (
+    Blobs,
+    Shelf,
+    cached_shelf,
+    memory,
+    memory_shelf,
+    remake_shelf,
+    shelf_path,
+)
+from stepwell.analysis.detail.source import RunSource
+from stepwell.analysis.ranks.grid import read_grids
 from stepwell.reading import RecordedRun
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_WIDTH, MAX_HEIGHT = 4096, 4096
-MAX_CELLS = 2_000_000
+MEDIAN_CELLS = 4_000_000
+"""Of larger parts, the median is that of evenly spaced cells."""
+PIECE_BYTES = 32 << 20
+"""Unpacked size of a piece of a grid in the cache."""
+LEAST_AGE_S = 2.0
+"""The grid of a live run is not computed again before this age."""
 
 
 @dataclass(frozen=True)
@@ -66,62 +83,136 @@ def grid_at(
         width: the maximum number of columns.
         height: the maximum number of rows.
     """
-    grids = read_grids(run)
-    if not grids:
+    stored = _StoredGrids(run)
+    attempts = stored.attempts
+    if not attempts:
         return GridWindow(phase or "", [], [], 0, [], [], 0, 0, np.empty((0, 0)), 0)
-    by_attempt = {grid.attempt: grid for grid in grids}
-    grid = by_attempt[attempt] if attempt in by_attempt else grids[-1]
-    totals = {name: grid.total(name) for name in grid.phases}
-    if phase not in totals:
-        phase = max(totals, key=lambda name: int(totals[name].sum()), default="")
-    values = totals.get(phase, np.zeros_like(grid.begin))
-    values = np.where(grid.begin >= 0, values, -1)
-    return _window(
-        grid, phase, list(totals), sorted(by_attempt), values, ranks, steps, width, height
-    )
-
-
-def _window(
-    grid: Grid,
-    phase: str,
-    phases: list[str],
-    attempts: list[int],
-    values: Ints,
-    ranks: Sequence[int] | None,
-    steps: tuple[int, int] | None,
-    width: int,
-    height: int,
-) -> GridWindow:
-    numbers = np.array(grid.ranks, np.int64)
-    rows = np.arange(len(numbers)) if ranks is None else np.flatnonzero(np.isin(numbers, ranks))
-    first, last = (
-        (0, len(grid.steps))
-        if steps is None
-        else (
-            int(np.searchsorted(grid.steps, steps[0])),
-            int(np.searchsorted(grid.steps, steps[1], side="right")),
-        )
-    )
-    part = values[rows, first:last]
-    columns = grid.steps[first:last]
-    known = part[part >= 0]
-    row_starts = _starts(part.shape[0], min(max(1, height), MAX_HEIGHT))
-    column_starts = _starts(part.shape[1], min(max(1, width), MAX_WIDTH))
-    if part.size:
-        part = np.maximum.reduceat(part, column_starts, axis=1)
-        part = np.maximum.reduceat(part, row_starts, axis=0)
+    chosen = attempt if attempt in attempts else attempts[-1]
+    times = stored.phases(chosen)
+    if phase not in times:
+        phase = max(times, key=lambda name: times[name], default="")
+    all_ranks, all_steps = stored.ranks(chosen), stored.steps(chosen)
+    rows = np.arange(len(all_ranks))
+    if ranks is not None:
+        rows = np.flatnonzero(np.isin(all_ranks, np.array(list(ranks), np.int64)))
+    first, end = 0, len(all_steps)
+    if steps is not None:
+        first = int(np.searchsorted(all_steps, steps[0]))
+        end = int(np.searchsorted(all_steps, steps[1], side="right"))
+    row_starts = _starts(len(rows), min(max(1, height), MAX_HEIGHT))
+    column_starts = _starts(end - first, min(max(1, width), MAX_WIDTH))
+    values = np.empty((0, len(column_starts)), np.int64)
+    known: list[Ints] = [np.empty(0, np.int64)]
+    if len(rows) and end > first:
+        parts = []
+        stride = max(1, len(rows) * (end - first) // MEDIAN_CELLS)
+        for part in stored.pieces(chosen, phase, rows):
+            part = part[:, first:end]
+            known.append(part.ravel()[::stride])
+            parts.append(np.maximum.reduceat(part, column_starts, axis=1))
+        values = np.maximum.reduceat(np.concatenate(parts), row_starts, axis=0)
+    times_known = np.concatenate(known)
+    times_known = times_known[times_known >= 0]
     return GridWindow(
         phase=phase,
-        phases=phases,
+        phases=list(times),
         attempts=attempts,
-        attempt=grid.attempt,
-        ranks=numbers[rows][row_starts].tolist(),
-        steps=columns[column_starts].tolist(),
+        attempt=chosen,
+        ranks=all_ranks[rows][row_starts].tolist(),
+        steps=all_steps[first:end][column_starts].tolist(),
         rank_count=len(rows),
-        step_count=len(columns),
-        values=np.where(part >= 0, part, np.nan),
-        median_ns=int(np.median(known)) if len(known) else 0,
+        step_count=end - first,
+        values=np.where(values >= 0, values, np.nan),
+        median_ns=int(np.median(times_known)) if len(times_known) else 0,
     )
+
+
+class _StoredGrids:
+    """The times of all ranks, steps and phases of a run, in the cache.
+
+    Those of a live run are computed again after ten times as long as that takes.
+    """
+
+    def __init__(self, run: RecordedRun) -> None:
+        self._run = run
+        source = RunSource(run)
+        if source.is_live:
+            self._shelf = self._live()
+        else:
+            path = shelf_path(run.folder, "grid")
+            self._shelf = cached_shelf(path, source.signature(), self._make)
+        self._note: dict[str, Any] = self._shelf.note["grids"]
+
+    def _live(self) -> Shelf:
+        key = "grid", str(self._run.folder)
+        recent: tuple[Shelf, float] | None = memory.get(key)
+        began = time.monotonic()
+        if recent is not None and began < recent[1]:
+            return recent[0]
+        blobs, note = self._make()
+        shelf = memory_shelf(note, blobs)
+        now = time.monotonic()
+        cost = sum(map(len, blobs.values()))
+        memory.put(key, (shelf, now + max(LEAST_AGE_S, 10 * (now - began))), cost)
+        return shelf
+
+    def _make(self) -> Blobs:
+        blobs: dict[str, bytes] = {}
+        notes: dict[str, Any] = {}
+        for grid in read_grids(self._run):
+            phases = {}
+            for phase in grid.phases:
+                total = grid.total(phase)
+                phases[phase] = int(total.sum())
+                total[grid.begin < 0] = -1
+                for piece, low in enumerate(range(0, len(total), _piece_rows(total.shape[1]))):
+                    rows = total[low : low + _piece_rows(total.shape[1])]
+                    blobs[f"{grid.attempt}/{phase}/{piece}"] = rows.astype("<i8").tobytes()
+            notes[str(grid.attempt)] = {"phases": phases}
+            blobs[f"{grid.attempt}/ranks"] = np.array(grid.ranks, "<i8").tobytes()
+            blobs[f"{grid.attempt}/steps"] = grid.steps.astype("<i8").tobytes()
+        return blobs, {"grids": notes}
+
+    @property
+    def attempts(self) -> list[int]:
+        """The attempts."""
+        return sorted(map(int, self._note))
+
+    def phases(self, attempt: int) -> dict[str, int]:
+        """Return the phases of an attempt with their time over all ranks."""
+        return dict(self._note[str(attempt)]["phases"])
+
+    def ranks(self, attempt: int) -> Ints:
+        """Return the ranks of an attempt."""
+        return self._array(f"{attempt}/ranks")
+
+    def steps(self, attempt: int) -> Ints:
+        """Return the steps of an attempt."""
+        return self._array(f"{attempt}/steps")
+
+    def pieces(self, attempt: int, phase: str, rows: NDArray[np.intp]) -> Iterator[Ints]:
+        """Yield the times of some rows, a piece at a time; -1 where nothing was recorded."""
+        width = len(self.steps(attempt))
+        size = _piece_rows(width)
+        for piece in np.unique(rows // size).tolist():
+            if f"{attempt}/{phase}/{piece}" in self._shelf:
+                table = self._array(f"{attempt}/{phase}/{piece}").reshape(-1, width)
+            else:
+                table = np.zeros((size, width), np.int64)
+            yield table[rows[rows // size == piece] - piece * size]
+
+    def _array(self, key: str) -> Ints:
+        blob = self._shelf.get([key]).get(key)
+        if blob is None:
+            # Damaged: make the file again.
+            signature = self._shelf.note.get("from")
+            self._shelf = remake_shelf(self._shelf.path, signature, self._make)
+            blob = self._shelf.get([key]).get(key, b"")
+        return np.frombuffer(blob, "<i8")
+
+
+def _piece_rows(width: int) -> int:
+    return max(1, PIECE_BYTES // max(1, 8 * width))
 
 
 def _starts(count: int, most: int) -> Ints:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
+from stepwell._core import clock
 from stepwell._core.checks import one_of
-from stepwell.analysis.compare.axis import amounts_if_known
-from stepwell.analysis.detail.source import began_ns
+from stepwell.analysis.compare.axis import Amounts, amounts_if_known
+from stepwell.analysis.detail.cache import cached_json, memory, shelf_path
+from stepwell.analysis.detail.columns import MetricColumns, Values, metric_columns
+from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
@@ -25,6 +28,11 @@ WAYS = ("mean", "rank", "spread")
 MAX_POINTS = 20_000
 MAX_SERIES = 256
 """MetricSeries in one answer."""
+MAX_METRICS = 10_000
+MOST_LOADED = 20_000_000
+"""Values of a run that are read at once; of more, each metric is read by itself."""
+LIVE_AMOUNTS_NS = 10_000_000_000
+"""Samples and tokens of a live run are read again after this time."""
 MAX_ODD = 1000
 """Values that are not finite in one series: the first ones are kept."""
 
@@ -88,37 +96,47 @@ class MetricSeries:
 
 
 def metric_list(run: RecordedRun) -> MetricList:
-    """Return the metrics of a run."""
-    table = run.metrics().select("name", "rank", "step", "epoch", "time_ns", "value").collect()
-    infos = [_info(str(key[0]), part) for key, part in table.group_by("name")]
-    axes = ["step", "time"]
-    axes += ["epoch"] if table["epoch"].is_not_null().any() else []
-    axes += [by for by in ("samples", "tokens") if amounts_if_known(run, by) is not None]
-    infos.sort(key=lambda info: (info.name.startswith(SYSTEM), info.name))
-    return MetricList(infos, [axis for axis in AXES if axis in axes])
+    """Return the metrics of a run: those of the training by name, then those of the machine."""
+    metrics = RunMetrics(run)
+    path = shelf_path(run.folder, "metric list")
+    if metrics.source.is_live:
+        content = _listed(metrics)
+    else:
+        content = cached_json(path, metrics.source.signature(), lambda: _listed(metrics))
+    return MetricList([MetricInfo(**info) for info in content["metrics"]], content["axes"])
 
 
-def _info(name: str, rows: pl.DataFrame) -> MetricInfo:
-    mean = rows.group_by("step").agg(pl.col("value").mean()).sort("step")
-    steps, values = mean["step"].to_numpy(), mean["value"].to_numpy()
-    finite = np.isfinite(values)
+def _listed(metrics: RunMetrics) -> dict[str, Any]:
+    if sum(metrics.counts.values()) < MOST_LOADED:
+        metrics.load()
+    names = sorted(metrics.counts, key=lambda name: (name.startswith(SYSTEM), name))[:MAX_METRICS]
+    infos = [asdict(_info(name, metrics.values(name))) for name in names]
+    axes = {"step", "time"}
+    axes |= {"epoch"} if metrics.epochs() is not None else set()
+    axes |= {by for by in ("samples", "tokens") if metrics.amounts(by) is not None}
+    return {"metrics": infos, "axes": [axis for axis in AXES if axis in axes]}
+
+
+def _info(name: str, rows: RankValues) -> MetricInfo:
+    curve = _by_step(rows)
+    steps, values = curve.steps, curve.values
     goal, best, best_step = goal_of(name), None, None
-    if goal is not None and finite.any():
-        chosen = np.flatnonzero(finite)
+    finite = np.flatnonzero(np.isfinite(values))
+    if goal is not None and len(finite):
         choose = np.argmin if goal == "lower" else np.argmax
-        place = chosen[int(choose(values[chosen]))]
+        place = finite[int(choose(values[finite]))]
         best, best_step = float(values[place]), int(steps[place])
     return MetricInfo(
         name=name,
-        count=rows.height,
-        ranks=rows["rank"].n_unique(),
-        first_step=int(steps[0]),
-        last_step=int(steps[-1]),
-        last=float(values[-1]),
+        count=len(rows.values),
+        ranks=len(np.unique(rows.ranks)),
+        first_step=int(steps[0]) if len(steps) else None,
+        last_step=int(steps[-1]) if len(steps) else None,
+        last=float(values[-1]) if len(values) else None,
         best=best,
         best_step=best_step,
         goal=goal,
-        nonfinite=int((~np.isfinite(rows["value"].to_numpy())).sum()),
+        nonfinite=int(np.count_nonzero(~np.isfinite(rows.values))),
     )
 
 
@@ -139,7 +157,7 @@ def series_at(
         run: the run.
         names: names of metrics.
         x: ``step``, ``epoch`` (with fractions), ``samples``, ``tokens``, or ``time`` in ns since the run
-            began.
+            began. Metrics of the machine are drawn value by value over time, others step by step.
         by: ``mean`` over ranks, each ``rank``, or ``spread``: the mean with the lowest and highest rank.
         rank: only this rank.
         start: the least position on the axis.
@@ -148,101 +166,242 @@ def series_at(
     """
     one_of(*AXES).check("x", x)
     one_of(*WAYS).check("by", by)
-    points = min(max(2, points), MAX_POINTS)
-    wanted = pl.col("name").is_in(list(names))
-    if rank is not None:
-        wanted &= pl.col("rank") == rank
-    columns = ("name", "rank", "step", "epoch", "time_ns", "value")
-    table = run.metrics().filter(wanted).select(columns).collect()
-    axis = _Axis(run, x)
+    metrics = RunMetrics(run, None if rank is None else [rank])
+    window = _Window(
+        -np.inf if start is None else start,
+        np.inf if end is None else end,
+        min(max(2, points), MAX_POINTS),
+    )
     series: list[MetricSeries] = []
     for name in dict.fromkeys(names):
-        rows = table.filter(pl.col("name") == name)
-        if rows.is_empty():
+        if name not in metrics.counts or len(series) >= MAX_SERIES:
             continue
+        rows = metrics.values(name)
         if by == "rank":
-            for number in rows["rank"].unique().sort().to_list():
-                part = rows.filter(pl.col("rank") == number)
-                series.append(_series(name, number, part, axis, False, start, end, points))
+            numbers = np.unique(rows.ranks)[: MAX_SERIES - len(series)].tolist()
+            parts = [(number, rows.where(rows.ranks == number)) for number in numbers]
         else:
-            series.append(_series(name, rank, rows, axis, by == "spread", start, end, points))
-    return series[:MAX_SERIES]
+            parts = [(rank, rows)]
+        for number, part in parts:
+            is_timed = x == "time" and name.startswith(SYSTEM)
+            curve = _by_time(part) if is_timed else _by_step(part)
+            at = metrics.places(x, curve)
+            series.append(_series(name, number, curve, at, by == "spread", window))
+    return series
 
 
-class _Axis:
-    """Positions of values on an axis."""
+# Values
 
-    def __init__(self, run: RecordedRun, x: str) -> None:
-        self._x = x
-        self._began = began_ns(run.documents())
-        self._amounts = amounts_if_known(run, x) if x in ("samples", "tokens") else None
 
-    def at(self, table: pl.DataFrame) -> Floats:
-        """Return the position of each row."""
-        steps = table["step"].to_numpy().astype(np.float64)
-        if self._x == "step":
+@dataclass(frozen=True)
+class RankValues:
+    """The values of one metric without those that a later attempt logged again at the same step."""
+
+    ranks: Ints
+    steps: Ints
+    times: Ints
+    values: Floats
+
+    def where(self, chosen: NDArray[np.bool_]) -> RankValues:
+        """Return some of the values."""
+        ranks, steps = self.ranks[chosen], self.steps[chosen]
+        return RankValues(ranks, steps, self.times[chosen], self.values[chosen])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One value for each step, or for each time: the mean, the lowest and the highest."""
+
+    steps: Ints
+    times: Ints
+    values: Floats
+    low: Floats
+    high: Floats
+    is_single: bool
+    """Whether all values are of one rank."""
+
+
+class RunMetrics:
+    """The metrics of a run, or of some of its ranks."""
+
+    def __init__(self, run: RecordedRun, ranks: Sequence[int] | None = None) -> None:
+        self._run = run
+        self._ranks = None if ranks is None else tuple(ranks)
+        self.source = RunSource(run)
+        self.columns = metric_columns(self.source, ranks)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The number of values of each metric."""
+        counts: dict[str, int] = {}
+        for columns in self.columns:
+            for name, count in columns.counts.items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def load(self) -> None:
+        """Read all metrics at once, if they are all needed."""
+        for columns in self.columns:
+            columns.load()
+
+    def values(self, name: str) -> RankValues:
+        """Return the values of a metric. Those of ended runs are remembered."""
+        key = "values", str(self._run.folder), self._signature, self._ranks, name
+        rows: RankValues | None = None if self.source.is_live else memory.get(key)
+        if rows is None:
+            rows = _latest([(c, c.values(name)) for c in self.columns])
+            if not self.source.is_live:
+                memory.put(key, rows, 32 * len(rows.values) + 500)
+        return rows
+
+    def places(self, x: str, curve: Curve) -> Floats:
+        """Return the position of each value of a curve on an axis, NaN for none."""
+        steps = curve.steps.astype(np.float64)
+        if x == "step":
             return steps
-        if self._x == "time":
-            return (table["time_ns"].to_numpy() - self._began).astype(np.float64)
-        if self._x == "epoch":
-            return table["epoch"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-        if self._amounts is None:
-            return np.full(len(steps), np.nan)
-        return self._amounts.after(steps + 1)
+        if x == "time":
+            return curve.times.astype(np.float64)
+        if x == "epoch":
+            epochs = self.epochs()
+            return np.full(len(steps), np.nan) if epochs is None else epochs.after(steps)
+        amounts = self.amounts(x)
+        # A step counts when it is completed.
+        return np.full(len(steps), np.nan) if amounts is None else amounts.after(steps + 1)
+
+    def epochs(self) -> Amounts | None:
+        """Return the epoch at each step, with fractions; None if no epoch was recorded."""
+        first: dict[int, int] = {}
+        for columns in self.columns:
+            if columns.source.is_worker or columns.source.rank != self.columns[0].source.rank:
+                continue
+            log = columns.steps
+            known = np.flatnonzero((log.epochs >= 0) & (log.steps >= 0))
+            epochs, places = np.unique(log.epochs[known], return_index=True)
+            for epoch, place in zip(epochs.tolist(), known[places].tolist(), strict=True):
+                first[int(log.steps[place])] = epoch
+        steps = sorted(first)
+        # Later attempts may have begun an epoch again: epochs must ascend with the steps.
+        begun = np.maximum.accumulate(np.array([first[s] for s in steps], np.float64))
+        return Amounts(np.array(steps, np.float64), begun, "epoch") if steps else None
+
+    def amounts(self, by: str) -> Amounts | None:
+        """Return the samples or tokens of the steps; None if they were not recorded."""
+        if self.source.is_live:
+            key = "amounts", str(self._run.folder), by, int(clock.wall() / LIVE_AMOUNTS_NS)
+            content = memory.get(key)
+            if content is None:
+                content = self._amounts(by)
+                memory.put(key, content, 16 * len(content["steps"]) + 500)
+        else:
+            path = shelf_path(self._run.folder, "amounts", by)
+            content = cached_json(path, self._signature, lambda: self._amounts(by))
+        if not content["steps"]:
+            return None
+        return Amounts(np.array(content["steps"]), np.array(content["amounts"]), content["source"])
+
+    def _amounts(self, by: str) -> dict[str, Any]:
+        amounts = amounts_if_known(self._run, by)
+        if amounts is None:
+            return {"steps": [], "amounts": [], "source": ""}
+        steps, values = amounts.steps.tolist(), amounts.amounts.tolist()
+        return {"steps": steps, "amounts": values, "source": amounts.source}
+
+    @cached_property
+    def _signature(self) -> str:
+        return self.source.signature()
+
+
+def _latest(parts: list[tuple[MetricColumns, Values]]) -> RankValues:
+    """Return the values of all processes without those that a later attempt logged again."""
+    parts = [(columns, values) for columns, values in parts if len(values)]
+    attempts = {columns.source.attempt for columns, _ in parts}
+    kept: list[tuple[int, Values]] = []
+    seen: dict[int, list[Ints]] = {}
+    for attempt in sorted(attempts, reverse=True):
+        chosen = [(c.source.rank, v) for c, v in parts if c.source.attempt == attempt]
+        for rank, values in chosen:
+            later = seen.get(rank)
+            if later:
+                fresh = ~np.isin(values.steps, np.concatenate(later))
+                values = Values(values.steps[fresh], values.times[fresh], values.values[fresh])
+            kept.append((rank, values))
+        for rank, values in chosen:
+            seen.setdefault(rank, []).append(values.steps)
+    none = np.empty(0, np.int64)
+    return RankValues(
+        np.concatenate([none, *(np.full(len(v), rank, np.int64) for rank, v in kept)]),
+        np.concatenate([none, *(v.steps for _, v in kept)]),
+        np.concatenate([none, *(v.times for _, v in kept)]),
+        np.concatenate([np.empty(0), *(v.values for _, v in kept)]),
+    )
+
+
+def _by_step(rows: RankValues) -> Curve:
+    return _grouped(rows, rows.steps)
+
+
+def _by_time(rows: RankValues) -> Curve:
+    return _grouped(rows, rows.times)
+
+
+def _grouped(rows: RankValues, key: Ints) -> Curve:
+    """Return the mean, lowest and highest value for each key, in order."""
+    is_single = not len(rows.ranks) or bool((rows.ranks == rows.ranks[0]).all())
+    if (key[1:] > key[:-1]).all():
+        return Curve(rows.steps, rows.times, rows.values, rows.values, rows.values, is_single)
+    order = np.argsort(key, kind="stable")
+    key, values = key[order], rows.values[order]
+    first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+    counts = np.diff(np.append(first, len(key)))
+    with np.errstate(invalid="ignore"):
+        return Curve(
+            rows.steps[order][first],
+            np.maximum.reduceat(rows.times[order], first),
+            np.add.reduceat(values, first) / counts,
+            np.minimum.reduceat(values, first),
+            np.maximum.reduceat(values, first),
+            is_single,
+        )
+
+
+# Points
+
+
+@dataclass(frozen=True)
+class _Window:
+    start: float
+    end: float
+    points: int
 
 
 def _series(
-    name: str,
-    rank: int | None,
-    rows: pl.DataFrame,
-    axis: _Axis,
-    is_spread: bool,
-    start: float | None,
-    end: float | None,
-    points: int,
+    name: str, rank: int | None, curve: Curve, at: Floats, is_spread: bool, window: _Window
 ) -> MetricSeries:
-    value = pl.col("value")
-    table = (
-        rows.group_by("step")
-        .agg(
-            value.mean(),
-            value.min().alias("low"),
-            value.max().alias("high"),
-            pl.col("time_ns").max(),
-            pl.col("epoch").max(),
-        )
-        .sort("step")
-    )
-    at = axis.at(table)
-    values = table["value"].to_numpy()
-    low = table["low"].to_numpy() if is_spread else values
-    high = table["high"].to_numpy() if is_spread else values
-    inside = ~np.isnan(at)
-    inside &= at >= (-np.inf if start is None else start)
-    inside &= at <= (np.inf if end is None else end)
-    finite = np.isfinite(values)
-    odd = [
-        OddValue(float(place), _word(value))
-        for place, value in zip(at[inside & ~finite], values[inside & ~finite], strict=True)
-    ]
-    chosen = inside & finite
-    order = np.argsort(at[chosen], kind="stable")
-    x, y, lows, highs = (part[chosen][order] for part in (at, values, low, high))
+    # The band of a mean over ranks is that of the means. Several values of one rank at a step have their own.
+    has_own_band = is_spread or curve.is_single
+    low = curve.low if has_own_band else curve.values
+    high = curve.high if has_own_band else curve.values
+    inside = (at >= window.start) & (at <= window.end)
+    finite = np.isfinite(curve.values)
+    strange = np.flatnonzero(inside & ~finite)[:MAX_ODD]
+    chosen = np.flatnonzero(inside & finite)
+    if (at[chosen][1:] < at[chosen][:-1]).any():
+        chosen = chosen[np.argsort(at[chosen], kind="stable")]
+    x, y, low, high = at[chosen], curve.values[chosen], low[chosen], high[chosen]
     count = len(x)
-    is_downsampled = count > points
-    if is_downsampled:
-        x, y, lows, highs = downsample(x, y, lows, highs, points)
-    has_band = is_downsampled or is_spread
+    if count > window.points:
+        x, y, low, high = downsample(x, y, low, high, window.points)
+    has_band = is_spread or count > window.points or bool((low != high).any())
     return MetricSeries(
-        name,
-        rank,
-        count,
-        is_downsampled,
-        x,
-        y,
-        lows if has_band else None,
-        highs if has_band else None,
-        odd[:MAX_ODD],
+        name=name,
+        rank=rank,
+        count=count,
+        is_downsampled=count > window.points or (has_band and not is_spread),
+        x=x,
+        y=y,
+        low=low if has_band else None,
+        high=high if has_band else None,
+        odd=[OddValue(float(at[i]), _word(float(curve.values[i]))) for i in strange],
     )
 
 
@@ -262,7 +421,7 @@ def downsample(
     )
 
 
-def _word(value: Any) -> str:
+def _word(value: float) -> str:
     if np.isnan(value):
         return "nan"
     return "inf" if value > 0 else "-inf"

@@ -1,0 +1,213 @@
+"""The metric values of a process by name, from cached columns of sealed segments and from live ones.
+
+Sealed metric segments are sorted by name and stored in the cache, 32 segment numbers to a file. Changes of
+step and epoch are stored beside them. Steps that a value does not contain are looked up when it is read: the
+change of step may be in a segment that was sealed later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.analysis.detail.cache import (
+    Blobs,
+    Shelf,
+    cached_shelf,
+    remake_shelf,
+    shelf_path,
+)
+from stepwell.analysis.detail.source import ProcessSource, RunSource, fingerprint
+from stepwell.journal.format import (
+    CONTEXT_NAME,
+    EPOCH_MASK,
+    IMPLICIT_STEP,
+    STEP_BIAS,
+    STEP_SHIFT,
+)
+from stepwell.reading.segments import RecordedSegment
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+GROUP = 32
+"""Numbers of segments in one file."""
+CONTEXT = "context"
+NAME_MASK = 0xFFFFFF
+ROW = 24
+"""Bytes of one value."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of one metric in the order of their segments: step, ns since the run began, and value."""
+
+    steps: Ints
+    times: Ints
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class StepLog:
+    """The changes of step and epoch of a process, and of its parent for those that it did not set itself."""
+
+    def __init__(self, clock: Words, word: Words, above: StepLog | None) -> None:
+        order = np.argsort(clock, kind="stable")
+        self.clock, word = clock[order].astype(np.int64), word[order]
+        self.steps = (word >> np.uint64(STEP_SHIFT)).astype(np.int64) - 1
+        self.epochs = (word & np.uint64(EPOCH_MASK)).astype(np.int64) - 1
+        self._above = above
+
+    def steps_at(self, clock: Ints) -> Ints:
+        """Return the step at each of these times, -1 for none."""
+        steps = np.full(len(clock), -1, np.int64)
+        if len(self.clock):
+            index = np.searchsorted(self.clock, clock, side="right")
+            steps = np.where(index > 0, self.steps[np.maximum(index, 1) - 1], -1)
+        if self._above is not None and (steps < 0).any():
+            steps = np.where(steps < 0, self._above.steps_at(clock), steps)
+        return steps
+
+
+class MetricColumns:
+    """The metrics of one process. ``above`` has those of its parent, if it is a worker."""
+
+    def __init__(self, source: ProcessSource, above: MetricColumns | None = None) -> None:
+        self.source = source
+        self._above = above
+        segments = source.process.of_kind("metrics")
+        groups: dict[int, list[RecordedSegment]] = {}
+        for segment in segments:
+            if segment.sealed is not None:
+                groups.setdefault(segment.seq // GROUP, []).append(segment)
+        self._groups = sorted(groups.items())
+        self._shelves = [self._shelf(group, members) for group, members in self._groups]
+        self._loaded: dict[int, dict[str, bytes]] = {}
+        self._live = _sorted_rows([s for s in segments if s.sealed is None])
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The number of values of each metric."""
+        counts: dict[str, int] = {}
+        for number, count in self._counts():
+            name = self._name(number)
+            counts[name] = counts.get(name, 0) + count
+        return counts
+
+    @cached_property
+    def steps(self) -> StepLog:
+        """The changes of step and epoch."""
+        parts = [[np.empty(0, np.uint64)] * 2]
+        parts += [_columns(blob, 2) for blob in self._blobs(CONTEXT)]
+        clock, word = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return StepLog(clock, word, None if self._above is None else self._above.steps)
+
+    def values(self, name: str) -> Values:
+        """Return the values of a metric."""
+        numbers = [n for n, entry in self.source.process.names.items() if entry[2] == name]
+        parts = [_columns(blob, 3) for n in numbers for blob in self._blobs(str(n))]
+        if not parts:
+            none = np.empty(0, np.int64)
+            return Values(none, none, np.empty(0))
+        clock, word, bits = (np.concatenate(column) for column in zip(*parts, strict=True))
+        counted = (word & np.uint64(IMPLICIT_STEP - 1)).astype(np.int64)
+        steps = counted - STEP_BIAS
+        implicit = np.flatnonzero(word & np.uint64(IMPLICIT_STEP))
+        times = clock.astype(np.int64)
+        if len(implicit):
+            known = self.steps.steps_at(times[implicit])
+            steps[implicit] = np.where(known >= 0, known, counted[implicit])
+        return Values(steps, times + self.source.shift, bits.view(np.float64))
+
+    def _name(self, number: int) -> str:
+        return self.source.process.names.get(number, ("", "", "(name was lost)"))[2]
+
+    def _counts(self) -> Iterable[tuple[int, int]]:
+        for shelf in self._shelves:
+            yield from ((int(number), int(count)) for number, count in shelf.note["counts"].items())
+        yield from ((int(n), len(b) // ROW) for n, b in self._live.items() if n != CONTEXT)
+
+    def load(self) -> None:
+        """Read all metrics at once, if they are all needed."""
+        for at, shelf in enumerate(self._shelves):
+            self._loaded[at] = shelf.get(shelf.stored)
+
+    def _blobs(self, key: str) -> Iterable[bytes]:
+        for at, shelf in enumerate(self._shelves):
+            if key in shelf:
+                blob = self._loaded[at].get(key) if at in self._loaded else None
+                yield self._blob(at, key) if blob is None else blob
+        if key in self._live:
+            yield self._live[key]
+
+    def _blob(self, at: int, key: str) -> bytes:
+        blob = self._shelves[at].get([key]).get(key)
+        if blob is None:
+            # Damaged: make the file again.
+            path, marks, make = self._recipe(*self._groups[at])
+            self._shelves[at] = remake_shelf(path, marks, make)
+            blob = self._shelves[at].get([key]).get(key, b"")
+        return blob
+
+    def _shelf(self, group: int, segments: list[RecordedSegment]) -> Shelf:
+        return cached_shelf(*self._recipe(group, segments))
+
+    def _recipe(
+        self, group: int, segments: list[RecordedSegment]
+    ) -> tuple[Path, dict[str, int], Callable[[], Blobs]]:
+        """Return the file of a group of segments, what it is made from, and how."""
+        marks = {str(segment.seq): fingerprint(segment) for segment in segments}
+        path = shelf_path(self.source.run, self.source.process.name, "metrics", str(group))
+
+        def make() -> Blobs:
+            rows = _sorted_rows(segments)
+            return rows, {"counts": {n: len(b) // ROW for n, b in rows.items() if n != CONTEXT}}
+
+        return path, marks, make
+
+
+def metric_columns(source: RunSource, ranks: Iterable[int] | None = None) -> list[MetricColumns]:
+    """Return the metrics of each process of some ranks, or of all."""
+    columns = []
+    mains: dict[str, MetricColumns] = {}
+    for process in source.processes(None if ranks is None else list(ranks)):
+        above = mains.get(str(process.process.about["parent"])) if process.is_worker else None
+        own = MetricColumns(process, above)
+        if not process.is_worker:
+            mains[process.process.name] = own
+        columns.append(own)
+    return columns
+
+
+def _sorted_rows(segments: list[RecordedSegment]) -> dict[str, bytes]:
+    """Return the columns of each metric by the number of its name, and the changes of step."""
+    parts = [segment.columns for segment in segments]
+    if not parts:
+        return {}
+    clock, word, value, name_word = (np.concatenate(c) for c in zip(*parts, strict=True))
+    rows: dict[str, bytes] = {}
+    is_context = name_word == CONTEXT_NAME
+    rows[CONTEXT] = clock[is_context].tobytes() + word[is_context].tobytes()
+    number = np.where(is_context | (name_word == 0), 0, name_word & np.uint64(NAME_MASK))
+    order = np.argsort(number, kind="stable")
+    number = number[order]
+    first = np.flatnonzero(np.concatenate([[True], number[1:] != number[:-1]])[: len(number)])
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(number)], strict=True):
+        if number[begin]:
+            chosen = order[begin:end]
+            columns = (clock[chosen], word[chosen], value[chosen])
+            rows[str(int(number[begin]))] = b"".join(column.tobytes() for column in columns)
+    return rows
+
+
+def _columns(blob: bytes, count: int) -> list[Words]:
+    words = np.frombuffer(blob, np.uint64)
+    return np.split(words[: len(words) // count * count], count)
