@@ -108,24 +108,25 @@ def _is_wanted(run: RecordedRun, wanted: RunFilter) -> bool:
 
 
 def _with_details(line: RunLine, run: RecordedRun, findings: bool) -> RunLine:
-    details = _cached(run) if line.status != "running" else {}
+    details = cached_details(run) if line.status != "running" else {}
     try:
         if "duration_s" not in details:
-            details |= _details(run)
+            details |= run_details(run)
         if findings and details.get("findings") is None:
             details["findings"] = _count_findings(run)
     except (StepwellError, OSError, pl.exceptions.PolarsError):
         # A damaged run is listed without details.
         return line
     if line.status != "running":
-        _keep(run, details)
+        keep_details(run, details)
     shown = {key: details.get(key) for key in ("duration_s", "step", "loss_name", "loss")}
     return RunLine(
         **{**asdict(line), **shown, "findings": details["findings"] if findings else None}
     )
 
 
-def _details(run: RecordedRun) -> dict[str, Any]:
+def run_details(run: RecordedRun) -> dict[str, Any]:
+    """Return duration, last step and last loss of a run."""
     processes = run.processes().collect().filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == pl.col("attempt").max())
     metrics = (
@@ -156,19 +157,25 @@ def _count_findings(run: RecordedRun) -> int:
 # The cache
 
 
-def _cached(run: RecordedRun) -> dict[str, Any]:
+def cached_details(run: RecordedRun) -> dict[str, Any]:
+    """Return the cached details of a run; {} if there are none, or the run has changed since."""
     entry = read_json(_place(run)) or {}
-    return dict(entry["line"]) if entry.get("stamp") == _stamp(run) else {}
+    details = entry.get("line")
+    if not isinstance(details, dict) or entry.get("stamp") != _stamp(run):
+        return {}
+    return details
 
 
-def _keep(run: RecordedRun, line: dict[str, Any]) -> None:
+def keep_details(run: RecordedRun, details: dict[str, Any]) -> None:
+    """Cache the details of a run that has ended."""
     place = _place(run)
-    content = json.dumps({"stamp": _stamp(run), "line": line})
+    content = json.dumps({"stamp": _stamp(run), "line": details})
     # The list is complete without its cache: an unwritable cache folder is not an error.
     with contextlib.suppress(OSError):
         if read_json(place) != json.loads(content):
-            place.parent.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(place) as beside:
+                beside.touch(mode=0o600)
                 beside.write_text(content)
 
 
