@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from stepwell._core import clock
 from stepwell._core.checks import one_of
-from stepwell.analysis.compare.axis import Amounts, amounts_if_known
+from stepwell.analysis.compare.axis import COUNTED, Amounts, amounts_if_known
 from stepwell.analysis.detail.cache import cached_json, memory, shelf_path
 from stepwell.analysis.detail.columns import MetricColumns, Values, metric_columns
 from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
+from stepwell.reading.tables import ProcessTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -254,6 +257,10 @@ class RunMetrics:
                 memory.put(key, rows, 32 * len(rows.values) + 500)
         return rows
 
+    def curve(self, name: str) -> Curve:
+        """Return the mean over ranks of a metric, step by step."""
+        return _by_step(self.values(name))
+
     def places(self, x: str, curve: Curve) -> Floats:
         """Return the position of each value of a curve on an axis, NaN for none."""
         steps = curve.steps.astype(np.float64)
@@ -300,7 +307,7 @@ class RunMetrics:
         return Amounts(np.array(content["steps"]), np.array(content["amounts"]), content["source"])
 
     def _amounts(self, by: str) -> dict[str, Any]:
-        amounts = amounts_if_known(self._run, by)
+        amounts = amounts_if_known(_CountedRun(self._run, self, by), by)
         if amounts is None:
             return {"steps": [], "amounts": [], "source": ""}
         steps, values = amounts.steps.tolist(), amounts.amounts.tolist()
@@ -309,6 +316,29 @@ class RunMetrics:
     @cached_property
     def _signature(self) -> str:
         return self.source.signature()
+
+
+class _CountedRun(RecordedRun):
+    """A run with only those metrics that count samples or tokens, which are few."""
+
+    def __init__(self, run: RecordedRun, metrics: RunMetrics, by: str) -> None:
+        super().__init__(run.folder, run.mirror, run.stored_bytes)
+        self._metrics = metrics
+        self._names = [name for name in metrics.counts if re.search(COUNTED[by], name)]
+
+    def metrics(self, overwritten: bool = False) -> pl.LazyFrame:
+        """Return name, step and value of these metrics."""
+        schema = {"name": pl.String, "step": pl.Int64, "value": pl.Float64}
+        frames = [pl.DataFrame(schema=schema)]
+        for name in self._names:
+            rows = self._metrics.values(name)
+            columns = {"name": [name] * len(rows.steps), "step": rows.steps, "value": rows.values}
+            frames.append(pl.DataFrame(columns, schema=schema))
+        return pl.concat(frames).lazy()
+
+    def by_process(self, rank: int | None = None, partial: bool = False) -> Iterator[ProcessTables]:
+        """Yield the records of each process; steps are read only when needed."""
+        yield from super().by_process(rank, partial=True)
 
 
 def _latest(parts: list[tuple[MetricColumns, Values]]) -> RankValues:

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.findings import Facts, findings
-from stepwell.analysis.overview import wall_seconds
-from stepwell.analysis.ranks.stacks import MAIN, stacks
+from stepwell.analysis.detail.cache import memory
+from stepwell.analysis.detail.series import RunMetrics
+from stepwell.analysis.findings import SEVERITIES, Facts, findings
+from stepwell.analysis.findings.curves import goal_of
+from stepwell.analysis.run_list import cached_details, keep_details
 from stepwell.reading import RecordedRun, list_runs
-from stepwell.reading.documents import newer_format
+from stepwell.reading.documents import clean, newer_format
+from stepwell.reading.process import process_folders, read_document
 from stepwell.reading.run import SYSTEM, joint_status
 from stepwell.vocabulary import loss_names
 
+FORMAT = 1
+"""Version of cached entries: a new number invalidates older ones."""
+SUMMARY = "summary"
+"""Key of an entry in the details that the list of runs caches."""
 MAX_KEYS = 200
-"""Settings, and metrics, of one run."""
+"""Settings, tags and metrics of one run."""
 MAX_TEXT = 200
+MAX_SENTENCE = 2000
+MAX_DEPTH = 20
+"""Nesting of settings; deeper ones are texts."""
+MAX_WHOLE = 1 << 53
+"""From here on, integers are texts: JavaScript would round them."""
 CURVE_POINTS = 32
-CONTAINERS = ("application", "training_loop")
+SMALL_BYTES = 1 << 20
+"""Runs with smaller files are summed up while the list is made."""
+LIVE_AGE_NS = 30_000_000_000
+ENTRY_COST = 20_000
 Scalar = str | int | float | bool | None
 
 
@@ -68,52 +86,124 @@ class RunEntry:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+STORED = (
+    *("status", "status_text", "duration_ns", "step", "ranks", "attempts", "goodput", "findings"),
+    *("headline", "loss", "metrics"),
+)
+"""Fields of an entry that are cached; the others are in run.json."""
+
+
 def list_summaries(
     dir: str | os.PathLike[str], *, budget_s: float = 0.5
 ) -> tuple[list[RunEntry], list[str]]:
     """Return the runs of a folder, newest first, and the ids of those that are incomplete.
 
-    Summaries of ended runs are cached. Others are computed until the time is up; call ``compute_summary``
-    for the rest.
+    Entries of ended runs are cached. Small runs are summed up until the time is up; call ``compute_summary``
+    for the others. Running runs are incomplete again after 30 s.
     """
     until = time.monotonic() + budget_s
-    summaries, pending = [], []
+    entries, pending = [], []
     for run in list_runs(dir):
-        summary = _bare(run)
-        is_readable = newer_format(run.about) is None and run.mirror is None
-        if is_readable and time.monotonic() < until:
-            summary = compute_summary(run)
-        elif is_readable:
+        entry, is_complete = _known(run)
+        if not is_complete and time.monotonic() < until and _size(run) < SMALL_BYTES:
+            entry, is_complete = compute_summary(run), True
+        if not is_complete:
             pending.append(run.id)
-        summaries.append(summary)
-    return summaries, pending
+        entries.append(entry)
+    return entries, pending
 
 
 def compute_summary(run: RecordedRun) -> RunEntry:
-    """Return the complete summary of a run, and cache it if the run has ended."""
-    bare = _bare(run)
+    """Return the complete entry of a run, and cache it. This may take as long as a report of the run."""
+    entry = _bare(run)
+    if newer_format(run.about) is not None:
+        return entry
     try:
-        summary = _with_metrics(run, bare)
-        return _with_findings(run, summary)
+        entry = _with_findings(run, _with_metrics(run, entry))
     except (StepwellError, OSError, pl.exceptions.PolarsError):
         # A damaged run is listed without details.
-        return replace(bare, findings={})
+        entry = replace(entry, findings=dict.fromkeys(SEVERITIES, 0))
+    if entry.status == "running":
+        memory.put(_memory_key(run), (entry, time.monotonic()), ENTRY_COST)
+    else:
+        details = cached_details(run)
+        details[SUMMARY] = {"format": FORMAT, **{key: asdict(entry)[key] for key in STORED}}
+        keep_details(run, details)
+    return entry
+
+
+def _known(run: RecordedRun) -> tuple[RunEntry, bool]:
+    """Return what is known of a run without reading its records, and whether that is all."""
+    if newer_format(run.about) is not None or run.mirror is not None:
+        # The records of a run on object storage would have to be downloaded.
+        return _bare(run), True
+    entry = _stored(run)
+    if entry is not None:
+        return entry, True
+    bare = _bare(run)
+    recent: tuple[RunEntry, float] | None = memory.get(_memory_key(run))
+    if bare.status != "running" or recent is None:
+        return bare, False
+    entry, at = recent
+    age_ns = int(1e9 * (time.monotonic() - at))
+    duration = None if entry.duration_ns is None else entry.duration_ns + age_ns
+    entry = replace(entry, duration_ns=duration, ranks=bare.ranks, attempts=bare.attempts)
+    return entry, age_ns < LIVE_AGE_NS
+
+
+def _stored(run: RecordedRun) -> RunEntry | None:
+    """Return the cached entry of an ended run; None if there is none, or it is damaged."""
+    stored = cached_details(run).get(SUMMARY)
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        return None
+    try:
+        values = {key: stored[key] for key in STORED}
+        loss = values.pop("loss")
+        entry = RunEntry(**_described(run), **values)
+        return replace(entry, loss=None if loss is None else LossSummary(**loss))
+    except (KeyError, TypeError):
+        return None
+
+
+def _memory_key(run: RecordedRun) -> tuple[str, str]:
+    return "summary", str(run.folder)
+
+
+def _size(run: RecordedRun) -> int:
+    """Return the size of the files of a run in bytes."""
+    total = 0
+    for folder in process_folders(run.folder):
+        with contextlib.suppress(OSError), os.scandir(folder) as files:
+            total += sum(file.stat(follow_symlinks=False).st_size for file in files)
+    return total
+
+
+# Parts of an entry
+
+
+def _described(run: RecordedRun) -> dict[str, Any]:
+    """Return the fields that are in run.json."""
+    return {
+        "id": run.id,
+        "name": run.name[:MAX_TEXT],
+        "created_ms": run.created_ns // 1_000_000 or None,
+        "tags": [tag[:MAX_TEXT] for tag in run.tags[:MAX_KEYS]],
+        "config": flat_config(run.config),
+    }
 
 
 def _bare(run: RecordedRun) -> RunEntry:
     newer = newer_format(run.about)
-    documents = [] if newer is not None else [d for d in run.documents() if d["role"] != "worker"]
+    every = map(read_document, process_folders(run.folder)) if newer is None else ()
+    documents = [document for document in every if document is not None]
     status = joint_status(documents) if newer is None else f"format {newer}"
+    latest = max((d["attempt"] for d in documents), default=0)
     return RunEntry(
-        id=run.id,
-        name=run.name[:MAX_TEXT],
+        **_described(run),
         status=status,
         status_text=status,
-        created_ms=run.created_ns // 1_000_000 or None,
-        tags=[tag[:MAX_TEXT] for tag in run.tags[:MAX_KEYS]],
-        ranks=len({d["rank"] for d in documents}) or None,
+        ranks=len({d["rank"] for d in documents if d["attempt"] == latest}) or None,
         attempts=len({d["attempt"] for d in documents}) or None,
-        config=flat_config(run.config),
     )
 
 
@@ -123,86 +213,77 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, Scalar]:
     for key, value in _flattened(config, "", 0):
         if len(flat) >= MAX_KEYS:
             break
-        flat[key[:MAX_TEXT]] = value
+        flat[clean(key[:MAX_TEXT])] = clean(value) if isinstance(value, str) else value
     return flat
 
 
 def _flattened(value: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Scalar]]:
     for key, inner in value.items():
         name = f"{prefix}{key}"
-        if isinstance(inner, dict) and inner and depth < 20:
+        if isinstance(inner, dict) and inner and depth < MAX_DEPTH:
             yield from _flattened(inner, f"{name}.", depth + 1)
-        elif isinstance(inner, bool | int | float) or inner is None:
+        elif inner is None or isinstance(inner, bool | float):
             yield name, inner
+        elif isinstance(inner, int):
+            yield name, inner if abs(inner) < MAX_WHOLE else str(inner)[:MAX_TEXT]
         else:
             yield name, str(inner)[:MAX_TEXT]
 
 
-def _with_metrics(run: RecordedRun, bare: RunEntry) -> RunEntry:
-    processes = run.processes().collect().filter(pl.col("role") != "worker")
-    latest = processes.filter(pl.col("attempt") == pl.col("attempt").max())
-    table = (
-        run.metrics()
-        .filter(~pl.col("name").str.starts_with(SYSTEM))
-        .group_by("name", "step")
-        .agg(pl.col("value").mean(), pl.col("time_ns").max())
-        .sort("name", "step")
-        .collect()
-    )
-    last = table.group_by("name", maintain_order=True).agg(pl.col("value").last())
-    name = next(iter(loss_names(last["name"])), None)
-    step = latest["step"].max()
-    seconds = wall_seconds(processes, table.select(pl.col("time_ns").max()).item())
+def _with_metrics(run: RecordedRun, entry: RunEntry) -> RunEntry:
+    metrics = RunMetrics(run)
+    source = metrics.source
+    names = sorted(name for name in metrics.counts if not name.startswith(SYSTEM))
+    loss = next(iter(loss_names(names)), None)
+    names.sort(key=lambda name: (name != loss, goal_of(name) is None, name))
+    curves = {name: metrics.curve(name) for name in names[:MAX_KEYS]}
+    mains = [c.source for c in metrics.columns if not c.source.is_worker]
+    latest = max((main.attempt for main in mains), default=0)
+    steps = [main.tables.context.latest()[0] for main in mains if main.attempt == latest]
     return replace(
-        bare,
-        duration_ns=None if seconds is None else int(seconds * 1e9),
-        step=step if isinstance(step, int) else None,
-        status_text=_status_text(run, bare.status),
-        loss=None if name is None else _loss(name, table.filter(pl.col("name") == name)["value"]),
-        metrics=dict(last.head(MAX_KEYS).iter_rows()),
+        entry,
+        duration_ns=source.end(source.outlines()) if mains else None,
+        step=max((step for step in steps if step is not None), default=None),
+        loss=None if loss is None else _loss(loss, curves[loss].values),
+        metrics={
+            clean(name[:MAX_TEXT]): float(curve.values[-1])
+            for name, curve in curves.items()
+            if len(curve.values)
+        },
     )
 
 
-def _loss(name: str, values: pl.Series) -> LossSummary:
-    finite = values.filter(values.is_finite())
+def _loss(name: str, values: NDArray[np.float64]) -> LossSummary:
+    finite = values[np.isfinite(values)]
     size = max(1, -(-len(finite) // CURVE_POINTS))
-    curve = [finite[i : i + size].mean() for i in range(0, len(finite), size)]
-    best = finite.min()
     return LossSummary(
-        name,
-        float(values[-1]),
-        best if isinstance(best, float) else None,
-        [mean for mean in curve if isinstance(mean, float)],
+        name[:MAX_TEXT],
+        float(values[-1]) if len(values) else None,
+        float(finite.min()) if len(finite) else None,
+        [float(finite[i : i + size].mean()) for i in range(0, len(finite), size)],
     )
 
 
-def _status_text(run: RecordedRun, status: str) -> str:
-    """Return the status, with the innermost span in which the run was killed."""
-    if status != "killed":
-        return status
-    frames = [
-        [frame.name for frame in stack.frames if frame.name not in CONTAINERS]
-        for stack in stacks(run)
-        if stack.status == "killed" and stack.thread == MAIN and stack.role != "worker"
-    ]
-    inside = next((names[-1] for names in frames if names), None)
-    return status if inside is None else f"{status} inside {inside[:MAX_TEXT]}"
-
-
-def _with_findings(run: RecordedRun, summary: RunEntry) -> RunEntry:
+def _with_findings(run: RecordedRun, entry: RunEntry) -> RunEntry:
     facts = Facts(run)
-    all_findings = findings(facts)
-    counts = Counter(finding.severity for finding in all_findings)
-    share = facts.goodput.share if facts.steps.height else None
-    died = next((f for f in all_findings if f.rule == "died"), None)
+    found = findings(facts)
+    counts = Counter(finding.severity for finding in found)
+    died = next((finding for finding in found if finding.rule == "died"), None)
     inside = None if died is None else died.evidence.get("inside")
-    text = summary.status_text
-    if inside and text == summary.status and summary.status not in ("running", "finished"):
-        text = f"{summary.status} inside {str(inside).rpartition(' › ')[2][:MAX_TEXT]}"
+    place = str(inside).rpartition(" › ")[2][:MAX_TEXT] if inside else None
+    most = died or (found[0] if found else None)
     return replace(
-        summary,
-        status_text=text,
-        goodput=share,
-        findings={key: counts[key] for key in ("critical", "warning", "note")},
-        headline=all_findings[0].sentence if all_findings else None,
+        entry,
+        status_text=f"{entry.status} inside {place}" if place else entry.status,
+        goodput=_goodput(facts),
+        findings={severity: counts[severity] for severity in SEVERITIES},
+        headline=None if most is None else most.sentence[:MAX_SENTENCE],
     )
+
+
+def _goodput(facts: Facts) -> float | None:
+    try:
+        return facts.goodput.share if facts.steps.height else None
+    except StepwellError:
+        # Attempts that ran at the same time have no common timeline.
+        return None
