@@ -129,6 +129,7 @@ export function get<T>(path: string, params: Params = {}): Promise<T> {
   if (sent) return sent as Promise<T>;
   const promise = queued(() => request(address))
     .then((answer) => {
+      if (isPartial(answer)) return answer;
       cache.delete(address);
       cache.set(address, { version, answer });
       if (cache.size > MOST_CACHED) for (const oldest of cache.keys()) return cache.delete(oldest), answer;
@@ -138,6 +139,13 @@ export function get<T>(path: string, params: Params = {}): Promise<T> {
   inFlight.set(key, promise);
   return promise as Promise<T>;
 }
+
+/** The server is still computing the rest of such an answer. */
+function isPartial(answer: unknown): boolean {
+  return typeof answer === "object" && answer !== null && (answer as { is_partial?: unknown }).is_partial === true;
+}
+
+const ASK_AGAIN_MS = 1000;
 
 function queued<T>(send: () => Promise<T>): Promise<T> {
   const start = async (): Promise<T> => {
@@ -197,12 +205,18 @@ export function useAnswer<T>(path: string | null, params: Params = {}): Answer<T
   useEffect(() => {
     if (address === null) return;
     let stale = false;
+    let timer = 0;
     const ask = (): void => {
+      clearTimeout(timer);
       const [where = "", query = ""] = address.split("?", 2);
       const again: Record<string, string[]> = {};
       for (const [name, value] of new URLSearchParams(query)) (again[name] ??= []).push(value);
       get<T>(where, again).then(
-        (data) => stale || set({ data, error: null, loading: false, address }),
+        (data) => {
+          if (stale) return;
+          set({ data, error: null, loading: false, address });
+          if (isPartial(data)) timer = window.setTimeout(ask, ASK_AGAIN_MS);
+        },
         (error: Error) =>
           stale ||
           set({
@@ -218,6 +232,7 @@ export function useAnswer<T>(path: string | null, params: Params = {}): Answer<T
     const forget = onVersion(runOf(address), ask);
     return () => {
       stale = true;
+      clearTimeout(timer);
       forget();
     };
   }, [address]);

@@ -57,7 +57,7 @@ export function Tag({ text }: { text: string }) {
 
 /** Calm, and not the only sign: the head also says "running". */
 export function LiveMark({ link }: { link: Link }) {
-  const text = link === "on" ? "live" : "reconnecting";
+  const text = link === "on" ? "live" : "connecting";
   return (
     <span class={`live live-${link}`}>
       <span class="live-dot" aria-hidden="true" />

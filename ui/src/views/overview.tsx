@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import { MetricChart } from "../charts/line";
 import { count, counted, duration, number, percent, plain, rate } from "../format";
 import type { Live } from "../live";
+import { Loading } from "../parts/empty";
 import { StatusMark } from "../parts/marks";
 import { TimeTable } from "../parts/stack";
 import { TableBox } from "../parts/table_box";
@@ -19,6 +20,7 @@ interface Props {
 
 export function OverviewView({ run, overview, live }: Props) {
   const { head, time, values, summary, hints, attempts, charts, background, cost } = overview;
+  if (overview.is_partial) return <Analysing overview={overview} />;
   const best = Object.fromEntries(values.map((line) => [line.name, line]));
   return (
     <div class="overview">
@@ -59,6 +61,27 @@ export function OverviewView({ run, overview, live }: Props) {
       </div>
       {attempts.length > 1 && <Attempts attempts={attempts} wall={head.wall_ns} />}
       <p class="muted small">{cost.text}</p>
+    </div>
+  );
+}
+
+/** A large run: its head is there, its findings and times are being computed. */
+function Analysing({ overview: { head, attempts } }: { overview: Overview }) {
+  return (
+    <div class="overview">
+      {head.error && <p class="run-error">{head.error}</p>}
+      <section class="card verdict" aria-labelledby="verdict">
+        <h2 id="verdict">Analysing the run …</h2>
+        <p class="muted" role="status">
+          Findings and times appear here by themselves. The other tabs work already.
+        </p>
+      </section>
+      <Loading height={64} label="" />
+      <div class="charts charts-wide">
+        <Loading height={300} label="" />
+        <Loading height={300} label="" />
+      </div>
+      {attempts.length > 1 && <Attempts attempts={attempts} wall={head.wall_ns} />}
     </div>
   );
 }

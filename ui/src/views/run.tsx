@@ -1,7 +1,7 @@
 // The page of one run: its head, its tabs, and the view of the tab.
 
 import type { ComponentType } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
 import { counted, duration, exactDate, number } from "../format";
 import { type Live, useLive } from "../live";
@@ -32,7 +32,12 @@ const TABS: { key: string; title: string; view: ComponentType<ViewProps> | null 
 ];
 
 export function RunPage({ id, tab }: { id: string; tab: string }) {
-  const { data, error } = useAnswer<Overview>(`/api/runs/${encodeURIComponent(id)}`);
+  const answer = useAnswer<Overview>(`/api/runs/${encodeURIComponent(id)}`);
+  const { error } = answer;
+  // While a live run is analysed again, the analysis before stays.
+  const complete = useRef<Overview | null>(null);
+  if (answer.data && !answer.data.is_partial) complete.current = answer.data;
+  const data = answer.data?.is_partial && complete.current ? { ...complete.current, head: answer.data.head } : answer.data;
   const isLive = data?.head.status === "running" && !isReport;
   const live = useLive(isLive ? id : null);
   const head = data?.head ?? null;

@@ -558,9 +558,9 @@ function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunR
           <a href={address} class="run-name" title={`${run.name} (${run.id})`}>
             {run.name}
           </a>
-          {isTwice && <span class="run-id">{run.id}</span>}
+          {isTwice && <span class="run-id">{run.id.length > 12 ? `…${run.id.slice(-6)}` : run.id}</span>}
           <span class="run-status">{run.status_text}</span>
-          {run.tags.slice(0, 3).map((tag) => (
+          {run.tags.slice(0, 2).map((tag) => (
             <Tag key={tag} text={tag} />
           ))}
         </div>
