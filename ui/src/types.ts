@@ -245,6 +245,8 @@ export interface TimelineAnswer {
   ranks: number[];
   /** Beginnings of steps on the lowest rank in this window, at most one per 40 pixels. */
   steps: { step: number; start: number }[];
+  /** Above 0: not everything could be read in time; ask again for the rest. // wanted */
+  missing?: number;
 }
 
 // GET /api/runs/{id}/spans?q=…&limit=200 and GET /api/runs/{id}/spans/{span id}

@@ -345,12 +345,22 @@ class TimelineCanvas {
     const old = this.props;
     this.props = props;
     if (props.target !== old.target) this.go(props.target);
+    else this.follow(old.full);
     if (props.windows !== old.windows) {
       for (const window of this.styles.keys()) if (!props.windows.includes(window)) this.styles.delete(window);
       this.layout();
     }
     if (props.colour !== old.colour) this.styles.clear();
     this.ask();
+  }
+
+  /** Stay at the end of a run that grows, if the view was there. */
+  private follow([start, end]: [number, number]): void {
+    const by = this.props.full[1] - end;
+    const { goal } = this;
+    if (by <= 0 || this.drag || goal.end < end - (goal.end - goal.start) * 0.01) return;
+    if (goal.start <= start + (end - start) * 0.01) this.reset();
+    else this.go({ start: goal.start + by, end: goal.end + by });
   }
 
   // Movement

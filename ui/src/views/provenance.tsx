@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
 import { Graph, type GraphEdge } from "../charts/graph";
 import { count, counted, plain, size } from "../format";
-import { Empty, Loading, Trouble } from "../parts/empty";
+import { Loading, Trouble } from "../parts/empty";
 import { setParams, useRoute } from "../router";
 import type { GraphNode, ProvenanceAnswer, RunList } from "../types";
 import type { ViewProps } from "../view";
@@ -65,9 +65,9 @@ function Config({ run, config }: { run: string; config: Record<string, unknown> 
     return (
       <section class="card">
         <h2>Settings</h2>
-        <Empty title="No settings were recorded." code={'run = stepwell.init("my-run", config={"lr": 3e-4, "batch_size": 64})'}>
-          Pass them when the run starts:
-        </Empty>
+        <p class="muted">
+          No settings were recorded. Pass them when the run starts: <code>{'stepwell.init("my-run", config={"lr": 3e-4})'}</code>
+        </p>
       </section>
     );
   }
@@ -116,7 +116,7 @@ function Config({ run, config }: { run: string; config: Record<string, unknown> 
             </thead>
             <tbody>
               {shown.map(({ key, mine, that, differs }, i) => (
-                <tr key={key} class={differs ? "differs" : ""}>
+                <tr key={key} class={differs && isAll ? "differs" : ""}>
                   <th scope="row">
                     <Key text={key} before={shown[i - 1]?.key} />
                   </th>
@@ -206,9 +206,9 @@ function Artifacts({ artifacts }: { artifacts: ProvenanceAnswer["artifacts"] }) 
         )}
       </div>
       {artifacts.length === 0 ? (
-        <Empty title="No artifacts were stored." code={'run.artifact("model.pt")'}>
-          An artifact is a file stored with the run, such as a checkpoint:
-        </Empty>
+        <p class="muted">
+          No artifacts were stored. An artifact is a file stored with the run: <code>run.artifact("model.pt")</code>
+        </p>
       ) : (
         <div class="table-box artifacts" tabIndex={0} role="region" aria-label="Artifacts">
           <table class="data">

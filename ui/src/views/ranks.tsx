@@ -232,7 +232,7 @@ function SkewTable({ run, lines }: { run: string; lines: RankLine[] }) {
                 <td class="number">{line.step_ns === null ? "" : duration(line.step_ns)}</td>
                 <td class="number">{line.slower === null ? "" : slower(line.slower)}</td>
                 <td>
-                  {line.phase !== null && line.phase_ns !== null && line.typical_ns !== null && (
+                  {line.phase !== null && line.phase_ns !== null && line.typical_ns !== null && line.phase_ns > line.typical_ns * 1.01 && (
                     <span class="rank-phase">
                       <i class="swatch" style={{ background: phaseColour(line.phase) }} aria-hidden="true" />
                       {line.phase} {duration(line.phase_ns)}, usually {duration(line.typical_ns)}

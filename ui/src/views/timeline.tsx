@@ -62,6 +62,7 @@ export function TimelineView({ run, head }: ViewProps) {
 const SCREENS = 3;
 const DEBOUNCE_MS = 80;
 const MOST_WINDOWS = 30;
+const MOST_GOES = 60;
 
 interface Windows {
   windows: Window[];
@@ -90,23 +91,29 @@ function useWindows(run: string, ranks: string[], offset: number): Windows {
     view: null as View | null,
     width: 1200,
     timer: 0,
+    /** The view of the last request: a view is asked for once, whatever the answer is. */
+    asked: null as View | null,
     isBusy: false,
     isDead: false,
   }).current;
 
   const load = useCallback(
-    async (part: View | null, width: number): Promise<void> => {
+    async (part: View | null, width: number, again = 0): Promise<void> => {
       const asked = key;
       state.isBusy = true;
       setLoading(true);
       try {
         const params = part ? { start: Math.round(part.start), end: Math.round(part.end) } : {};
-        const answer = await get<TimelineAnswer>(path, { ...params, width: Math.round(width), rank: ranks, offset: offset || null });
+        const answer = await get<TimelineAnswer>(path, { ...params, width: Math.round(width), rank: ranks, offset: offset || null, again: again || null });
         if (asked !== state.key || state.isDead) return;
         const window = Object.assign(prepare(answer), { width });
         setError(null);
         if (!part) state.base = window;
+        const { start, end, missing = 0 } = answer;
+        state.cache = state.cache.filter((old) => old.answer.start !== start || old.answer.end !== end || old.width !== width);
         state.cache.push(window);
+        // A large run is read in several goes.
+        if (missing > 0 && again < MOST_GOES) state.timer = globalThis.setTimeout(() => void load(part, width, again + 1), 200) as unknown as number;
         if (state.cache.length > MOST_WINDOWS) state.cache.shift();
       } catch (trouble) {
         if (asked === state.key) setError((trouble as Error).message);
@@ -139,7 +146,7 @@ function useWindows(run: string, ranks: string[], offset: number): Windows {
         const away = Math.abs(Math.log(ratio));
         if (away < closest) [best, closest] = [window, away];
       }
-      if (!best && !state.isBusy && !isReport) {
+      if (!best && !state.isBusy && !isReport && state.asked !== view) {
         clearTimeout(state.timer);
         state.timer = globalThis.setTimeout(() => {
           const now = state.view ?? view;
@@ -147,6 +154,7 @@ function useWindows(run: string, ranks: string[], offset: number): Windows {
           const side = ((SCREENS - 1) / 2) * span;
           const part = { start: Math.max(first, now.start - side), end: Math.min(last, now.end + side) };
           if (part.end <= part.start || state.isBusy) return;
+          state.asked = now;
           void load(part, Math.min(6000, ((part.end - part.start) / span) * state.width));
         }, DEBOUNCE_MS) as unknown as number;
       }
@@ -171,6 +179,7 @@ function useWindows(run: string, ranks: string[], offset: number): Windows {
     const forget = onVersion(run, () => {
       // The run has grown: what is loaded stays on the screen until the new answers are there.
       state.cache = [];
+      state.asked = null;
       const { shown, base } = state;
       void load(null, 1600).then(() => {
         if (state.shown === shown && shown === base) state.shown = state.base;
@@ -331,7 +340,7 @@ function Loaded({ run }: { run: string }) {
   routeRef.current = routeView;
   useEffect(() => () => (clearTimeout(timer.current), clearTimeout(rangeTimer.current)), []);
 
-  const detail = useAnswer<SpanDetail>(spanId === null ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`);
+  const detail = useAnswer<SpanDetail>(spanId === null ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`, { start: query.get("at") });
   const span = spanId !== null && detail.data?.id === spanId ? detail.data : null;
   // A span from the route or the search is outlined once a window has its box.
   useEffect(() => {
@@ -345,14 +354,16 @@ function Loaded({ run }: { run: string }) {
   const onSelect = useCallback((next: Mark | null, how: "open" | "move") => {
     setMark(next);
     setSpoken(next ? describe(next).join(", ") : "");
-    if (how === "open") setParams({ span: next?.id ?? null, name: next ? undefined : null });
+    if (how !== "open") return;
+    if (next === null) setParams({ span: null, at: null, name: null });
+    else setParams({ span: next.id, at: next.id === null ? null : Math.round(next.start) });
   }, []);
 
   const showHit = (hit: SpanHit) => {
     const isLoaded = windows[0]?.bands.some(({ lane }) => lane.rank === hit.rank && lane.thread === hit.thread);
     const length = Math.max(hit.duration_ns ?? (full ? full[1] - hit.start : 1e6), 1000);
     setMark(null);
-    setParams({ span: hit.id, name: hit.name, ...(isLoaded ? {} : { rank: [hit.rank], offset: null }) });
+    setParams({ span: hit.id, at: Math.round(hit.start), name: hit.name, ...(isLoaded ? {} : { rank: [hit.rank], offset: null }) });
     handle.current?.fit({ start: hit.start - length * 0.6, end: hit.start + length * 1.6 });
   };
 
@@ -415,7 +426,7 @@ function Loaded({ run }: { run: string }) {
                 error={spanId !== null ? detail.error : null}
                 highlight={highlight}
                 onFit={(goal) => handle.current?.fit(goal)}
-                onClose={() => (setMark(null), setParams({ span: null, name: null }))}
+                onClose={() => (setMark(null), setParams({ span: null, at: null, name: null }))}
               />
             )}
             {search && <SearchPanel run={run} text={search} chosen={spanId} onPick={showHit} highlight={highlight} />}
@@ -620,8 +631,7 @@ function Measure({ windows, range, onClear, onZoom }: MeasureProps) {
             <i style={{ background: spanColour(name) }} aria-hidden="true" />
             <span class="timeline-measure-name">{name.name}</span>
             <span>
-              {isExact ? "" : "≈ "}
-              {duration(ns)}, {isExact ? counted(boxes, "span") : `${count(boxes)} spans`}
+              {isExact ? `${duration(ns)}, ${counted(boxes, "span")}` : `≈ ${duration(ns)}`}
             </span>
           </li>
         ))}
@@ -819,7 +829,7 @@ function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: numbe
       <summary>Spans in view, by name</summary>
       <p class="muted">
         Time between {timeText(view.start, 1e6)} and {timeText(view.end, 1e6)}, summed over {counted(lanes, "lane")}. Spans inside
-        others count in both. ≈: some are merged in this zoom.
+        others count in both. ≈: contains boxes of several short spans, which count for the longest of them; zoom in for exact values.
       </p>
       <div class="table-box" tabIndex={0} role="region" aria-label="Spans in view">
         <table class="data">
@@ -840,12 +850,15 @@ function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: numbe
                   {name.name}
                 </td>
                 <td>{name.phase ?? ""}</td>
-                <td class="number">{count(boxes)}</td>
+                <td class="number">{isExact ? count(boxes) : ""}</td>
                 <td class="number">
                   {isExact ? "" : "≈ "}
                   {duration(ns)}
                 </td>
-                <td class="number">{percent(ns / whole)}</td>
+                <td class="number">
+                  {isExact ? "" : "≈ "}
+                  {percent(ns / whole)}
+                </td>
               </tr>
             ))}
           </tbody>
