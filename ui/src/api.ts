@@ -1,7 +1,7 @@
 // Answers of the server, or of the data inside a one-file report.
 
 import { useEffect, useMemo, useReducer, useRef } from "preact/hooks";
-import { onVersion, versionOf } from "./live";
+import { onVersion, setBusyTest, versionOf } from "./live";
 import type { SeriesAnswer } from "./types";
 
 export type Params = Record<string, string | number | boolean | null | undefined | readonly (string | number)[]>;
@@ -110,6 +110,7 @@ const cache = new Map<string, { version: number; answer: unknown }>();
 const inFlight = new Map<string, Promise<unknown>>();
 const waiting: (() => void)[] = [];
 let active = 0;
+setBusyTest(() => active > 0);
 
 /** The answer to a request. Equal requests in flight are sent once; an answer is kept until the run changes. */
 export function get<T>(path: string, params: Params = {}): Promise<T> {

@@ -146,6 +146,11 @@ function day(at: Date): string {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 }
 
+/** The end of the id of a run, to tell apart runs of the same name. */
+export function shortId(id: string): string {
+  return id.length > 12 ? `…${id.slice(-6)}` : id;
+}
+
 /** A value of any kind as one line of text, for tables of settings and evidence. */
 export function plain(value: unknown): string {
   if (value === null || value === undefined) return "";

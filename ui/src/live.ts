@@ -45,13 +45,26 @@ function receive(run: string, state: string): void {
   if (subject.state === state) return;
   subject.state = state;
   if (subject.timer) return;
-  const pause = Math.max(0, subject.announced + THROTTLE_MS - Date.now());
-  subject.timer = window.setTimeout(() => {
-    subject.timer = 0;
-    subject.announced = Date.now();
-    subject.version += 1;
-    for (const listener of [...subject.listeners]) listener();
-  }, pause);
+  subject.timer = window.setTimeout(() => announce(subject), Math.max(0, subject.announced + THROTTLE_MS - Date.now()));
+}
+
+function announce(subject: Subject): void {
+  if (isBusy()) {
+    // A slow server: do not ask again before it has answered.
+    subject.timer = window.setTimeout(() => announce(subject), THROTTLE_MS / 2);
+    return;
+  }
+  subject.timer = 0;
+  subject.announced = Date.now();
+  subject.version += 1;
+  for (const listener of [...subject.listeners]) listener();
+}
+
+let isBusy = (): boolean => false;
+
+/** Tell how to find out whether requests are waiting for the server. */
+export function setBusyTest(test: () => boolean): void {
+  isBusy = test;
 }
 
 export type Link = "off" | "connecting" | "on";

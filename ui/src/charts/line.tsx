@@ -30,6 +30,8 @@ export interface MetricChartProps {
   /** The window of x; null is the whole run. Without `onRange`, the chart keeps its own. */
   range?: [number, number] | null;
   onRange?: (range: [number, number] | null) => void;
+  /** False if the view has its own button that resets the zoom. */
+  hasReset?: boolean;
   /** Names of runs by id, if there are several. */
   runNames?: Record<string, string>;
   /** Best values of the first run by name of the metric. */
@@ -79,7 +81,7 @@ export function MetricChart(props: MetricChartProps) {
       <figcaption>
         <h3 title={title}>{title}</h3>
         <span class="chart-where" ref={where} aria-hidden="true" />
-        {range && (
+        {range && props.hasReset !== false && (
           <button type="button" class="link-button" onClick={() => onRange(null)}>
             Reset zoom
           </button>

@@ -1,11 +1,19 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 /** A button that opens a panel. Escape, or a click elsewhere, closes it. */
 export function Menu({ label, children }: { label: string; children: ComponentChildren }) {
   const [isOpen, set] = useState(false);
   const box = useRef<HTMLDivElement>(null);
   const button = useRef<HTMLButtonElement>(null);
+  const panel = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    // A panel that would leave the screen on the right moves to the left.
+    if (!isOpen || !panel.current) return;
+    const { right } = panel.current.getBoundingClientRect();
+    const over = right - document.documentElement.clientWidth + 12;
+    panel.current.style.left = over > 0 ? `${-over}px` : "0";
+  }, [isOpen]);
   useEffect(() => {
     if (!isOpen) return;
     const outside = (event: PointerEvent): void => {
@@ -18,7 +26,7 @@ export function Menu({ label, children }: { label: string; children: ComponentCh
     };
     document.addEventListener("pointerdown", outside);
     document.addEventListener("keydown", escape);
-    box.current?.querySelector<HTMLElement>(".menu-panel input")?.focus();
+    box.current?.querySelector<HTMLElement>(".menu-panel input")?.focus({ preventScroll: true });
     return () => {
       document.removeEventListener("pointerdown", outside);
       document.removeEventListener("keydown", escape);
@@ -32,7 +40,11 @@ export function Menu({ label, children }: { label: string; children: ComponentCh
           <path d="M1 1l4 4 4-4" fill="none" stroke="currentColor" stroke-width="1.500" />
         </svg>
       </button>
-      {isOpen && <div class="menu-panel">{children}</div>}
+      {isOpen && (
+        <div class="menu-panel" ref={panel}>
+          {children}
+        </div>
+      )}
     </div>
   );
 }

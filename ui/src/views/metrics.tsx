@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
 import { MetricChart, type MetricChartProps } from "../charts/line";
 import { runColour } from "../colours";
-import { count, counted, date, general } from "../format";
+import { count, counted, date, general, shortId } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { Menu } from "../parts/menu";
 import { setParams, useRoute, useRouteList, useRouteParam } from "../router";
@@ -117,6 +117,7 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
                     smooth={smooth}
                     range={range}
                     onRange={zoom}
+                    hasReset={false}
                     best={best as MetricChartProps["best"]}
                     syncKey="metrics"
                   />
@@ -356,6 +357,7 @@ function RunPicker({ run }: { run: string }) {
               />
               {isChosen && <span class="swatch" style={{ background: runColour(id) }} />}
               <span class="ellipsis">{name}</span>
+              {runs.some((other) => other.id !== id && other.name === name) && <span class="run-id">{shortId(id)}</span>}
               <span class="muted">{created_ms !== null && date(created_ms)}</span>
             </label>
           );

@@ -49,6 +49,10 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
   return (
     <div class="page">
       <RunHead id={id} head={head} live={live} />
+      {/* Read aloud when a live run ends or has new findings, and not at every step. */}
+      <p class="visually-hidden" role="status">
+        {data && !data.is_partial ? `${data.head.status_text}, ${counted(data.findings.length, "finding")}` : ""}
+      </p>
       <Tabs
         label="Views of the run"
         tabs={TABS.map(({ key, title }) => ({ key, title, href: href(key ? ["run", id, key] : ["run", id]) }))}

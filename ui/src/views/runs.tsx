@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../api";
-import { count, counted, date, duration, exactDate, number, percent, plain } from "../format";
+import { count, counted, date, duration, exactDate, number, percent, plain, shortId } from "../format";
 import { useLive } from "../live";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { Findings, StatusMark, Tag } from "../parts/marks";
@@ -558,7 +558,7 @@ function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunR
           <a href={address} class="run-name" title={`${run.name} (${run.id})`}>
             {run.name}
           </a>
-          {isTwice && <span class="run-id">{run.id.length > 12 ? `…${run.id.slice(-6)}` : run.id}</span>}
+          {isTwice && <span class="run-id">{shortId(run.id)}</span>}
           <span class="run-status">{run.status_text}</span>
           {run.tags.slice(0, 2).map((tag) => (
             <Tag key={tag} text={tag} />
