@@ -13,8 +13,10 @@ import pytest
 
 import stepwell
 from stepwell import Run
+from stepwell._core import errors
 from tests.harness.environment import RESERVED_VARIABLES
 from tests.harness.programs import run_tests_here, use_warm_sidecars
+from tests.process_state import process_state, restore, restore_environment
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -71,8 +73,24 @@ def _clean_session() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def _same_process() -> Iterator[None]:
+    """The process is as before afterwards: else a later test fails, depending on the order of tests."""
+    # A warning that an earlier test caused would not be logged again, or not as a warning.
+    errors.counts.clear()
+    errors.set_quiet(False)
+    before, variables = process_state(), dict(os.environ)
+    yield
+    restore_environment(variables)
+    after = process_state()
+    changed = {name: after[name] for name in before if after[name] != before[name]}
+    if changed:
+        restore(before)
+    assert not changed, f"the test must restore: {changed}"
+
+
 @pytest.fixture(autouse=True)
-def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _untouched(_same_process: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test begins in a clean environment. No run and no watch outlives it."""
     _clean_environment(monkeypatch)
     yield
