@@ -131,7 +131,8 @@ def head(run: RecordedRun, known: Report | None = None) -> Json:
         "path": run.place,
         "status": status,
         "status_text": status,
-        "error": died.sentence if died is not None else _error(processes),
+        # A finding says it with its place.
+        "error": None if died is not None else _error(processes),
         "created_ms": began // 1_000_000,
         "wall_ns": known.wall_ns if known else max(0, max(ends, default=began) - began),
         "step": known.step if known else _highest(current, "step"),

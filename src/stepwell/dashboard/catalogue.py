@@ -42,6 +42,7 @@ class Kept:
 
     body: bytes
     stamp: Stamp
+    is_live: bool
     made: float
     took: float
 
@@ -113,12 +114,13 @@ class Catalogue:
                 if is_live or run is None:
                     is_fresh = age < max(FRESH_S, REST * kept.took)
                 else:
-                    is_fresh = kept.stamp == stamp
+                    # The documents of a run that is killed do not change: what is new are its records.
+                    is_fresh = kept.stamp == stamp and not kept.is_live
                 if is_fresh:
                     return kept.body
             pending = self._pending.get(key)
             if pending is None:
-                pending = self._workers.submit(self._make, key, stamp, make)
+                pending = self._workers.submit(self._make, key, stamp, is_live, make)
                 self._pending[key] = pending
         if kept is not None and is_live and kept.took > FRESH_S:
             return kept.body
@@ -129,7 +131,7 @@ class Catalogue:
         except TimeoutError:
             return instead()
 
-    def _make(self, key: Hashable, stamp: Stamp, make: Callable[[], bytes]) -> bytes:
+    def _make(self, key: Hashable, stamp: Stamp, is_live: bool, make: Callable[[], bytes]) -> bytes:
         began = time.monotonic()
         try:
             body = make()
@@ -140,7 +142,7 @@ class Catalogue:
         with self._lock:
             old = self._kept.pop(key, None)
             self._bytes += len(body) - (len(old.body) if old is not None else 0)
-            self._kept[key] = Kept(body, stamp, now, now - began)
+            self._kept[key] = Kept(body, stamp, is_live, now, now - began)
             while self._bytes > MOST_BYTES and len(self._kept) > 1:
                 _, oldest = self._kept.popitem(last=False)
                 self._bytes -= len(oldest.body)
