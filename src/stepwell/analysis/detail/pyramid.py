@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.analysis.detail.boxes import ENTRY, FAILED, MAX_ROWS, OPEN, Entries, merge_entries
+from stepwell.analysis.detail.boxes import (
+    ENTRY,
+    FAILED,
+    MAX_ROWS,
+    OPEN,
+    Entries,
+    is_narrow,
+    merge_entries,
+)
 from stepwell.analysis.detail.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
 from stepwell.analysis.detail.source import ProcessSource, fingerprint
 from stepwell.journal.format import SLOT_BITS
@@ -60,7 +68,7 @@ def load_lane(
     exponent: int,
     until: float | None = None,
 ) -> LaneEntries:
-    """Return the spans of a lane that touch a window.
+    """Return the spans of a lane that touch a window; of short ones, those that begin in it.
 
     Args:
         source: the process.
@@ -69,15 +77,19 @@ def load_lane(
         exponent: spans may be merged in buckets of up to ``2**exponent`` ns.
         until: when to stop reading segments that are not cached, by ``time.monotonic``.
     """
+    # Whole buckets, so that a short span is in the same box whatever the window is.
+    first, end = window[0] >> exponent << exponent, -(-window[1] >> exponent) << exponent
     segments = source.reader.lanes.get(lane, [])
-    touched = spans_touched(segments, (max(0, window[0]), max(0, window[1])))
+    touched = spans_touched(segments, (max(0, first), max(0, end)))
     levels = SegmentLevels(source)
     parts = levels.load(touched, exponent, until)
     none = np.empty(0, ENTRY)
     crossing = np.concatenate([none, *(part.crossing for part in parts)])
     complete = _complete(source, levels, segments, crossing)
     entries = np.concatenate([none, *(part.entries for part in parts), complete])
-    touches = (entries["start"] < window[1]) & (entries["end"] >= window[0])
+    touches = (entries["end"] >= first) & ~is_narrow(entries, exponent)
+    touches |= entries["start"] >= first
+    touches &= entries["start"] < end
     return LaneEntries(entries[touches], len(touched) - len(parts))
 
 
