@@ -23,6 +23,7 @@ const options = {
   target: ["es2022"],
   jsx: "automatic",
   jsxImportSource: "preact",
+  charset: "utf8",
   legalComments: "none",
   define: { "process.env.NODE_ENV": '"production"', STEPWELL_UI: JSON.stringify(version) },
   logLevel: "info",

@@ -94,7 +94,7 @@ function Summary({ summary }: { summary: Overview["summary"] }) {
         <tbody>
           {Object.entries(summary).map(([name, value]) => (
             <tr key={name}>
-              <th scope="row">{name}</th>
+              <th scope="row" title={name}>{name}</th>
               <td class="wrap">{plain(value)}</td>
             </tr>
           ))}
@@ -237,7 +237,7 @@ function Values({ run, values, ranks }: { run: string; values: ValueLine[]; rank
           <tbody>
             {values.map((line) => (
               <tr key={line.name}>
-                <th scope="row">
+                <th scope="row" title={line.name}>
                   <a href={href(["run", run, "metrics"], { q: line.name })}>{line.name}</a>
                   {line.nonfinite > 0 && <span class="not-finite"> {counted(line.nonfinite, "value")} not finite</span>}
                 </th>
