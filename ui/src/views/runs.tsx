@@ -20,7 +20,9 @@ const NARROW_LINE = 20;
 const NAME_WIDTH = 340;
 const GROUP_ROW = 36;
 const narrow = window.matchMedia("(max-width: 640px)");
+/** Rows drawn above and below the screen, and how many are added at a time. */
 const AROUND = 12;
+const STRIDE = 8;
 
 interface Column {
   key: string;
@@ -529,7 +531,10 @@ interface RunRowProps {
 
 function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunRowProps) {
   const address = href(["run", run.id]);
-  return (
+  const latest = useRef(choose);
+  latest.current = choose;
+  // The same element as before is not compared again, which keeps scrolling smooth.
+  return useMemo(() => (
     <tr
       role="row"
       aria-rowindex={index}
@@ -548,7 +553,7 @@ function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunR
             type="checkbox"
             checked={isChosen}
             aria-label={`Select ${run.name}`}
-            onChange={(event) => choose(event.currentTarget.checked)}
+            onChange={(event) => latest.current(event.currentTarget.checked)}
           />
         </label>
       </td>
@@ -574,7 +579,7 @@ function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunR
         </td>
       ))}
     </tr>
-  );
+  ), [run, columns, height, index, isTwice, isChosen]);
 }
 
 /** The range of rows to draw: those on the screen and a few around them. */
@@ -595,8 +600,8 @@ function useWindow(body: { current: HTMLElement | null }, tops: number[]): [numb
         }
         return low;
       };
-      const first = Math.max(0, find(-top) - AROUND);
-      const last = Math.min(tops.length - 1, find(-top + window.innerHeight) + AROUND);
+      const first = Math.floor(Math.max(0, find(-top) - AROUND) / STRIDE) * STRIDE;
+      const last = Math.min(tops.length - 1, Math.ceil((find(-top + window.innerHeight) + AROUND) / STRIDE) * STRIDE);
       set((before) => (before[0] === first && before[1] === last ? before : [first, last]));
     };
     const schedule = (): void => {
