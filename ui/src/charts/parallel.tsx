@@ -18,10 +18,10 @@ export interface ParallelProps {
 }
 
 const TOP = 46;
-const BOTTOM = 14;
+const BOTTOM = 34;
 const HEIGHT = 320;
 const LEAST_SPACE = 104;
-const MISSING = HEIGHT - BOTTOM + 6;
+const MISSING = HEIGHT - 12;
 
 interface Scaled {
   key: string;
@@ -43,10 +43,14 @@ function scaleAxis({ key, values }: { key: string; values: Scalar[] }): Scaled {
     const map = isLog ? Math.log : (value: number) => value;
     const [from, to] = [map(low), map(high)];
     const place = (value: number) => (to > from ? (map(value) - from) / (to - from) : 0.5);
-    const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => {
+    const distinct = [...new Set(numbers)].sort((a, b) => a - b);
+    const evenly = [0, 0.25, 0.5, 0.75, 1].map((share) => {
       const value = isLog ? Math.exp(from + share * (to - from)) : from + share * (to - from);
       return { place: share, text: number(value) };
     });
+    // A setting with few values has a tick for each of them, as far as there is space.
+    const own = distinct.map((value) => ({ place: place(value), text: number(value) }));
+    const ticks = own.length <= 6 ? own.filter((tick, i) => i === 0 || tick.place - own[i - 1]!.place > 0.05) : evenly;
     return {
       key,
       isNumber,

@@ -380,8 +380,9 @@ class TimelineCanvas {
   private clamp(view: View): View {
     const [start, end] = this.props.full;
     const whole = Math.max(end - start, NARROWEST);
-    const margin = whole * 0.02;
-    const span = Math.min(Math.max(view.end - view.start, NARROWEST), whole + 2 * margin);
+    const wanted = Math.max(view.end - view.start, NARROWEST);
+    const margin = Math.min(wanted, whole) * 0.02;
+    const span = Math.min(wanted, whole + 2 * margin);
     const middle = (view.start + view.end) / 2;
     const from = Math.min(Math.max(middle - span / 2, start - margin), end + margin - span);
     return { start: from, end: from + span };

@@ -1,7 +1,7 @@
 // Ranks of a run: which ones are slow, where and when, and what each of them is doing.
 
 import { useMemo } from "preact/hooks";
-import { useAnswer } from "../api";
+import { isReport, useAnswer } from "../api";
 import { Heatmap, medianScale, quantile, type CellRange } from "../charts/heatmap";
 import { phaseColour } from "../colours";
 import { count, counted, duration, fixed, percent } from "../format";
@@ -67,7 +67,7 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
   const { query } = useRoute();
   const params = {
     phase: query.get("phase") ?? focus.phase,
-    attempt: query.get("attempt") ?? focus.attempt,
+    attempt: isReport ? null : (query.get("attempt") ?? focus.attempt),
     first: query.get("first"),
     last: query.get("last"),
     low: query.get("low"),
@@ -117,7 +117,7 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
               ))}
             </select>
           </label>
-          {data.attempts.length > 1 && (
+          {data.attempts.length > 1 && !isReport && (
             <label class="field">
               Attempt
               <select
@@ -149,18 +149,18 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
                 `${rankText(row)}, ${stepText(column)}`,
                 `${duration(value)} in ${data.phase}`,
                 data.median_ns > 0 ? `${fixed(value / data.median_ns, 2)} × the median of ${duration(data.median_ns)}` : "",
-                "click: open in the timeline",
+                isReport ? "" : "click: open in the timeline",
               ].filter(Boolean)
         }
-        onPick={(row, column) => navigate(href(["run", run, "timeline"], { rank: data.ranks[row], step: data.steps[column] }))}
-        onZoom={zoom}
+        {...(isReport ? {} : { onZoom: zoom })}
+        onPick={(row, column) => isReport || navigate(href(["run", run, "timeline"], { rank: data.ranks[row], step: data.steps[column] }))}
         isZoomed={isZoomed}
         onReset={reset}
         maxHeight={head.ranks > 64 ? 420 : 340}
       />
       <p class="muted">
         {isMerged(data) ? "Each cell is the longest time of several ranks or steps. " : ""}
-        Drag over cells to zoom, double click to show all, click a cell to open it in the timeline.
+        {isReport ? "" : "Drag over cells to zoom, double click to show all, click a cell to open it in the timeline."}
       </p>
     </section>
   );

@@ -1,7 +1,7 @@
 // The machine under a run: CPU, memory, disk, network and GPUs over time, with one cursor for all charts.
 
 import { useMemo, useState } from "preact/hooks";
-import { useAnswer } from "../api";
+import { isReport, useAnswer } from "../api";
 import { MetricChart } from "../charts/line";
 import { count, counted, number, percent, size } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
@@ -114,7 +114,7 @@ export function SystemView({ run, head }: ViewProps) {
   const { data, error } = useAnswer<MetricList>(`/api/runs/${encodeURIComponent(run)}/metrics`);
   const metrics = useMemo(() => (data?.metrics ?? []).filter(({ name }) => name.startsWith(PREFIX)), [data]);
   const devices = useMemo(() => devicesOf(metrics), [metrics]);
-  const hasRanks = metrics.some(({ ranks }) => ranks > 1);
+  const hasRanks = !isReport && metrics.some(({ ranks }) => ranks > 1);
   const [by, setBy] = [query.get("by") === "rank" ? "rank" : "spread", (next: string) => setParams({ by: next === "rank" ? next : null })] as const;
   const [range, setRange] = useState<[number, number] | null>(null);
   const spreads = useSpreads(run, hasRanks ? metrics.filter(({ ranks }) => ranks > 1).map(({ name }) => name) : []);

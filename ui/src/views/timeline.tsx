@@ -203,7 +203,7 @@ function useWindows(run: string, ranks: string[], offset: number): Windows {
     },
     [key],
   );
-  return { windows, full: windows[0]?.answer.full ?? null, isLoading, error, want };
+  return { windows, full: windows[windows.length - 1]?.answer.full ?? null, isLoading, error, want };
 }
 
 // The view
@@ -340,7 +340,7 @@ function Loaded({ run }: { run: string }) {
   routeRef.current = routeView;
   useEffect(() => () => (clearTimeout(timer.current), clearTimeout(rangeTimer.current)), []);
 
-  const detail = useAnswer<SpanDetail>(spanId === null ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`, { start: query.get("at") });
+  const detail = useAnswer<SpanDetail>(spanId === null || isReport ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`);
   const span = spanId !== null && detail.data?.id === spanId ? detail.data : null;
   // A span from the route or the search is outlined once a window has its box.
   useEffect(() => {
@@ -355,15 +355,15 @@ function Loaded({ run }: { run: string }) {
     setMark(next);
     setSpoken(next ? describe(next).join(", ") : "");
     if (how !== "open") return;
-    if (next === null) setParams({ span: null, at: null, name: null });
-    else setParams({ span: next.id, at: next.id === null ? null : Math.round(next.start) });
+    if (next === null) setParams({ span: null, name: null });
+    else setParams({ span: next.id });
   }, []);
 
   const showHit = (hit: SpanHit) => {
     const isLoaded = windows[0]?.bands.some(({ lane }) => lane.rank === hit.rank && lane.thread === hit.thread);
     const length = Math.max(hit.duration_ns ?? (full ? full[1] - hit.start : 1e6), 1000);
     setMark(null);
-    setParams({ span: hit.id, at: Math.round(hit.start), name: hit.name, ...(isLoaded ? {} : { rank: [hit.rank], offset: null }) });
+    setParams({ span: hit.id, name: hit.name, ...(isLoaded ? {} : { rank: [hit.rank], offset: null }) });
     handle.current?.fit({ start: hit.start - length * 0.6, end: hit.start + length * 1.6 });
   };
 
@@ -416,6 +416,8 @@ function Loaded({ run }: { run: string }) {
             <Lanes answer={answer} offset={offset} />
           </div>
           {range && <Measure windows={windows} range={range} onClear={() => setRange(null)} onZoom={() => handle.current?.fit(range)} />}
+          <TopTable tops={tops} view={view} lanes={lanes} />
+          <Keys />
         </div>
         {(span || mark || search) && (
           <aside class="timeline-side" aria-label="Details">
@@ -426,15 +428,13 @@ function Loaded({ run }: { run: string }) {
                 error={spanId !== null ? detail.error : null}
                 highlight={highlight}
                 onFit={(goal) => handle.current?.fit(goal)}
-                onClose={() => (setMark(null), setParams({ span: null, at: null, name: null }))}
+                onClose={() => (setMark(null), setParams({ span: null, name: null }))}
               />
             )}
             {search && <SearchPanel run={run} text={search} chosen={spanId} onPick={showHit} highlight={highlight} />}
           </aside>
         )}
       </div>
-      <TopTable tops={tops} view={view} lanes={lanes} />
-      <Keys />
     </div>
   );
 }
@@ -574,6 +574,7 @@ function parseRanks(text: string, all: number[]): number[] {
 function Lanes({ answer, offset }: { answer: TimelineAnswer; offset: number }) {
   const shown = answer.lanes.length;
   if (shown >= answer.lane_count) return null;
+  if (isReport) return <span>the first {count(shown)} of {counted(answer.lane_count, "lane")}</span>;
   return (
     <div class="timeline-pages" role="group" aria-label="Lanes">
       <button type="button" class="secondary" disabled={offset === 0} onClick={() => setParams({ offset: Math.max(0, offset - shown) || null })}>
