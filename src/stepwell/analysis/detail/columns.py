@@ -7,6 +7,7 @@ change of step may be in a segment that was sealed later.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -199,9 +200,10 @@ def _sorted_rows(segments: list[RecordedSegment]) -> dict[str, bytes]:
     number = np.where(is_context | (name_word == 0), 0, name_word & np.uint64(NAME_MASK))
     order = np.argsort(number, kind="stable")
     number = number[order]
-    first = np.flatnonzero(np.concatenate([[True], number[1:] != number[:-1]])[: len(number)])
-    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(number)], strict=True):
-        if number[begin]:
+    changes = np.flatnonzero(number[1:] != number[:-1]) + 1
+    bounds = [0, *changes.tolist(), len(number)]
+    for begin, end in itertools.pairwise(bounds):
+        if end > begin and number[begin]:
             chosen = order[begin:end]
             columns = (clock[chosen], word[chosen], value[chosen])
             rows[str(int(number[begin]))] = b"".join(column.tobytes() for column in columns)
