@@ -1,9 +1,9 @@
 // The verdict: findings, one sentence each, with advice and evidence.
 
 import { useState } from "preact/hooks";
-import { count, duration, plain } from "../format";
+import { count, duration, percent, plain } from "../format";
 import { SeverityMark } from "../parts/marks";
-import { href, setParams, useRouteList } from "../router";
+import { href, useRouteList } from "../router";
 import type { Finding, Overview } from "../types";
 
 const MOST = 6;
@@ -95,6 +95,7 @@ function Evidence({ id, run, finding }: { id: string; run: string; finding: Find
     ([name, value]) =>
       value !== null &&
       value !== "" &&
+      !(name === "ns" && value === finding.cost_ns) &&
       !(name === "steps" && finding.steps.length) &&
       !(name === "ranks" && finding.ranks.length),
   );
@@ -127,7 +128,7 @@ function Evidence({ id, run, finding }: { id: string; run: string; finding: Find
         )}
         {rows.map(([name, value]) => (
           <div key={name}>
-            <dt>{name.replaceAll("_", " ")}</dt>
+            <dt>{evidenceTitle(name)}</dt>
             <dd>{evidenceText(name, value)}</dd>
           </div>
         ))}
@@ -149,10 +150,29 @@ function some(values: number[]): string {
   return values.length > 12 ? `${shown} and ${count(values.length - 12)} more` : shown;
 }
 
+/** "typical_ns" → "typical": the value has its unit. */
+function evidenceTitle(name: string): string {
+  if (name === "ns") return "time";
+  return name.replace(/_ns$/, "").replaceAll("_", " ");
+}
+
 function evidenceText(name: string, value: unknown): string {
-  if (typeof value === "number" && /(^|_)ns$/.test(name)) return duration(value);
-  if (typeof value === "number" && Number.isInteger(value) && /step|rank|seed|pid/.test(name)) return String(value);
-  if (Array.isArray(value) && value.length > 12) return `${value.slice(0, 12).map(plain).join(", ")} and ${value.length - 12} more`;
+  if (typeof value === "number") {
+    if (/(^|_)ns$/.test(name)) return duration(value);
+    if (/(^|_)share$/.test(name)) return percent(value);
+    if (Number.isInteger(value) && /step|rank|seed|pid/.test(name)) return String(value);
+  }
+  if (Array.isArray(value) && value.length > 12) {
+    return `${value.slice(0, 12).map(plain).join(", ")} and ${value.length - 12} more`;
+  }
+  if (typeof value === "object" && value !== null && !Array.isArray(value)) {
+    // Parts of the wall time are in nanoseconds.
+    const inner = name === "parts" ? "ns" : name;
+    return Object.entries(value)
+      .filter(([, each]) => each !== 0 && each !== null)
+      .map(([key, each]) => `${key} ${evidenceText(inner, each)}`)
+      .join(", ");
+  }
   return plain(value);
 }
 
@@ -169,9 +189,4 @@ function linksOf(run: string, { metric, phase, steps, ranks, rule }: Finding): [
     links.push(["Timeline", href(["run", run, "timeline"], { step: first, rank: ranks[0] })]);
   }
   return links;
-}
-
-/** Opens the evidence of a finding from elsewhere on the page. */
-export function openFinding(key: string): void {
-  setParams({ open: key });
 }

@@ -226,7 +226,8 @@ const AXIS_TITLES: Record<Axis, string> = { step: "step", epoch: "epoch", sample
 function Tools({ run, axes, ranks, amount }: { run: string; axes: Axis[]; ranks: number; amount: number }) {
   const { query } = useRoute();
   const [text, setText] = useRouteParam("q");
-  const [x, setX] = useRouteParam("x", "step");
+  const [given, setX] = useRouteParam("x", "step");
+  const x = axes.find((axis) => axis === given) ?? "step";
   const [by, setBy] = useRouteParam("by", "mean");
   const [smooth, setSmooth] = useRouteParam("smooth", "0");
   const [log, setLog] = useRouteParam("log", "");
@@ -289,7 +290,7 @@ function Tools({ run, axes, ranks, amount }: { run: string; axes: Axis[]; ranks:
           <RunPicker run={run} />
         </Menu>
       )}
-      <Window x={x as Axis} range={range} />
+      <Window x={x} range={range} />
       <p class="toolbar-note" role="status">
         {text ? counted(amount, "chart") : ""}
       </p>
