@@ -1,13 +1,12 @@
 // Bundles the page into the Python package: index.html, app.js and app.css, and nothing else.
 // Usage: node build.mjs [--watch] [--out DIR]
 
-import { copyFile, mkdir, readFile, rm, stat } from "node:fs/promises";
+import { copyFile, mkdir, stat } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build, context } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const { version } = JSON.parse(await readFile(join(here, "package.json"), "utf8"));
 const at = process.argv.indexOf("--out");
 const out = at > 0 ? resolve(process.argv[at + 1]) : resolve(here, "../src/stepwell/dashboard/static");
 const watch = process.argv.includes("--watch");
@@ -25,11 +24,10 @@ const options = {
   jsxImportSource: "preact",
   charset: "utf8",
   legalComments: "none",
-  define: { "process.env.NODE_ENV": '"production"', STEPWELL_UI: JSON.stringify(version) },
+  define: { "process.env.NODE_ENV": '"production"' },
   logLevel: "info",
 };
 
-await rm(out, { recursive: true, force: true });
 await mkdir(out, { recursive: true });
 await copyFile(join(here, "src/index.html"), join(out, "index.html"));
 
