@@ -50,7 +50,8 @@ export interface Window {
   answer: TimelineAnswer;
   bands: Band[];
   byKey: Map<string, Band>;
-  boxes: number;
+  /** True if every box is one span: zooming in shows nothing new. */
+  isComplete: boolean;
 }
 
 /** Return the lanes of a thread of a rank as one, if they are of different attempts: these follow each other. */
@@ -87,7 +88,7 @@ export function prepare(answer: TimelineAnswer): Window {
     answer,
     bands,
     byKey: new Map(bands.map((band) => [band.key, band])),
-    boxes: bands.reduce((sum, band) => sum + band.start.length, 0),
+    isComplete: answer.lanes.every((lane) => lane.count.every((spans) => spans <= 1)),
   };
 }
 

@@ -14,7 +14,8 @@ import "./model.css";
 
 const RECORD = `from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry
 
-telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=200, groups="layers", track_update_ratio=True))
+config = TelemetryConfig(collect_every_n=200, groups="layers", track_update_ratio=True)
+telemetry = TrainingTelemetry(config)
 telemetry.set_holdout_data(val_loader)  # its first 50 examples
 
 for epoch in range(epochs):

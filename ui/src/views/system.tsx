@@ -117,7 +117,8 @@ export function SystemView({ run, head }: ViewProps) {
   const hasRanks = !isReport && metrics.some(({ ranks }) => ranks > 1);
   const [by, setBy] = [query.get("by") === "rank" ? "rank" : "spread", (next: string) => setParams({ by: next === "rank" ? next : null })] as const;
   const [range, setRange] = useState<[number, number] | null>(null);
-  const spreads = useSpreads(run, hasRanks ? metrics.filter(({ ranks }) => ranks > 1).map(({ name }) => name) : []);
+  const { spreads, isKnown } = useSpreads(run, hasRanks ? metrics.filter(({ ranks }) => ranks > 1).map(({ name }) => name) : []);
+  if (hasRanks && !isKnown) return <Loading height={420} label="Loading the system metrics" />;
   if (!data) return error ? <Trouble error={error} /> : <Loading height={420} label="Loading the system metrics" />;
   if (!devices.length) {
     return (
@@ -128,6 +129,7 @@ export function SystemView({ run, head }: ViewProps) {
     );
   }
   const spreadOf = (device: Device) => Math.max(0, ...device.charts.flatMap(({ names }) => names.map((name) => spreads[name] ?? 0)));
+  const sorted = hasRanks ? [...devices].sort((a, b) => spreadOf(b) - spreadOf(a)) : devices;
   const widest = Math.max(...devices.map(spreadOf));
   const most = Math.max(...metrics.map(({ ranks }) => ranks));
   return (
@@ -151,32 +153,32 @@ export function SystemView({ run, head }: ViewProps) {
         </div>
       )}
       <div class="devices">
-      {(hasRanks ? [...devices].sort((a, b) => spreadOf(b) - spreadOf(a)) : devices).map((device) => (
-        <DevicePanel
-          key={device.key}
-          run={run}
-          device={device}
-          by={hasRanks ? by : "mean"}
-          spread={hasRanks ? spreadOf(device) : null}
-          isOpen={!hasRanks || head.ranks <= 1 || devices.length <= 3 || spreadOf(device) >= widest * 0.34}
-          range={range}
-          onRange={setRange}
-        />
-      ))}
+        {sorted.map((device) => (
+          <DevicePanel
+            key={device.key}
+            run={run}
+            device={device}
+            by={hasRanks ? by : "mean"}
+            spread={hasRanks ? spreadOf(device) : null}
+            isOpen={!hasRanks || head.ranks <= 1 || devices.length <= 3 || spreadOf(device) >= widest * 0.34}
+            range={range}
+            onRange={setRange}
+          />
+        ))}
       </div>
     </div>
   );
 }
 
 /** Return for each metric how far its ranks are apart, relative to their mean, over the whole run. */
-function useSpreads(run: string, names: string[]): Record<string, number> {
-  const { data } = useAnswer<SeriesAnswer>(names.length ? `/api/runs/${encodeURIComponent(run)}/series` : null, {
+function useSpreads(run: string, names: string[]): { spreads: Record<string, number>; isKnown: boolean } {
+  const { data, error } = useAnswer<SeriesAnswer>(names.length ? `/api/runs/${encodeURIComponent(run)}/series` : null, {
     name: names,
     by: "spread",
     x: "time",
     points: 40,
   });
-  return useMemo(() => {
+  const spreads = useMemo(() => {
     const spreads: Record<string, number> = {};
     for (const { name, y, low, high } of data?.series ?? []) {
       let apart = 0;
@@ -191,6 +193,7 @@ function useSpreads(run: string, names: string[]): Record<string, number> {
     }
     return spreads;
   }, [data]);
+  return { spreads, isKnown: data !== null || error !== null };
 }
 
 interface PanelProps {
@@ -206,9 +209,15 @@ interface PanelProps {
 function DevicePanel({ run, device, by, spread, isOpen, range, onRange }: PanelProps) {
   const [choice, setChoice] = useState<boolean | null>(null);
   const open = choice ?? isOpen;
+  const width = !open || device.charts.length < 2 ? "" : device.charts.length > 3 ? "is-full" : "is-wide";
   return (
-    <details class={device.charts.length > 1 ? "device card is-wide" : "device card"} open={open} onToggle={(event) => event.currentTarget.open !== open && setChoice(event.currentTarget.open)}>
-      <summary>
+    <details class={`device card ${width}`} open={open}>
+      <summary
+        onClick={(event) => {
+          event.preventDefault();
+          setChoice(!open);
+        }}
+      >
         <h2>{device.title}</h2>
         {spread !== null && spread > 0.005 && <span class="muted">ranks differ by {percent(spread)} of their mean</span>}
         {device.note && <span class="muted device-note">{device.note}</span>}

@@ -141,7 +141,7 @@ function useWindows(run: string, ranks: string[], offset: number): Windows {
         if (window.answer.start > from + 1 || window.answer.end < to - 1) continue;
         const ratio = resolution(window) / wanted;
         // A window without merged boxes is as good as any closer one.
-        const isFine = ratio <= 1.5 || isReport || !window.bands.some((band) => band.count.some((n) => n > 1));
+        const isFine = ratio <= 1.5 || isReport || window.isComplete;
         if (!isFine || ratio < 0.25) continue;
         const away = Math.abs(Math.log(ratio));
         if (away < closest) [best, closest] = [window, away];
