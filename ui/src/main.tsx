@@ -1,6 +1,7 @@
 import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { containedRun, isReport } from "./api";
+import { Boundary } from "./parts/boundary";
 import { Empty } from "./parts/empty";
 import { ThemeToggle } from "./parts/theme_toggle";
 import { href, navigate, useRoute } from "./router";
@@ -51,7 +52,9 @@ function App() {
         <ThemeToggle />
       </header>
       <main id="main" ref={main} tabIndex={-1}>
-        <Page parts={parts} />
+        <Boundary key={page}>
+          <Page parts={parts} />
+        </Boundary>
       </main>
     </>
   );

@@ -117,3 +117,21 @@ export function useRouteList(name: string): [string[], (values: string[]) => voi
   const values = useMemo(() => (text ? text.split("\n") : []), [text]);
   return [values, (next) => setParams({ [name]: next })];
 }
+
+/** The window of the charts of a view, in the route as `from` and `to`; null is all of it. */
+export function useRouteRange(): [[number, number] | null, (range: [number, number] | null) => void] {
+  const { query } = useRoute();
+  const [from, to] = [query.get("from"), query.get("to")];
+  const range = useMemo<[number, number] | null>(() => {
+    if (from === null || to === null) return null;
+    const window: [number, number] = [Number(from), Number(to)];
+    return window[1] > window[0] ? window : null;
+  }, [from, to]);
+  return [range, setRange];
+}
+
+/** Set the window. The back button returns to the one before. */
+export function setRange(range: [number, number] | null): void {
+  const round = (value: number): number => Number(value.toPrecision(8));
+  setParams({ from: range ? round(range[0]) : null, to: range ? round(range[1]) : null }, false);
+}

@@ -1,6 +1,6 @@
 // Several runs side by side: sentences first, then curves, values, settings and times.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 import { useAnswer } from "../api";
 import { MetricChart } from "../charts/line";
 import { Parallel } from "../charts/parallel";
@@ -9,7 +9,7 @@ import { count, duration, number, percent } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { StatusMark } from "../parts/marks";
 import { TableBox } from "../parts/table_box";
-import { href, useRouteList } from "../router";
+import { href, useRouteList, useRouteParam, useRouteRange } from "../router";
 import type { CompareAnswer, MetricInfo } from "../types";
 import { groupsOf } from "./metrics";
 
@@ -98,8 +98,8 @@ function Comparison({ answer, remove }: { answer: CompareAnswer; remove: (id: st
 }
 
 function Curves({ ids, labels, metrics }: { ids: string[]; labels: Record<string, string>; metrics: CompareAnswer["metrics"] }) {
-  const [all, setAll] = useState(false);
-  const [range, setRange] = useState<[number, number] | null>(null);
+  const [all, setAll] = useRouteParam("all");
+  const [range, setRange] = useRouteRange();
   const names = metrics.map(({ name }) => name);
   const charts = useMemo(
     () => groupsOf(names.map((name) => ({ name }) as MetricInfo)).flatMap((group) => group.charts),
@@ -116,7 +116,7 @@ function Curves({ ids, labels, metrics }: { ids: string[]; labels: Record<string
         ))}
       </div>
       {shown.length < charts.length && (
-        <button type="button" class="link-button" onClick={() => setAll(true)}>
+        <button type="button" class="link-button" onClick={() => setAll("1")}>
           Show all {count(charts.length)} charts
         </button>
       )}

@@ -1,9 +1,8 @@
 // The verdict: findings, one sentence each, with advice and evidence.
 
-import { useState } from "preact/hooks";
 import { count, duration, percent, plain } from "../format";
 import { SeverityMark } from "../parts/marks";
-import { href, useRouteList } from "../router";
+import { href, useRouteList, useRouteParam } from "../router";
 import type { Finding, Overview } from "../types";
 
 const MOST = 6;
@@ -11,7 +10,7 @@ const MOST = 6;
 export function Verdict({ run, overview }: { run: string; overview: Overview }) {
   const { findings, unchecked, steps, head } = overview;
   const [open, setOpen] = useRouteList("open");
-  const [all, setAll] = useState(open.length > 0);
+  const [all, setAll] = useRouteParam("all");
   const shown = all ? findings : findings.slice(0, MOST);
   const hidden = findings.length - shown.length;
   if (!findings.length) {
@@ -42,7 +41,7 @@ export function Verdict({ run, overview }: { run: string; overview: Overview }) 
         })}
       </ol>
       {hidden > 0 && (
-        <button type="button" class="link-button" onClick={() => setAll(true)}>
+        <button type="button" class="link-button" onClick={() => setAll("1")}>
           Show {count(hidden)} more
         </button>
       )}

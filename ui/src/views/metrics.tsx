@@ -7,7 +7,7 @@ import { runColour } from "../colours";
 import { count, counted, date, general, shortId } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { Menu } from "../parts/menu";
-import { setParams, useRoute, useRouteList, useRouteParam } from "../router";
+import { setParams, setRange, useRoute, useRouteList, useRouteParam, useRouteRange } from "../router";
 import type { Axis, MetricInfo, MetricList, RunList } from "../types";
 import type { ViewProps } from "../view";
 
@@ -52,7 +52,7 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
   const by = (["rank", "spread"] as const).find((way) => way === query.get("by")) ?? "mean";
   const smooth = Math.min(0.99, Math.max(0, Number(query.get("smooth")) || 0));
   const log = query.get("log") === "1";
-  const range = rangeOf(query);
+  const [range] = useRouteRange();
   const runList = useAnswer<RunList>(others.length ? "/api/runs" : null);
   const runNames = useMemo(() => {
     const names: Record<string, string> = { [run]: name };
@@ -116,7 +116,7 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
                     log={log}
                     smooth={smooth}
                     range={range}
-                    onRange={zoom}
+                    onRange={setRange}
                     hasReset={false}
                     best={best as MetricChartProps["best"]}
                     syncKey="metrics"
@@ -129,19 +129,6 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
       ))}
     </div>
   );
-}
-
-function rangeOf(query: URLSearchParams): [number, number] | null {
-  const from = query.get("from");
-  const to = query.get("to");
-  if (from === null || to === null) return null;
-  const range: [number, number] = [Number(from), Number(to)];
-  return range[1] > range[0] ? range : null;
-}
-
-function zoom(range: [number, number] | null): void {
-  const round = (value: number): number => Number(value.toPrecision(8));
-  setParams({ from: range ? round(range[0]) : null, to: range ? round(range[1]) : null }, false);
 }
 
 // Groups
@@ -224,7 +211,6 @@ function matching(groups: Group[], text: string): Group[] {
 const AXIS_TITLES: Record<Axis, string> = { step: "step", epoch: "epoch", samples: "samples", tokens: "tokens", time: "time" };
 
 function Tools({ run, axes, ranks, amount }: { run: string; axes: Axis[]; ranks: number; amount: number }) {
-  const { query } = useRoute();
   const [text, setText] = useRouteParam("q");
   const [given, setX] = useRouteParam("x", "step");
   const x = axes.find((axis) => axis === given) ?? "step";
@@ -232,7 +218,7 @@ function Tools({ run, axes, ranks, amount }: { run: string; axes: Axis[]; ranks:
   const [smooth, setSmooth] = useRouteParam("smooth", "0");
   const [log, setLog] = useRouteParam("log", "");
   const [others] = useRouteList("with");
-  const range = rangeOf(query);
+  const [range] = useRouteRange();
   const weight = Number(smooth) || 0;
   return (
     <div class="toolbar sticky">
@@ -302,7 +288,7 @@ function Tools({ run, axes, ranks, amount }: { run: string; axes: Axis[]; ranks:
 function Window({ x, range }: { x: Axis; range: [number, number] | null }) {
   if (x === "time") {
     return range ? (
-      <button type="button" class="link-button" onClick={() => zoom(null)}>
+      <button type="button" class="link-button" onClick={() => setRange(null)}>
         Reset zoom
       </button>
     ) : null;
@@ -323,7 +309,7 @@ function Window({ x, range }: { x: Axis; range: [number, number] | null }) {
       to
       <input type="number" aria-label={`To ${x}`} placeholder="end" value={range ? range[1] : ""} onChange={(event) => change(1, event.currentTarget.value)} />
       {range && (
-        <button type="button" class="link-button" onClick={() => zoom(null)}>
+        <button type="button" class="link-button" onClick={() => setRange(null)}>
           Reset
         </button>
       )}

@@ -8,7 +8,7 @@ import { Loading } from "../parts/empty";
 import { StatusMark } from "../parts/marks";
 import { TimeTable } from "../parts/stack";
 import { TableBox } from "../parts/table_box";
-import { href } from "../router";
+import { href, useRouteRange } from "../router";
 import type { AttemptLine, Overview, ValueLine } from "../types";
 import { Verdict } from "./findings";
 
@@ -20,6 +20,7 @@ interface Props {
 
 export function OverviewView({ run, overview, live }: Props) {
   const { head, time, values, summary, hints, attempts, charts, background, cost } = overview;
+  const [range, setRange] = useRouteRange();
   if (overview.is_partial) return <Analysing overview={overview} />;
   const best = Object.fromEntries(values.map((line) => [line.name, line]));
   return (
@@ -31,7 +32,7 @@ export function OverviewView({ run, overview, live }: Props) {
         <div class="charts charts-wide">
           {charts.map(({ title, names }) => (
             <div class="card" key={title}>
-              <MetricChart runs={[run]} names={names} title={title} height={220} best={best} syncKey="overview" />
+              <MetricChart runs={[run]} names={names} title={title} height={220} best={best} range={range} onRange={setRange} syncKey="overview" />
             </div>
           ))}
         </div>

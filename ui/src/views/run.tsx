@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
 import { counted, duration, exactDate, number } from "../format";
 import { type Live, useLive } from "../live";
+import { Boundary } from "../parts/boundary";
 import { Loading, Trouble } from "../parts/empty";
 import { LiveMark, StatusBadge, Tag } from "../parts/marks";
 import { Tabs } from "../parts/tabs";
@@ -60,13 +61,15 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
       />
       {error && <Trouble error={error} />}
       <section id="view" role="tabpanel" aria-labelledby={`tab-${chosen?.key}`} class="view">
-        {!data ? (
-          !error && <Loading height={480} label="Loading the run" />
-        ) : View ? (
-          <View run={id} head={data.head} />
-        ) : (
-          <OverviewView run={id} overview={data} live={live} />
-        )}
+        <Boundary key={chosen?.key}>
+          {!data ? (
+            !error && <Loading height={480} label="Loading the run" />
+          ) : View ? (
+            <View run={id} head={data.head} />
+          ) : (
+            <OverviewView run={id} overview={data} live={live} />
+          )}
+        </Boundary>
       </section>
     </div>
   );
