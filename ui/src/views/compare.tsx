@@ -142,7 +142,7 @@ function Values({ answer: { runs, metrics } }: { answer: CompareAnswer }) {
     <section class="card" aria-labelledby="values">
       <div class="card-head">
         <h2 id="values">Values</h2>
-        <p class="muted">last, and best at its step</p>
+        <p class="muted">last, and best at its step; ✓ is better at the last step that the runs have in common</p>
       </div>
       <TableBox label="Values" tall>
         <table class="data">
