@@ -344,7 +344,9 @@ export function Heatmap(props: HeatmapProps) {
     const x = event.clientX - rect.left - plot.left;
     const y = event.clientY - rect.top - plot.top;
     if (x < 0 || y < 0 || x >= plot.width || y >= plot.height || !rowCount || !columnCount) return null;
-    return { row: Math.floor((y / plot.height) * rowCount), column: Math.floor((x / plot.width) * columnCount) };
+    const row = Math.floor((y / plot.height) * rowCount);
+    const column = Math.floor((x / plot.width) * columnCount);
+    return { row, column: nearestLoud(latest.current, row, column, Math.ceil((3 * columnCount) / plot.width)) };
   };
 
   const onMove = (event: PointerEvent) => {
@@ -473,6 +475,20 @@ export function Heatmap(props: HeatmapProps) {
       </div>
     </div>
   );
+}
+
+/** Return the column near this one whose value stands out most: cells narrower than a few pixels are hard to hit. */
+function nearestLoud(props: HeatmapProps, row: number, column: number, reach: number): number {
+  if (reach < 2) return column;
+  const quiet = props.scale.map === "sides" ? 0.5 : 0;
+  let [best, most] = [column, -1];
+  for (let c = Math.max(0, column - reach); c <= Math.min(props.columns.length - 1, column + reach); c++) {
+    const value = at(props, row, c);
+    if (value === null) continue;
+    const loud = Math.abs(props.scale.at(value) - quiet) - Math.abs(c - column) * 0.01;
+    if (loud > most) [best, most] = [c, loud];
+  }
+  return best;
 }
 
 function at(props: HeatmapProps, row: number, column: number): number | null {
@@ -612,10 +628,11 @@ function paint(
   if (cursor && !state.drag && cursor.row < rows && cursor.column < columns) {
     const x = plot.left + cursor.column * columnWidth;
     const top = plot.top + cursor.row * rowHeight;
+    // Thin lines lead to the axes; the colours of the other cells stay as they are.
     context.fillStyle = ink.text;
-    context.globalAlpha = 0.12;
-    context.fillRect(plot.left, top, plot.width, Math.max(1, rowHeight));
-    context.fillRect(x, plot.top, Math.max(1, columnWidth), plot.height);
+    context.globalAlpha = 0.45;
+    context.fillRect(plot.left, Math.round(top + rowHeight / 2), x - plot.left, 1);
+    context.fillRect(Math.round(x + columnWidth / 2), top, 1, plot.top + plot.height - top);
     context.globalAlpha = 1;
     context.lineWidth = 2;
     context.strokeStyle = ink.surface;

@@ -20,10 +20,10 @@ export function RanksView({ run, head }: ViewProps) {
   return (
     <div class="ranks-view">
       {error && <Trouble error={error} />}
-      {data && <Sentences answer={data} head={head} />}
-      {(data || error) && <GridPanel run={run} head={head} focus={data ? focusOf(data) : {}} />}
+      {data ? <Sentences answer={data} head={head} /> : !error && <Loading height={38} label="Loading the ranks" />}
+      <GridPanel run={run} head={head} focus={data ? focusOf(data) : {}} />
       {data && <SkewTable run={run} lines={data.ranks} />}
-      {data ? <Stacks stacks={data.stacks} head={head} /> : !error && <Loading height={200} label="Loading the ranks" />}
+      {data && <Stacks stacks={data.stacks} head={head} />}
     </div>
   );
 }
