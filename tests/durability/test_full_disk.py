@@ -161,7 +161,7 @@ def test_finish_on_full_disk(disk: Path, tmp_path: Path) -> None:
     with Child(tmp_path) as child:
         child.do(TRAIN + f"run = init('end', dir={str(disk)!r})\ntrain(0, 2000)")
         filler = fill(disk)
-        child.do("run.finish(timeout=1)")
+        child.do("run.finish(timeout=60)")
         # None, when what finish gives back was enough space to seal the rest.
         assert len(child.do("answer = warnings")) <= 1
         assert child.end() == 0

@@ -62,7 +62,7 @@ def test_path_below_file(tmp_path: Path) -> None:
         child.do(TRAIN + "run = init('x', dir='file/runs')\ntrain(0, 1000)")
         child.do("run.artifact(b'1234', 'four')")
         child.do(WATCHED)
-        child.do("answer = run.flush(1); run.finish(timeout=2)")
+        child.do("answer = run.flush(1); run.finish(timeout=60)")
         _expect_one_warning(child)
         assert child.end() == 0
         assert "stepwell report" not in child.stderr()
@@ -107,7 +107,7 @@ def test_no_permission(tmp_path: Path) -> None:
             child.do(f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})")
             child.do(f"run = init('x', dir={str(place)!r})\ntrain(0, 1000)")
             _expect_one_warning(child)
-            child.do("run.finish(timeout=2)")
+            child.do("run.finish(timeout=60)")
             _expect_one_warning(child)
             assert child.end() == 0
         assert list(place.iterdir()) == []
@@ -209,7 +209,7 @@ def test_other_bus_errors_end_the_process_as_ever(tmp_path: Path, by: str) -> No
         """,
     }[by]
     done = run_script(
-        f"run = init('x', dir='runs')\nlog({{'loss': 1.0}})\n{textwrap.dedent(code)}\ntime.sleep(9)",
+        f"run = init('x', dir='runs')\nlog({{'loss': 1.0}})\n{textwrap.dedent(code)}\ntime.sleep(60)",
         tmp_path,
     )
     assert done.returncode == -signal.SIGBUS

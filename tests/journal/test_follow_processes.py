@@ -193,7 +193,7 @@ def test_on_another_machine(spooled: Child, tmp_path: Path) -> None:
     for begin in range(0, 120, 20):
         spooled.do(f"work({begin}, 20); run.flush()")
         (tmp_path / "spool").rename(tmp_path / "away")
-        wait_until(partial(has_stops, following, begin + 20), 5)
+        wait_until(partial(has_stops, following, begin + 20))
         (tmp_path / "away").rename(tmp_path / "spool")
     spooled.do("run.finish()")
     elsewhere(folder)

@@ -33,6 +33,7 @@ from stepwell.training import (
     training_loop,
 )
 from stepwell.training.calls import current_job
+from tests.harness import wait_until
 
 
 @pytest.fixture
@@ -224,6 +225,7 @@ def test_the_end_of_the_application_is_bounded(
     exporter = Hanging()
     provider.configure(TrainingTelemetryConfig(), exporters=[exporter])
     on_app_start()
+    wait_until(lambda: exporter.is_hanging)
     on_app_end()
     assert exporter.is_hanging
     exporter.go_on.set()
