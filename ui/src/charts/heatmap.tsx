@@ -591,7 +591,7 @@ function paint(
     context.fillStyle = ink.surface;
     for (let row = 1; row < rows; row++) context.fillRect(plot.left, plot.top + row * rowHeight - 0.5, plot.width, 1);
   }
-  if (columnWidth >= 9) {
+  if (columnWidth >= 9 && rowHeight >= 6) {
     context.fillStyle = ink.surface;
     for (let column = 1; column < columns; column++) {
       context.fillRect(plot.left + column * columnWidth - 0.5, plot.top, 1, plot.height);

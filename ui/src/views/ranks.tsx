@@ -73,7 +73,7 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
     low: query.get("low"),
     high: query.get("high"),
     width: 800,
-    height: 200,
+    height: 420,
   };
   const { data, error } = useAnswer<GridAnswer>(`/api/runs/${encodeURIComponent(run)}/grid`, params);
   const isZoomed = [params.first, params.low].some((value) => value !== null);
