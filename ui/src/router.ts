@@ -90,6 +90,8 @@ if (typeof window !== "undefined") {
     for (const listener of listeners) listener();
   };
   window.addEventListener("hashchange", follow);
+  // In the frame of a notebook a link would lead to the address of the notebook itself.
+  if (location.protocol === "about:") document.addEventListener("click", followLink);
   window.addEventListener("popstate", follow);
 }
 
@@ -134,4 +136,11 @@ export function useRouteRange(): [[number, number] | null, (range: [number, numb
 export function setRange(range: [number, number] | null): void {
   const round = (value: number): number => Number(value.toPrecision(8));
   setParams({ from: range ? round(range[0]) : null, to: range ? round(range[1]) : null }, false);
+}
+
+function followLink(event: MouseEvent): void {
+  const link = event.target instanceof Element ? event.target.closest("a[href^='#']") : null;
+  if (!link || event.defaultPrevented || event.button !== 0) return;
+  event.preventDefault();
+  navigate((link.getAttribute("href") ?? "#").slice(1));
 }

@@ -146,10 +146,8 @@ def head(run: RecordedRun, known: Report | None = None) -> Json:
 
 def contents(run: RecordedRun) -> dict[str, bool]:
     """Return which kinds of records a run has, without reading the records."""
-    names: set[str] = set()
-    kinds: set[str] = set()
+    names, kinds = set(recorded_names(run)), set()
     for tables in run.by_process(partial=True):
-        names |= {name for _, _, name in tables.process.names.values()}
         kinds |= {kind for kind in ("spans", "metrics") if tables.process.of_kind(kind)}
     ranks = {d["rank"] for d in run.documents() if d["role"] != "worker"}
     families = {name.partition("/")[0] for name in names}
@@ -163,6 +161,12 @@ def contents(run: RecordedRun) -> dict[str, bool]:
         "system": any(name.startswith(SYSTEM) for name in names),
         "artifacts": not run.artifacts().head(1).collect().is_empty(),
     }
+
+
+def recorded_names(run: RecordedRun) -> list[str]:
+    """Return the names of all spans, metrics and events of a run, sorted, without reading these records."""
+    every = (tables.process.names.values() for tables in run.by_process(partial=True))
+    return sorted({name for names in every for _, _, name in names})
 
 
 def metric_names(run: RecordedRun) -> list[str]:
@@ -240,7 +244,8 @@ def partial_overview(run: RecordedRun) -> Json:
         "throughput": None,
         "attempts": _attempts(run),
         "cost": {"text": ""},
-        "charts": [],
+        # Of the names that look like a loss or a rate, all but very few are metrics.
+        "charts": first_charts(recorded_names(run)),
         "is_partial": True,
     }
 

@@ -77,7 +77,11 @@ function short(text: string, most: number): string {
 
 type Brush = [low: number, high: number];
 
-export function Parallel({ axes, runs, onFilter, onPick }: ParallelProps) {
+export function Parallel(props: ParallelProps) {
+  return props.axes.length < 2 || !props.runs.length ? null : <Coordinates {...props} />;
+}
+
+function Coordinates({ axes, runs, onFilter, onPick }: ParallelProps) {
   const theme = useTheme();
   const box = useRef<HTMLDivElement>(null);
   const svg = useRef<SVGSVGElement>(null);
@@ -86,7 +90,7 @@ export function Parallel({ axes, runs, onFilter, onPick }: ParallelProps) {
   const [hover, setHover] = useState<number | null>(null);
   const drag = useRef<{ key: string; from: number } | null>(null);
   useEffect(() => {
-    const sizes = new ResizeObserver(() => setWidth(box.current!.clientWidth));
+    const sizes = new ResizeObserver(() => box.current && setWidth(box.current.clientWidth));
     sizes.observe(box.current!);
     return () => sizes.disconnect();
   }, []);
@@ -120,7 +124,6 @@ export function Parallel({ axes, runs, onFilter, onPick }: ParallelProps) {
     onFilter?.(hasBrush ? runs.filter((_, i) => isIn[i]).map(({ id }) => id) : null);
   }, [isIn, hasBrush]);
 
-  if (axes.length < 2 || !runs.length) return null;
   const wide = Math.max(width, axes.length * LEAST_SPACE);
   const side = 52;
   const x = (axis: number) => side + (axis / (axes.length - 1)) * (wide - 2 * side);

@@ -6,7 +6,7 @@ import { divergingScale, Heatmap, logScale, quantile } from "../charts/heatmap";
 import { MetricChart } from "../charts/line";
 import { count, counted, number } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
-import { setParams, useRoute } from "../router";
+import { setParams, useRoute, useRouteRange } from "../router";
 import type { LayersAnswer } from "../types";
 import type { ViewProps } from "../view";
 import "./ranks.css";
@@ -25,6 +25,7 @@ for epoch in range(epochs):
         telemetry.on_batch_end(model, optimizer, batch_idx, epoch, device, batch)`;
 
 export function ModelView({ run }: ViewProps) {
+  const [range, setRange] = useRouteRange();
   const measure = useRoute().query.get("measure");
   const { data, error } = useAnswer<LayersAnswer>(`/api/runs/${encodeURIComponent(run)}/model`, { measure });
   if (!data) return error ? <Trouble error={error} /> : <Loading height={420} label="Loading the measures of the model" />;
@@ -43,7 +44,7 @@ export function ModelView({ run }: ViewProps) {
         <div class="model-charts">
           {data.charts.map(({ title, names }) => (
             <div key={title} class="card">
-              <MetricChart runs={[run]} names={names} title={title} log={isSmall(title)} height={180} syncKey={`model ${run}`} />
+              <MetricChart runs={[run]} names={names} title={title} log={isSmall(title)} height={180} syncKey={`model ${run}`} range={range} onRange={setRange} />
             </div>
           ))}
         </div>

@@ -5,7 +5,7 @@ import { isReport, useAnswer } from "../api";
 import { MetricChart } from "../charts/line";
 import { count, counted, number, percent, size } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
-import { setParams, useRoute } from "../router";
+import { setParams, useRoute, useRouteRange } from "../router";
 import type { MetricInfo, MetricList, SeriesAnswer } from "../types";
 import type { ViewProps } from "../view";
 import "./ranks.css";
@@ -116,7 +116,7 @@ export function SystemView({ run, head }: ViewProps) {
   const devices = useMemo(() => devicesOf(metrics), [metrics]);
   const hasRanks = !isReport && metrics.some(({ ranks }) => ranks > 1);
   const [by, setBy] = [query.get("by") === "rank" ? "rank" : "spread", (next: string) => setParams({ by: next === "rank" ? next : null })] as const;
-  const [range, setRange] = useState<[number, number] | null>(null);
+  const [range, setRange] = useRouteRange();
   const { spreads, isKnown } = useSpreads(run, hasRanks ? metrics.filter(({ ranks }) => ranks > 1).map(({ name }) => name) : []);
   if (hasRanks && !isKnown) return <Loading height={420} label="Loading the system metrics" />;
   if (!data) return error ? <Trouble error={error} /> : <Loading height={420} label="Loading the system metrics" />;
