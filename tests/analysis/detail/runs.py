@@ -18,7 +18,7 @@ from stepwell.reading import RecordedRun
 BEGAN = 1_700_000_000_000_000_000
 CLOCK = 10**12
 """The clock of each process when the run began."""
-NAMES = ("forward", "backward", "optimizer", "my own", "all_reduce")
+NAMES = ("forward", "backward", "my own", "all_reduce")
 
 
 @dataclass

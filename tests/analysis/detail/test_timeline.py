@@ -122,6 +122,26 @@ def test_zooming_after_the_cache_was_made_gives_the_same(written: Written, seed:
         assert_same(run, window, 100, 10**9)
 
 
+def test_of_very_many_names_the_longest_ones_name_the_boxes(written: Written) -> None:
+    """Of 40 names in a bucket, one has a tenth of the time, and all spans are counted."""
+
+    def write(writer: ProcessWriter) -> None:
+        for number in range(2000):
+            clock = CLOCK + number * 1000
+            name, length = (f"{number % 40}", 200) if number % 40 else ("long", 900)
+            writer.span(name, "", clock, clock + length)
+
+    written.add(write)
+    run = written.open()
+    for _ in range(2):
+        window = timeline_at(run, 0, 2_000_000, 10)
+        (lane,) = window.lanes
+        assert {window.names[n].name for n in lane.name.tolist()} == {"long"}
+        assert lane.count.sum() == 2000
+        assert (lane.start.min(), lane.end.max()) == (0, 1_999_200)
+        memory.clear()
+
+
 def test_every_span_is_counted_once(written: Written) -> None:
     written.add(random_spans(7, 500))
     run = written.open()
@@ -369,11 +389,26 @@ def test_a_live_run_shows_what_came_since(live: Run, unpacked: list[Block]) -> N
     assert len([block for block in unpacked if block.header["kind"] == "spans"]) <= 1
 
 
-def test_a_sealed_part_and_its_live_rest_are_one_run(live: Run) -> None:
-    """After the end, the spans are the same as those seen live, and the open one has its end."""
-    run = stepwell.open_run(live.path)
-    timeline_at(run, width=50)
-    local.lane.roll()
-    live.flush()
-    window = timeline_at(run, width=50)
-    assert int(window.lanes[0].count.sum()) == 181
+def test_a_span_that_went_through_many_segments_is_one_box_with_its_end(recorded: Run) -> None:
+    """Seen live, when the last of them is sealed, and in windows in the middle of it."""
+    run = stepwell.open_run(recorded.path)
+    with recorded.span("outer"), recorded.span("middle"):
+        for number in range(6):
+            with recorded.span(f"inner {number}"):
+                assert local.lane.roll()
+            recorded.flush()
+        assert int(timeline_at(run, width=50).lanes[0].count.sum()) == 8
+    for _ in range(2):
+        spans = {row["name"]: row for row in run.spans().collect().iter_rows(named=True)}
+        began = min(document["started"] for document in run.documents())
+        third = spans["inner 3"]["start_ns"] - began
+        for start, end in [(None, None), (third, third + 1000)]:
+            window = timeline_at(run, start, end, 8000)
+            boxes = {box[3]: box for box in boxes_of(window, window.lanes[0])}
+            for name in ("outer", "middle", "inner 3"):
+                first = spans[name]["start_ns"] - began
+                until = first + spans[name]["duration_ns"]
+                assert boxes[name][1:3] + boxes[name][4:] == (first, until, 1, 0)
+        assert len(window.lanes[0].row) < 8
+        stepwell.finish()
+    assert run.status == "finished"

@@ -8,6 +8,7 @@ short spans of one name in one bucket and row, or for one longer span.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,20 @@ OPEN, FAILED = 1, 2
 MAX_ROWS = 64
 """Deeper spans share the last row."""
 NO_ID = -1
-NAME_BITS, BUCKET_BITS = 18, 38
+MOST_NAMES = 4
+"""Names of short spans that are kept apart in each row and bucket."""
+OTHERS = -1
+"""In place of a name: short spans of further names."""
+NAME_BITS, BUCKET_BITS = 19, 38
+MAX_NAME = (1 << NAME_BITS) - 1
 MAX_BUCKET = (1 << BUCKET_BITS) - 1
+
+
+def join_entries(parts: Iterable[Entries]) -> Entries:
+    """Return the entries of all parts. NumPy takes long to join arrays with fields, and bytes not."""
+    rows = [part.view(np.uint8) for part in parts if len(part)]
+    joined: Entries = np.concatenate(rows).view(ENTRY) if rows else np.empty(0, ENTRY)
+    return joined
 
 
 def merge_entries(entries: Entries, exponent: int) -> Entries:
@@ -45,9 +58,24 @@ def merge_entries(entries: Entries, exponent: int) -> Entries:
     short = entries[narrow]
     if len(short) < 2:
         return entries
-    name = np.minimum(short["name"], (1 << NAME_BITS) - 1).astype(np.int64)
-    key = _bucket_key(short, exponent) << NAME_BITS | name
-    return np.concatenate([_reduced(short, key), entries[~narrow]])
+    short = _reduced(short, _name_key(short, exponent))
+    return join_entries([_with_few_names(short, exponent), entries[~narrow]])
+
+
+def _with_few_names(entries: Entries, exponent: int) -> Entries:
+    """Keep the names with most of the time in each bucket, and make one entry of the others."""
+    bucket = _bucket_key(entries, exponent)
+    order = np.lexsort((-entries["busy"], entries["name"] == OTHERS, bucket))
+    is_first = np.ones(len(entries), bool)
+    is_first[1:] = bucket[order[1:]] != bucket[order[:-1]]
+    places = np.arange(len(entries))
+    rank = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    others = order[rank >= MOST_NAMES]
+    if not len(others):
+        return entries
+    entries = entries.copy()
+    entries["name"][others] = OTHERS
+    return _reduced(entries, _name_key(entries, exponent))
 
 
 def to_boxes(entries: Entries, exponent: int) -> Entries:
@@ -59,7 +87,7 @@ def to_boxes(entries: Entries, exponent: int) -> Entries:
     wide = ~is_narrow(entries, exponent)
     key = _bucket_key(entries, exponent) << 1 | wide
     # The first entry of each box gives it its name.
-    order = np.argsort(-entries["busy"], kind="stable")
+    order = np.lexsort((-entries["busy"], entries["name"] == OTHERS))
     boxes = _reduced(entries[order], key[order])
     return boxes[np.lexsort((boxes["start"], boxes["row"]))]
 
@@ -68,6 +96,13 @@ def is_narrow(entries: Entries, exponent: int) -> NDArray[np.bool_]:
     """Return which entries are short spans. Those of smaller buckets may reach into the next bucket."""
     short = entries["end"] - entries["start"] < 1 << exponent
     return np.asarray(short | (entries["count"] > 1))
+
+
+def _name_key(entries: Entries, exponent: int) -> Ints:
+    """Return a number for each row, bucket and name."""
+    name = entries["name"].astype(np.int64) & MAX_NAME
+    key: Ints = _bucket_key(entries, exponent) << NAME_BITS | name
+    return key
 
 
 def _bucket_key(entries: Entries, exponent: int) -> Ints:

@@ -114,8 +114,9 @@ class Shelf:
     def get(self, keys: Iterable[str]) -> dict[str, bytes]:
         """Return the blobs with these keys, without those that are damaged."""
         blobs = {}
+        unpacker = zstandard.ZstdDecompressor()
         for key, data in self.packed(list(keys)).items():
-            blob = _unpack(data)
+            blob = _unpack(unpacker, data)
             if blob is not None:
                 blobs[key] = blob
         return blobs
@@ -232,11 +233,11 @@ def _read_head(path: Path, size: int) -> Shelf:
     return Shelf(path, head["note"], places, {})
 
 
-def _unpack(data: bytes) -> bytes | None:
+def _unpack(unpacker: zstandard.ZstdDecompressor, data: bytes) -> bytes | None:
     try:
         if zstandard.get_frame_parameters(data).content_size > MAX_BLOB:
             return None
-        return zstandard.ZstdDecompressor().decompress(data)
+        return unpacker.decompress(data)
     except zstandard.ZstdError:
         return None
 

@@ -23,6 +23,7 @@ from stepwell.analysis.detail.boxes import (
     OPEN,
     Entries,
     is_narrow,
+    join_entries,
     merge_entries,
 )
 from stepwell.analysis.detail.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
@@ -37,6 +38,8 @@ FEW = 3
 """Segments of a lane that are read as they are, instead of being merged for the cache."""
 SMALL = 64
 """Entries of the coarsest level."""
+STEP = 0.7
+"""A level is stored if it has at most this share of the entries of the level before."""
 MAX_EXPONENT = 60
 
 
@@ -83,10 +86,9 @@ def load_lane(
     touched = spans_touched(segments, (max(0, first), max(0, end)))
     levels = SegmentLevels(source)
     parts = levels.load(touched, exponent, until)
-    none = np.empty(0, ENTRY)
-    crossing = np.concatenate([none, *(part.crossing for part in parts)])
+    crossing = join_entries(part.crossing for part in parts)
     complete = _complete(source, levels, segments, crossing)
-    entries = np.concatenate([none, *(part.entries for part in parts), complete])
+    entries = join_entries([*(part.entries for part in parts), complete])
     touches = (entries["end"] >= first) & ~is_narrow(entries, exponent)
     touches |= entries["start"] >= first
     touches &= entries["start"] < end
@@ -116,7 +118,7 @@ def _complete(
             parts.append(rows[~is_endless])
             if is_endless.any():
                 parts.append(_until_now(source, segment, rows[is_endless]))
-    return np.concatenate(parts)
+    return join_entries(parts)
 
 
 def _until_now(source: ProcessSource, segment: RecordedSegment, rows: Entries) -> Entries:
@@ -173,7 +175,8 @@ class SegmentLevels:
         shelf = self._shelf(group)
         if shelf is None:
             return [], segments
-        places = {s.seq: _level_for(shelf, s, exponent) for s in segments}
+        noted = _noted(shelf)
+        places = {s.seq: _level_for(noted, s, exponent) for s in segments}
         keys = [f"{seq}/{level}" for seq, level in places.items() if level is not None]
         keys += [f"{seq}/crossing" for seq, level in places.items() if level is not None]
         blobs = shelf.get(keys)
@@ -203,8 +206,8 @@ class SegmentLevels:
             if mark is None or mark[0] != fingerprint(segment) or exponent >= min(mark[1]):
                 levels = make_levels(whole.entries)
                 noted[str(segment.seq)] = [fingerprint(segment), sorted(levels)]
-                blobs |= {f"{segment.seq}/{e}": _encode(rows) for e, rows in levels.items()}
-                blobs[f"{segment.seq}/crossing"] = _encode(whole.crossing)
+                blobs |= {f"{segment.seq}/{e}": rows.tobytes() for e, rows in levels.items()}
+                blobs[f"{segment.seq}/crossing"] = whole.crossing.tobytes()
                 chosen = [e for e in levels if e <= exponent]
                 if chosen:
                     whole = SegmentEntries(levels[max(chosen)], whole.crossing)
@@ -251,26 +254,27 @@ def read_segment(source: ProcessSource, segment: RecordedSegment) -> SegmentEntr
 
 
 def make_levels(entries: Entries) -> dict[int, Entries]:
-    """Return entries by exponent, each level with at most half as many as the one before."""
-    if not len(entries):
+    """Return entries by exponent: the finest level has half as many, the coarsest only a few."""
+    if len(entries) <= SMALL:
         return {0: entries}
+    most = len(entries) // 2
     length = int(entries["end"].max()) - int(entries["start"].min())
-    exponent = max(0, (length // len(entries)).bit_length() & ~1)
+    exponent = min((length // len(entries)).bit_length(), MAX_EXPONENT)
     level = merge_entries(entries, exponent)
-    if len(level) <= len(entries) // 2:
-        while exponent > 0:
-            finer = merge_entries(entries, exponent - 2)
-            if len(finer) > len(entries) // 2:
-                break
-            exponent, level = exponent - 2, finer
-    while len(level) > len(entries) // 2 and exponent < MAX_EXPONENT:
-        exponent += 2
+    while len(level) <= most and exponent > 0:
+        finer = merge_entries(entries, exponent - 1)
+        if len(finer) > most:
+            break
+        exponent, level = exponent - 1, finer
+    while len(level) > most and exponent < MAX_EXPONENT:
+        exponent += 1
         level = merge_entries(level, exponent)
-    levels = {exponent: level}
+    # Few spans in many rows cannot be merged to half as many.
+    levels = {exponent: level} if len(level) <= most else {0: entries}
     while len(level) > SMALL and exponent < MAX_EXPONENT:
-        exponent += 2
+        exponent += 1
         coarser = merge_entries(level, exponent)
-        if len(coarser) <= len(level) // 2:
+        if len(coarser) <= STEP * len(level):
             level = levels[exponent] = coarser
     return levels
 
@@ -292,24 +296,13 @@ def _is_noted(key: str, noted: Mapping[str, object]) -> bool:
     return key.partition("/")[0] in noted
 
 
-def _level_for(shelf: Shelf, segment: RecordedSegment, exponent: int) -> int | None:
+def _level_for(noted: dict[str, list[Any]], segment: RecordedSegment, exponent: int) -> int | None:
     """Return the coarsest cached level up to an exponent; None if there is none."""
-    mark = _noted(shelf).get(str(segment.seq))
+    mark = noted.get(str(segment.seq))
     if mark is None or mark[0] != fingerprint(segment):
         return None
     return max((int(e) for e in mark[1] if e <= exponent), default=None)
 
 
-def _encode(entries: Entries) -> bytes:
-    """Return the columns one after the other: they compress better than rows."""
-    return b"".join(np.ascontiguousarray(entries[name]).tobytes() for name in ENTRY.names or ())
-
-
 def _decode(data: bytes) -> Entries:
-    count = len(data) // ENTRY.itemsize
-    entries, offset = np.empty(count, ENTRY), 0
-    for name in ENTRY.names or ():
-        column = np.frombuffer(data, ENTRY[name], count, offset)
-        entries[name] = column
-        offset += column.nbytes
-    return entries
+    return np.frombuffer(data, ENTRY, len(data) // ENTRY.itemsize)

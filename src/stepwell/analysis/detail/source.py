@@ -268,8 +268,8 @@ def unpack_id(identity: int) -> tuple[int, int]:
 def fingerprint(segment: RecordedSegment) -> int:
     """Return a number that differs for another sealed segment with the same process and number."""
     assert segment.sealed is not None
-    text = json.dumps([segment.header, segment.sealed.size], sort_keys=True)
-    return zlib.crc32(text.encode())
+    parts = [segment.header.get(key) for key in ("time", "until", "slots", "rows", "thread")]
+    return zlib.crc32(repr((segment.sealed.size, parts)).encode("utf-8", "replace"))
 
 
 # Files
