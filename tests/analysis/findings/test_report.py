@@ -14,8 +14,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis.live import LiveRun
-from stepwell.analysis.report import report
-from stepwell.cli.report import _cost
+from stepwell.analysis.report import cost_sentence, report
 from stepwell.testing import FakeClock
 from stepwell.testing.simulate import RunPlan, simulate
 from tests.analysis.findings.training import healthy_values, train
@@ -144,7 +143,7 @@ def test_the_cost_of_recording_is_that_of_a_rank(tmp_path: Path) -> None:
     simulate(tmp_path / "runs" / "run", RunPlan(4, 20))
     made = report(stepwell.open_run(tmp_path / "runs" / "run"))
     made = replace(made, cost=replace(made.cost, ns=4_000_000, beside_ns=None))
-    assert "at least 1 ms per rank (" in _cost(made)
+    assert "at least 1 ms per rank (" in cost_sentence(made)
 
 
 def test_pauses_need_no_hint(tmp_path: Path) -> None:
