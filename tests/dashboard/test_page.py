@@ -276,7 +276,7 @@ def test_diagnostics_of_a_model(browser: Browser, tmp_path: Path) -> None:
     with served(tmp_path) as server, browser.page(server.link) as page:
         run_id = server.get("/api/runs")["runs"][0]["id"]
         page.go(f"run/{run_id}/model")
-        page.tab.get_by_text("backbone").first.wait_for()
+        page.tab.get_by_role("img", name="2 rows").first.wait_for()
         assert "Learning rate" in page.text
         page.picture("model")
 

@@ -245,7 +245,7 @@ export interface TimelineAnswer {
   ranks: number[];
   /** Beginnings of steps on the lowest rank in this window, at most one per 40 pixels. */
   steps: { step: number; start: number }[];
-  /** Above 0: not everything could be read in time; ask again for the rest. // wanted */
+  /** Above 0: not everything could be read in time; ask again for the rest. */
   missing?: number;
 }
 
@@ -332,7 +332,7 @@ export interface RanksAnswer {
   /** One sentence if the run hangs. */
   hang: string | null;
   stragglers: string[];
-  /** Phase and attempt of the first straggler, for the map to open with. // wanted */
+  /** Phase and attempt of the costliest straggler, for the map to open with. */
   focus?: { phase: string; attempt: number } | null;
 }
 

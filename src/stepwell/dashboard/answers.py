@@ -344,16 +344,26 @@ def _item(run: RecordedRun, row: Json, began: int) -> Json:
 
 
 def ranks(run: RecordedRun) -> Json:
-    """Return the skew of the ranks in the latest attempt, and what each of them is doing."""
+    """Return the skew of the ranks, and what each of them is doing in the latest attempt."""
     grids = read_grids(run)
     open_stacks = stacks(run)
     hung = hang(run, open_stacks=open_stacks)
-    slow = stragglers(run, grids) if grids and len(grids[-1].ranks) > 1 else []
+    several = [grid for grid in grids if len(grid.ranks) > 1]
+    slow = stragglers(run, several) if several else []
+    worst = max(
+        (
+            (each.ns, grid.attempt, each.phase)
+            for grid in several
+            for each in stragglers(run, [grid])
+        ),
+        default=None,
+    )
     return {
-        "ranks": _rank_lines(run, grids[-1] if grids else None, slow),
+        "ranks": _rank_lines(run, grids, slow),
         "stacks": [_stack(stack) for stack in open_stacks[:MOST_STACKS]],
         "hang": None if hung is None else f"{hung.sentence}.",
         "stragglers": [_straggler(each) for each in slow[:20]],
+        "focus": None if worst is None else {"phase": worst[2], "attempt": worst[1]},
     }
 
 
@@ -367,10 +377,10 @@ def _straggler(slow: Straggler) -> str:
     )
 
 
-def _rank_lines(run: RecordedRun, grid: Grid | None, slow: Sequence[Straggler]) -> list[Json]:
+def _rank_lines(run: RecordedRun, grids: Sequence[Grid], slow: Sequence[Straggler]) -> list[Json]:
     table = run.processes().collect().filter(pl.col("role") != "worker")
     table = table.filter(pl.col("attempt") == pl.col("attempt").max()).sort("rank")
-    own = {} if grid is None else _rank_times(grid)
+    own = _rank_times(grids)
     waited: dict[int, int] = {}
     for each in slow:
         waited[each.rank] = waited.get(each.rank, 0) + each.ns
@@ -395,26 +405,33 @@ WAITING = ("communication", "idle")
 """Phases in which a rank waits for others: they are long on the fast ranks."""
 
 
-def _rank_times(grid: Grid) -> dict[int, Json]:
+def _rank_times(grids: Sequence[Grid]) -> dict[int, Json]:
     """Return the mean own time in a step of each rank, and its phase furthest from the median rank."""
-    phases = [phase for phase in grid.phases if phase not in (*WAITING, *BETWEEN)]
-    done = grid.is_done & (grid.begin >= 0)
-    counts = np.maximum(1, done.sum(axis=1))
-    means = {phase: (grid.total(phase) * done).sum(axis=1) / counts for phase in phases}
-    if not means:
+    every = sorted({phase for grid in grids for phase in grid.phases})
+    phases = [phase for phase in every if phase not in (*WAITING, *BETWEEN)]
+    ranks = sorted({rank for grid in grids for rank in grid.ranks})
+    if not phases:
         return {}
-    totals = np.sum(list(means.values()), axis=0)
-    typical = {phase: float(np.median(values)) for phase, values in means.items()}
+    sums = np.zeros((len(phases), len(ranks)))
+    counts = np.zeros(len(ranks))
+    for grid in grids:
+        rows = np.searchsorted(ranks, grid.ranks)
+        done = grid.is_done & (grid.begin >= 0)
+        counts[rows] += done.sum(axis=1)
+        for place, phase in enumerate(phases):
+            sums[place, rows] += (grid.total(phase) * done).sum(axis=1)
+    means = sums / np.maximum(1, counts)
+    typical, totals = np.median(means, axis=1), means.sum(axis=0)
     usual = float(np.median(totals))
     lines = {}
-    for row, rank in enumerate(grid.ranks):
-        phase = max(phases, key=lambda name: float(means[name][row]) - typical[name])
+    for row, rank in enumerate(ranks):
+        place = int(np.argmax(means[:, row] - typical))
         lines[rank] = {
             "step_ns": round(float(totals[row])),
             "slower": float(totals[row]) / usual - 1 if usual else None,
-            "phase": phase,
-            "phase_ns": round(float(means[phase][row])),
-            "typical_ns": round(typical[phase]),
+            "phase": phases[place],
+            "phase_ns": round(float(means[place, row])),
+            "typical_ns": round(float(typical[place])),
         }
     return lines
 

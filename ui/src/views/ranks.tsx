@@ -12,7 +12,7 @@ import type { ViewProps } from "../view";
 import { rankRanges } from "./timeline";
 import "./ranks.css";
 
-const MOST_ROWS = 60;
+const MOST_ROWS = 16;
 const MOST_GROUPS = 40;
 
 export function RanksView({ run, head }: ViewProps) {
