@@ -73,9 +73,8 @@ def _timeline(path: Path) -> None:
     from stepwell.analysis.detail import timeline_at
 
     run = stepwell.open_run(path)
-    window = timeline_at(run, width=1500)
-    first, last = window.full
     _row("timeline, whole run", lambda: timeline_at(run, width=1500))
+    first, last = timeline_at(run, width=1500).full
     random = np.random.default_rng(0)
     for parts in (4, 16, 64, 256, 1024, 16_384, 262_144):
         length = (last - first) // parts

@@ -54,12 +54,17 @@ def join_entries(parts: Iterable[Entries]) -> Entries:
 
 def merge_entries(entries: Entries, exponent: int) -> Entries:
     """Return the entries of larger buckets, in no particular order."""
+    short, wide = _merged(entries, exponent)
+    return join_entries([_with_few_names(short, exponent), wide])
+
+
+def _merged(entries: Entries, exponent: int) -> tuple[Entries, Entries]:
+    """Return the short spans by name and bucket, and the wider ones."""
     narrow = is_narrow(entries, exponent)
+    if narrow.all():
+        return _reduced(entries, _name_key(entries, exponent)), entries[:0]
     short = entries[narrow]
-    if len(short) < 2:
-        return entries
-    short = _reduced(short, _name_key(short, exponent))
-    return join_entries([_with_few_names(short, exponent), entries[~narrow]])
+    return _reduced(short, _name_key(short, exponent)), entries[~narrow]
 
 
 def _with_few_names(entries: Entries, exponent: int) -> Entries:
@@ -83,13 +88,16 @@ def to_boxes(entries: Entries, exponent: int) -> Entries:
 
     The name of a box is the one with most of the time.
     """
-    entries = merge_entries(entries, exponent)
-    wide = ~is_narrow(entries, exponent)
-    key = _bucket_key(entries, exponent) << 1 | wide
-    # The first entry of each box gives it its name.
-    order = np.lexsort((-entries["busy"], entries["name"] == OTHERS))
-    boxes = _reduced(entries[order], key[order])
+    short, wide = _merged(entries, exponent)
+    boxes = join_entries([_boxes(short, exponent), _boxes(wide, exponent)])
     return boxes[np.lexsort((boxes["start"], boxes["row"]))]
+
+
+def _boxes(entries: Entries, exponent: int) -> Entries:
+    """Merge the entries of a row and bucket. The one with most of the time comes first and gives the name."""
+    key = _bucket_key(entries, exponent)
+    busy = np.where(entries["name"] == OTHERS, -1, entries["busy"])
+    return _reduced(entries, key, np.lexsort((-busy, key)))
 
 
 def is_narrow(entries: Entries, exponent: int) -> NDArray[np.bool_]:
@@ -114,11 +122,12 @@ def _bucket_key(entries: Entries, exponent: int) -> Ints:
     return key
 
 
-def _reduced(entries: Entries, key: Ints) -> Entries:
-    """Merge the entries with the same key. Of each group, the first one gives the name."""
+def _reduced(entries: Entries, key: Ints, order: Places | None = None) -> Entries:
+    """Merge the entries with the same key. ``order`` sorts them by key: the first of each gives the name."""
     if not len(entries):
         return entries
-    order = np.argsort(key, kind="stable")
+    if order is None:
+        order = np.argsort(key, kind="stable")
     ordered = key[order]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     if len(first) == len(entries):

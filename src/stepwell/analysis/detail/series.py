@@ -19,6 +19,7 @@ from stepwell.analysis.detail.cache import cached_json, memory, shelf_path
 from stepwell.analysis.detail.columns import MetricColumns, Values, metric_columns
 from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.findings.curves import goal_of
+from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 from stepwell.reading.tables import ProcessTables
@@ -112,7 +113,9 @@ def metric_list(run: RecordedRun) -> MetricList:
 def _listed(metrics: RunMetrics) -> dict[str, Any]:
     if sum(metrics.counts.values()) < MOST_LOADED:
         metrics.load()
-    names = sorted(metrics.counts, key=lambda name: (name.startswith(SYSTEM), name))[:MAX_METRICS]
+    # Longer names are not from a recorder.
+    names = [name for name in metrics.counts if len(name) <= MAX_NAME]
+    names = sorted(names, key=lambda name: (name.startswith(SYSTEM), name))[:MAX_METRICS]
     infos = [asdict(_info(name, metrics.values(name))) for name in names]
     axes = {"step", "time"}
     axes |= {"epoch"} if metrics.epochs() is not None else set()

@@ -23,6 +23,7 @@ from stepwell.analysis.ranks.stacks import seen_status
 from stepwell.journal.archive import Block, archive_files, read_blocks
 from stepwell.journal.document import status_of
 from stepwell.journal.format import is_header
+from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
 from stepwell.reading.layout import Layout, contexts
 from stepwell.reading.process import (
@@ -34,7 +35,7 @@ from stepwell.reading.process import (
 )
 from stepwell.reading.segments import RecordedSegment, ends_of
 from stepwell.reading.spans import OPEN, SpanReader
-from stepwell.reading.tables import ProcessTables
+from stepwell.reading.tables import LOST, ProcessTables
 
 PROCESS_SHIFT = 34
 """Ids of spans here: the number of the process << 34 | the id in the process. Below 2**53, so that
@@ -91,6 +92,15 @@ class ProcessSource:
     def reader(self) -> SpanReader:
         """Reads its spans."""
         return SpanReader(self.process)
+
+    def name(self, number: int) -> tuple[str, str]:
+        """Return the name with this number and its category; names of strangers are cut off."""
+        _, category, name = self.process.names.get(number, LOST)
+        return name[:MAX_NAME], category[:MAX_NAME]
+
+    def thread(self, lane: int) -> str:
+        """Return the name of a thread."""
+        return self.tables.threads.get(lane, "")[:MAX_NAME]
 
     def endless(self, segment: RecordedSegment) -> dict[int, bool]:
         """Return the spans of a segment that have no end anywhere, and whether they are open."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id, unpack_id
 from stepwell.journal.format import SLOT_BITS
+from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
 from stepwell.reading.process import read_processes
 from stepwell.reading.segments import RecordedSegment
@@ -163,7 +164,7 @@ class _Search:
         durations = (rows.end - rows.start)[ended].astype(np.int64)
         ids = rows.name[ended]
         for number in np.unique(ids).tolist():
-            name = source.process.names.get(number, ("", "", "(name was lost)"))[2]
+            name = source.name(number)[0]
             self._durations.setdefault(name, []).append(durations[ids == number])
 
     def _trim(self) -> None:
@@ -204,7 +205,8 @@ def _hit(
 
 def _fields(source: ProcessSource, local: int, row: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{key: row[key] for key in ("name", "category", "rank", "attempt", "process", "thread")},
+        **{key: row[key][:MAX_NAME] for key in ("name", "category", "process", "thread")},
+        **{key: row[key] for key in ("rank", "attempt")},
         "id": pack_id(source.number, local),
         "step": row["step"],
         "start": row["start_ns"] - source.tables.offset + source.shift,
@@ -271,7 +273,7 @@ def _path(source: ProcessSource, reader: SpanReader, parent: int) -> tuple[str, 
         if not len(at):
             break
         number, parent = int(rows.name[at[0]]), int(rows.parent[at[0]])
-        names.append(source.process.names.get(number, ("", "", "(name was lost)"))[2])
+        names.append(source.name(number)[0])
     return tuple(reversed(names))
 
 

@@ -184,15 +184,13 @@ def _lane(
     source: ProcessSource, lane: int, boxes: Entries, names: _Names, has_restarts: bool
 ) -> LaneBoxes:
     about = source.process.about
-    thread = source.tables.threads.get(lane, "")
+    thread = source.thread(lane)
     label = f"rank {source.rank}"
     if source.is_worker:
         label += " worker" if about["worker"] is None else f" worker {about['worker']}"
     label += f" · attempt {source.attempt}" if has_restarts else ""
     used, inverse = np.unique(boxes["name"], return_inverse=True)
-    known = source.process.names
-    lost = ("", "", "(name was lost)")
-    numbers = [names.number(*reversed(known.get(int(i), lost)[1:])) for i in used]
+    numbers = [names.number(*source.name(int(i))) for i in used]
     return LaneBoxes(
         label=f"{label} · {thread}",
         rank=source.rank,
