@@ -13,10 +13,9 @@ import pytest
 
 import stepwell
 from stepwell import Run
-from stepwell._core import errors
 from tests.harness.environment import RESERVED_VARIABLES
 from tests.harness.programs import run_tests_here, use_warm_sidecars
-from tests.process_state import process_state, restore, restore_environment
+from tests.process_state import restored_process
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,18 +74,9 @@ def _clean_session() -> Iterator[None]:
 
 @pytest.fixture
 def _same_process() -> Iterator[None]:
-    """The process is as before afterwards: else a later test fails, depending on the order of tests."""
-    # A warning that an earlier test caused would not be logged again, or not as a warning.
-    errors.counts.clear()
-    errors.set_quiet(False)
-    before, variables = process_state(), dict(os.environ)
-    yield
-    restore_environment(variables)
-    after = process_state()
-    changed = {name: after[name] for name in before if after[name] != before[name]}
-    if changed:
-        restore(before)
-    assert not changed, f"the test must restore: {changed}"
+    """No test depends on those before it in the same process."""
+    with restored_process():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,17 +37,25 @@ def saving(folder: Path, every: int = 2, **more: Any) -> dict[str, Any]:
 
 
 class Slow(TorchCheckpointIO):
-    """Writes when it is let, and notes when each file was there."""
+    """Writes after some time, or when it may go on, and notes when each file was there."""
 
-    def __init__(self, seconds: float = 0.1, fail: tuple[int, ...] = ()) -> None:
-        self.seconds, self.fail = seconds, fail
+    def __init__(
+        self,
+        seconds: float = 0.1,
+        fail: tuple[int, ...] = (),
+        may_go_on: threading.Semaphore | None = None,
+    ) -> None:
+        self.seconds, self.fail, self.may_go_on = seconds, fail, may_go_on
         self.written: dict[str, int] = {}
         self.calls = 0
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         assert threading.current_thread() is not threading.main_thread()
         number, self.calls = self.calls, self.calls + 1
-        time.sleep(self.seconds)
+        if self.may_go_on is None:
+            time.sleep(self.seconds)
+        else:
+            assert self.may_go_on.acquire(timeout=60)
         if number in self.fail:
             raise OSError(28, "No space left on device")
         super().save_checkpoint(checkpoint, path, storage_options)
@@ -111,10 +118,20 @@ def test_a_full_disk_while_saving(tmp_path: Path) -> None:
 
 def test_asynchronous_with_a_slow_writer(tmp_path: Path) -> None:
     """Success is told after the file was complete, though training went on long before."""
-    writer = Slow()
+    went_on = threading.Semaphore(0)
+
+    class GoingOn(Model):  # type: ignore[misc, valid-type]
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx in (2, 4):
+                went_on.release()
+
+        def on_train_end(self) -> None:
+            went_on.release()
+
+    writer = Slow(may_go_on=went_on)
     plugin = AsyncCheckpointIO(writer)
     trainer = hooked()(**saving(tmp_path, max_steps=6, plugins=[plugin]))
-    trainer.fit(Model(), loader())
+    trainer.fit(GoingOn(), loader())
     assert "save_checkpoint" not in vars(writer)
     recorded = Recorded()
     assert recorded.count("checkpoint_save_async", "training_loop") == 3
@@ -191,12 +208,12 @@ class Refusing(dcp.FileSystemWriter):
 
 
 @pytest.fixture
-def group() -> Any:
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "0"
+def group(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
     torch.distributed.init_process_group("gloo", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
-    del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
