@@ -14,8 +14,10 @@ from stepwell.analysis.detail import grid_at
 from stepwell.analysis.detail.cache import memory
 from stepwell.analysis.ranks.grid import read_grids
 from stepwell.journal.archive import Block
+from stepwell.journal.process_writer import ProcessWriter
 from stepwell.reading import RecordedRun
 from stepwell.testing.simulate import make_plan, simulate
+from tests.analysis.detail.runs import CLOCK, Written
 
 
 @pytest.fixture
@@ -90,6 +92,24 @@ def test_the_latest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path)
         assert window.steps == grids[attempt].steps.tolist()
         begun = grids[attempt].begin >= 0
         assert np.array_equal(np.isnan(window.values), ~begun)
+
+
+def test_steps_that_a_rank_did_not_begin_have_no_value(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run", rows_a_segment=1000)
+    for rank, count in ((0, 8), (1, 5)):
+
+        def write(writer: ProcessWriter, count: int = count) -> None:
+            for step in range(count):
+                clock = CLOCK + step * 1000
+                writer.context(clock, step, 0)
+                outer = writer.span("train step", "", clock, clock + 900)
+                writer.span("forward", "", clock, clock + 100 + step, outer)
+
+        written.add(write, rank=rank)
+    window = grid_at(written.open(), "forward")
+    assert window.values[0].tolist() == [100 + step for step in range(8)]
+    assert window.values[1, :5].tolist() == [100 + step for step in range(5)]
+    assert np.isnan(window.values[1, 5:]).all()
 
 
 def test_a_run_without_steps_has_an_empty_grid(recorded: Run) -> None:
