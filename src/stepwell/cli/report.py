@@ -103,7 +103,7 @@ def _unchecked(subjects: list[Unchecked]) -> str:
 
 def _print_hints(out: Console, hints: list[Hint]) -> None:
     for hint in hints:
-        out.print(plain(hint.text))
+        out.print(Text(wrapped(hint.text, out.width)))
         for line in hint.lines:
             out.print(plain(f"    {line}"))
 

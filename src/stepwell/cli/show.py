@@ -89,6 +89,18 @@ def _print_spans(out: Console, overview: Overview) -> None:
     rows = [_span_cells(line, overview) for line in overview.spans]
     headings = ("count", "total", "of run", "p50", "p95", "max")
     table_console().print(table("spans", headings, rows))
+    if note := _open_note(overview):
+        out.print(Text(wrapped(note, out.width)))
+
+
+def _open_note(overview: Overview) -> str:
+    """Return which lines of the table count spans without an end, whose time is not in the totals."""
+    lines = [line for line in overview.spans if 0 < line.open < line.count]
+    if not lines:
+        return ""
+    names = ", ".join(f"{line.name} ({line.open:,})" for line in lines)
+    verb = "have not ended yet" if overview.status == "running" else "never ended"
+    return f"Spans that {verb} are counted, but their time is not included: {names}."
 
 
 def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
