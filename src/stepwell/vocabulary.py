@@ -241,10 +241,10 @@ _AI_WORDS = [
 WORDS: tuple[Word, ...] = (*_STANDARD_WORDS, *_AI_WORDS)
 """The table: the standard spans in the order of a job, then the other nodes of the `ai` tree."""
 
-DEFAULT_SPANS_EXPORT_BLACKLIST: tuple[StandardTrainingJobSpanName, ...] = tuple(
+SHORT_SPANS: tuple[StandardTrainingJobSpanName, ...] = tuple(
     word.standard for word in WORDS if word.standard and word.is_short
 )
-"""The eight short spans that exporters do not export by default."""
+"""The eight spans of every iteration. Exporters leave them out by default."""
 
 AI_NODES: tuple[Word, ...] = tuple(
     sorted(
@@ -261,11 +261,6 @@ _BY_TRACE_NAME = {
     (word.category, name): word for word in WORDS for name in (word.name, word.trace_name)
 }
 _AI_CATEGORIES = {word.category for word in AI_NODES}
-
-
-def standard_word(name: str) -> Word | None:
-    """Return the row of a standard span by its name or enum member, None if there is none."""
-    return _BY_STANDARD_NAME.get(name)
 
 
 def ai_word(path: str) -> Word | None:

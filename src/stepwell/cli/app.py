@@ -107,7 +107,10 @@ def list_command(
     ] = None,
     findings: Annotated[
         bool,
-        typer.Option("--findings", help="A column with the number of findings. Reads every run, so it takes longer."),
+        typer.Option(
+            "--findings",
+            help="A column with the number of findings. Reads every run, so it takes longer.",
+        ),
     ] = False,
     dir: DirOption = None,
     json: JsonOption = False,
@@ -548,9 +551,13 @@ def gc_command(
     ] = None,
     undelivered: Annotated[
         bool,
-        typer.Option("--undelivered", help="Include runs that a tracker has not received completely."),
+        typer.Option(
+            "--undelivered", help="Include runs that a tracker has not received completely."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove the runs instead of listing them.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove the runs instead of listing them.")
+    ] = False,
     dir: DirOption = None,
     json: JsonOption = False,
 ) -> None:

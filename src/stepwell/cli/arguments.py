@@ -125,7 +125,7 @@ def choose_runs(
 
 
 def run_argument(run: RecordedRun) -> str:
-    """Return the argument by which a command finds this run: its id, or its path outside the default folder."""
+    """Return the RUN argument for this run: its id, or its path if it is not in the default folder."""
     import shlex
 
     from stepwell.reading.run import runs_dir
