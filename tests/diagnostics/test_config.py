@@ -81,7 +81,7 @@ def test_output_dir_becomes_a_path(given: str | Path) -> None:
         ("colect_every_n", "collect_every_n"),
         ("track_gradient", "track_gradients"),
         ("holdoutsize", "holdout_size"),
-        ("zzz", "there are: activation_layers"),
+        ("zzz", "valid names: activation_layers"),
     ],
 )
 def test_unknown_keys_are_left_out(key: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -271,7 +271,7 @@ def test_with_every_batch_there_is_nothing_to_forget(
 def test_a_batch_that_is_no_number_does_not_stop_training(
     recorded: Run, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
-    """It is logged as if outside of a batch."""
+    """It is logged as if it had no batch_idx."""
     monkeypatch.delenv("STEPWELL_STRICT")
     logger = Own(log_freq=10).create_logger_context()
     logger.log(1.0, "loss", batch_idx=wrong)

@@ -268,9 +268,9 @@ def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None
         (lambda: MLFlowLogger().create_logger_context(run_id=["a"]), "run_id must be"),
         (
             lambda: LoggersCollection([MLFlowLogger()]).create_logger_context(run_name=3),
-            "run_name must be a text or None, got 3",
+            "run_name must be a string or None, got 3",
         ),
-        (lambda: WandBLogger(tags=5), "tags must be a list of texts"),  # type: ignore[arg-type]
+        (lambda: WandBLogger(tags=5), "tags must be a list of strings"),  # type: ignore[arg-type]
         (lambda: ConsoleLogger(savedir="a\0b"), "savedir must be a folder"),
         (lambda: Prov4MLLogger(provenance_save_dir=None), "provenance_save_dir must be a folder"),  # type: ignore[arg-type]
     ],

@@ -218,25 +218,25 @@ def test_a_wrong_switch_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("application_name", " ", "must be a text that is not blank, got ' '"),
-        ("application_name", 5, "must be a text that is not blank, got 5"),
-        ("session_tag_or_fn", "", f"must be a text that is not blank, got ''{OR_FUNCTION}"),
-        ("perf_tag_or_fn", [], f"must be a text or a list of texts, got []{OR_FUNCTION}"),
+        ("application_name", " ", "must be a non-blank string, got ' '"),
+        ("application_name", 5, "must be a non-blank string, got 5"),
+        ("session_tag_or_fn", "", f"must be a non-blank string, got ''{OR_FUNCTION}"),
+        ("perf_tag_or_fn", [], f"must be a string or a list of strings, got []{OR_FUNCTION}"),
         ("enable_for_current_rank", 0, f"must be True or False, got 0{OR_FUNCTION}"),
         (
             "custom_metadata",
             ["a"],
-            "must be a dict whose keys are texts, such as {'team': 'vision'}, got ['a']",
+            "must be a dict with string keys, such as {'team': 'vision'}, got ['a']",
         ),
         (
             "custom_metadata",
             {"": 1},
-            "must be a dict whose keys are texts, such as {'team': 'vision'}, got {'': 1}",
+            "must be a dict with string keys, such as {'team': 'vision'}, got {'': 1}",
         ),
-        ("summary_data_schema_version", 1, "must be a text that is not blank, got 1"),
+        ("summary_data_schema_version", 1, "must be a non-blank string, got 1"),
         ("strict", "no", "must be True or False, got 'no'"),
         ("log_every_n_train_iterations", 0, f"{WHOLE}, got 0"),
-        ("loss_metric", 1, "must be a text that is not blank, got 1"),
+        ("loss_metric", 1, "must be a non-blank string, got 1"),
         (
             "save_checkpoint_strategy",
             "lazy",

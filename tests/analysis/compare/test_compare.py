@@ -109,9 +109,7 @@ def test_metrics_side_by_side_by_hand(tmp_path: Path) -> None:
     assert (loss.better, loss.against, loss.since) == (1, 0, 0)
     assert only.runs[0] is None
     assert only.better is None
-    assert found.summary[0] == (
-        "b is better at loss: 0 against 2 at step 8, ahead from the start on."
-    )
+    assert found.summary[0] == ("b is better at loss: 0 against 2 at step 8, ahead from the start.")
 
 
 def test_the_table_is_a_frame(tmp_path: Path) -> None:

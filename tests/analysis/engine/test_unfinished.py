@@ -59,7 +59,7 @@ def test_a_hang(tmp_path: Path) -> None:
     run = stepwell.open_run(tmp_path / "run")
     away = _away(run)
     assert {"hang", "died"} <= {finding.rule for finding in away.findings}
-    assert any("rank 1 never came" in finding.sentence for finding in away.findings)
+    assert any("rank 1 never arrived" in finding.sentence for finding in away.findings)
     assert _without_cost(away) == _without_cost(report(run))
 
 

@@ -106,12 +106,12 @@ def test_died_when_it_was_killed(tmp_path: Path) -> None:
 
 
 def test_hanging(tmp_path: Path) -> None:
-    """The rank that never came is named, with what the others wait in."""
+    """The rank that never arrived is named, with what the others wait in."""
     simulate(tmp_path / "run", RunPlan(3, 50, (HangFault(1, 40),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found["hang"].ranks == (1,)
     assert found["hang"].steps == (40,)
-    assert "rank 1 never came" in found["hang"].sentence
+    assert "rank 1 never arrived" in found["hang"].sentence
 
 
 def test_hanging_is_not_what_takes_long_the_first_time(tmp_path: Path) -> None:

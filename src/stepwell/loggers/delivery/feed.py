@@ -42,7 +42,7 @@ class LogFeed(Feed):
 
     def __init__(self, backend: Backend, folder: Path, source: Source | None = None) -> None:
         self.follower = LogFollower(folder, backend.number, limit=backend.batch)
-        source = source or read_source(folder, self.follower.about)
+        source = source or read_source(folder, self.follower.document)
         super().__init__(backend, self.follower, source)
         self.backend = backend
         self.folder = folder
