@@ -18,7 +18,7 @@ from stepwell.analysis.compare.sentences import chance, place
 from stepwell.analysis.compare.variants import has_repeats
 from stepwell.analysis.findings.phrases import phase_title
 from stepwell.cli.output import print_json
-from stepwell.cli.terminal import console, headline, plain, seconds, table_console, wrapped
+from stepwell.cli.terminal import console, headline, lasted, plain, table_console, wrapped
 
 MOST_DIFFERENCES = 20
 MOST_LAYERS = 12
@@ -40,7 +40,7 @@ def show_comparison(comparison: Comparison, as_json: bool = False) -> None:
     out.print()
     for line in comparison.runs:
         text = headline(line.label, line.status)
-        text.append(f" after {seconds(line.seconds)}")
+        text.append(f" {lasted(line.status, line.seconds * 1e9)}")
         text.append(f", step {line.last_step}" if line.last_step is not None else "")
         out.print(text)
     labels = [line.label for line in comparison.runs]

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stepwell._core.errors import StepwellError
-from stepwell._core.text import number, percent, rate
+from stepwell._core.text import percent, rate
 from stepwell.analysis.findings import Finding
 from stepwell.analysis.live import LiveRun, RankNow, Snapshot
 from stepwell.cli.arguments import choose_run, folder_of_runs, run_argument
@@ -27,6 +27,8 @@ from stepwell.cli.terminal import (
     console,
     curve,
     headline,
+    lasted,
+    metric_value,
     plain,
     seconds,
     wrapped,
@@ -173,8 +175,7 @@ def view_of(
 
 def _headline(now: Snapshot) -> Text:
     text = headline(now.name, now.status)
-    word = "after" if now.is_over else "for"
-    text.append(f" {word} {seconds(now.seconds)}")
+    text.append(f" {lasted(now.status, now.seconds * 1e9)}")
     if now.attempt:
         text.append(f", attempt {now.attempt}")
     if now.error and now.is_over:
@@ -238,7 +239,9 @@ def _metrics(now: Snapshot, width: int, room: int) -> list[Text]:
         name = plain(metric.name)
         name.truncate(widest, overflow="ellipsis", pad=True)
         step = "" if metric.step is None else f"{metric.step}"
-        name.append(f"  {number(metric.last):>10}").append(f" {step:>8}  ", "dim")
+        name.append(f"  {metric_value(metric.name, metric.last):>10}").append(
+            f" {step:>8}  ", "dim"
+        )
         lines.append(name.append(curve(list(metric.curve), bars), "cyan"))
     if lines:
         head = Text(f"{'values':<{widest}}  {'last':>10} {'step':>8}")
@@ -325,7 +328,9 @@ def line_of(now: Snapshot) -> list[str]:
         words.append(f"{_left(now.seconds_left)} left")
     if not now.is_over:
         words += [_rates(now)] if _rates(now) else []
-    words += [f"{metric.name} {number(metric.last)}" for metric in now.metrics[:3]]
+    words += [
+        f"{metric.name} {metric_value(metric.name, metric.last)}" for metric in now.metrics[:3]
+    ]
     words += [f"{phase} {percent(share)}" for phase, share in list(now.time.items())[:3]]
     if now.error and now.is_over:
         words.append(now.error.splitlines()[0])

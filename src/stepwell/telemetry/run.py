@@ -494,7 +494,7 @@ def active_run() -> Run | None:
 
 
 def recorder_of(run: Run | None) -> Recorder | None:
-    """Return what records a run in this process; None if there is no run, or it is over or disabled."""
+    """Return the recorder of a run in this process; None if there is no run, or it is over or disabled."""
     return None if run is None else run._recorder
 
 

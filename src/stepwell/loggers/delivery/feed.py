@@ -54,7 +54,7 @@ class LogFeed(Feed):
 
     @property
     def stage(self) -> str:
-        """What it does while it does not deliver. Waiting for another rank is not a failure."""
+        """The current activity if nothing is delivered. Waiting for another rank is not a failure."""
         return WAITING if self._is_early else super().stage
 
     def count_left(self) -> int | None:
