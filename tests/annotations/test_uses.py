@@ -55,7 +55,7 @@ def plainly(call: Call, node: Node) -> None:
 
 
 def nested(call: Call, node: Node) -> None:
-    """Inside another node, and inside of itself."""
+    """Inside another node, and inside itself."""
     with ai.pipeline.train, node(enable=True):
         finish(call())
 

@@ -126,7 +126,7 @@ class Usage:
 
 
 def test_addresses() -> None:
-    """Whether somebody listens there; passwords are not shown."""
+    """Whether a server answers there; passwords are not shown."""
     port = free_port()
     bad = check_address("mlflow", f"http://user:secret@127.0.0.1:{port}?token=secret")
     assert bad.state == "problem"

@@ -179,6 +179,6 @@ def test_wrong_options(folder: Path, options: list[str], words: str) -> None:
 
 
 def test_nothing_matches(folder: Path) -> None:
-    """That is no error."""
+    """That is not an error."""
     done = run_stepwell("ls", "--tag", "none", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "No matching runs in runs.\n")

@@ -672,7 +672,7 @@ if __name__ == "__main__":
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_the_tutorial_on_two_processes(tmp_path: Path) -> None:
-    """One model, its metrics in MLflow, and checkpoints that a single process goes on from."""
+    """One model, its metrics in MLflow, and checkpoints from which a single process can continue."""
     pytest.importorskip("torchmetrics")
     pytest.importorskip("mlflow")
     from tests.loggers.reading_back import Left

@@ -182,7 +182,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "nv-one-logger.md"
 
 
 def test_imports_of_the_migration_page() -> None:
-    """Each import that it tells to write works."""
+    """Each import that it recommends works."""
     pytest.importorskip("lightning")
     page = PAGE.read_text(encoding="utf-8").replace("(\n    ", "").replace(",\n)", "")
     found = re.findall(r"^from (stepwell\S*) import (.+)$", page, re.MULTILINE)
@@ -759,7 +759,7 @@ class Brought:
 
 
 def test_attributes_that_changed() -> None:
-    """An exporter is told which attributes are new at the end, and which have changed."""
+    """An exporter gets the attributes that are new at the end, and those that have changed."""
     kept = Kept()
     adapted = AdaptedExporter(kept)
     adapted.open(Source("run", 0, 0, 1, "rank-0", "host", 1, "app", started_ns=T0))
@@ -912,7 +912,7 @@ def test_wandb_exporter(
 
 
 def test_the_recorded_span_is_at_hand(provider: TrainingTelemetryProvider) -> None:
-    """Code that goes on with stepwell's own interface finds its span behind the view."""
+    """Code that continues with stepwell's own interface gets the span behind the view."""
     provider.with_base_config(_base()).configure_provider()
     with timed_span("own") as span:
         assert isinstance(span.recorded, span_handle.Span)

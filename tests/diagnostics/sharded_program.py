@@ -165,7 +165,7 @@ def fsdp1(model: nn.Module, original: bool) -> nn.Module:
 
 
 def one_rank_in_trouble(folder: Path) -> None:
-    """Nobody waits for ever, nobody has a wrong number, and the next time all is well."""
+    """No rank waits forever, no rank has a wrong number, and the next collection works."""
     torch.manual_seed(3)
     model = fsdp(Net())
     path = folder / f"trouble.{dist.get_rank()}.pt"

@@ -1,4 +1,4 @@
-"""The way users were told to use it: their setup, their loop and their analysis, filled in."""
+"""The documented usage: the users' setup, loop and analysis, filled in."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_graph_that_waits_for_its_backward_pass() -> None:
 
 
 def test_autocast_is_as_around_the_call() -> None:
-    """And a step inside of the same autocast has its gradients afterwards."""
+    """And a step inside the same autocast has its gradients afterwards."""
     model = nn.Linear(3, 2)
     x = torch.randn(4, 3)
     data = [(x, torch.tensor([0, 1, 0, 1]))]
@@ -196,7 +196,7 @@ def test_what_is_documented() -> None:
 
 
 class Gives(nn.Module):
-    """Returns what it is told to."""
+    """Returns a given value."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()

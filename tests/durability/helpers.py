@@ -151,7 +151,7 @@ def files_below(path: Path, pattern: str) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that somebody still writes to: what comes meanwhile goes too."""
+    """Remove a folder that is still being written to, including files that appear meanwhile."""
     for _ in range(100):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

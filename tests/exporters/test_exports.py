@@ -293,7 +293,7 @@ def test_a_slow_exporter_gets_everything_in_time(run: Run) -> None:
 
 
 def test_no_work_in_the_training_thread(run: Run) -> None:
-    """Every call comes from a daemon thread whose name tells what it is."""
+    """Every call comes from a daemon thread with a descriptive name."""
     threads: set[threading.Thread] = set()
 
     class Looks(Keeps):

@@ -212,7 +212,7 @@ def test_weights_are_the_same_with_and_without(recorded: Run) -> None:
 
 
 def test_a_loop_that_fails(tmp_path: Path) -> None:
-    """The exception is the user's; the run is as whoever ends it says."""
+    """The exception reaches the user; the run has the status with which it is ended."""
     tracker = StepwellTracker("tiny", dir=tmp_path)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("project")
@@ -290,7 +290,7 @@ def test_another_training_with_the_same_tracker(recorded: Run) -> None:
 
 
 def test_a_watch_of_the_user_is_left_alone(recorded: Run) -> None:
-    """A ``watch`` that is on when objects are prepared goes on."""
+    """A ``watch`` that is active when objects are prepared continues."""
     accelerator = Accelerator(cpu=True, log_with=StepwellTracker())
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer) as watch:

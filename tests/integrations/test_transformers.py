@@ -163,7 +163,7 @@ def test_the_arguments_and_the_model_are_in_run_json(recorded: Run, tmp_path: Pa
 def test_a_run_is_started_when_none_is_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before it trains; it goes on until it is finished, and then another one is started."""
+    """Not before training; it lasts until it is finished, and then another one is started."""
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     monkeypatch.setenv("STEPWELL_DIR", str(tmp_path / "runs"))
     callback = StepwellCallback()

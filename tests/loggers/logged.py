@@ -20,7 +20,7 @@ def process_folder(run: Run) -> Path:
 
 
 def records(run: Run, number: int | None = None) -> list[Any]:
-    """All that was logged, or what the logger with this number hears of."""
+    """All logged records, or those for the logger with this number."""
     follower = LogFollower(process_folder(run), number)
     found: list[Any] = []
     while batch := follower.poll():

@@ -74,7 +74,7 @@ def test_the_backends_run(backed: Backed, hanging: Path) -> None:
 
 
 def test_the_end_is_bounded(recorded: Run, backed: Backed, hanging: Path) -> None:
-    """By the time that is given; the journal is told how it ended, which delivery reads."""
+    """Within the given time; the journal has the status, which delivery reads."""
     logger = backed.create_logger_context()
     logger.log(1.0, "loss")
     assert not logger.flush(timeout=0.05)

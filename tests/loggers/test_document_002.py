@@ -61,7 +61,7 @@ def check_curve(curve: Curve, losses: list[float]) -> None:
 
 
 def check_series(about: dict[str, Any], losses: list[float]) -> None:
-    """Provenance tells of the series, not of each value."""
+    """Provenance contains the series, not each value."""
     assert int(about["stepwell:count"]) == len(losses)
     told = [float(about[f"{key}"]) for key in ("prov:value", "stepwell:least", "stepwell:most")]
     assert told == pytest.approx([losses[-1], min(losses), max(losses)], rel=1e-6)

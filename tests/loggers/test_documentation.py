@@ -32,7 +32,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each of the three hears of what its frequency says."""
+    """Each of the three gets the values of its frequency."""
     torch = pytest.importorskip("torch")
     import stepwell
 

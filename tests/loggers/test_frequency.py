@@ -1,4 +1,4 @@
-"""Which calls count: by batch, by worker; and the batch that nobody told."""
+"""Which calls count: by batch, by worker; and calls without a batch."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_forgotten_batch_beside_others_that_are_told(
 
 
 def _nothing(logger: Logger) -> None:
-    """As in the document: one value an epoch, told batches in between."""
+    """As in the document: one value per epoch, with batches in between."""
     for _ in range(100):
         for batch_idx in range(3):
             logger.log(1.0, "batch_loss", batch_idx=batch_idx)

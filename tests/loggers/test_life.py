@@ -237,7 +237,7 @@ def test_a_timeout_that_is_none_is_refused(recorded: Run) -> None:
 
 
 def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None:
-    """No context, and no run that goes on."""
+    """No context, and no active run."""
 
     class Lost(Own):
         backend_class = "tests.loggers.no_such.Backend"
@@ -284,7 +284,7 @@ def test_a_value_that_makes_no_sense_is_said_at_once(root: Path, make: Any, said
 
 
 def test_addresses_of_databases_and_numbers_as_ids_are_taken() -> None:
-    """A user's name without a password is no secret there."""
+    """A user name without a password is not a secret."""
     assert MLFlowLogger(tracking_uri="postgresql://me@host/db").tracking_uri is not None
     made = MLFlowLogger(experiment_id=5)  # type: ignore[arg-type]
     assert made.experiment_id == "5"

@@ -49,7 +49,7 @@ def test_loggers_can_be_pickled_and_copied(make: Any) -> None:
 
 
 def test_a_context_stays_at_home(recorded: Run) -> None:
-    """What travels creates its own; here it goes on."""
+    """The copy creates its own context; here logging continues."""
     logger = LoggersCollection([Own(log_freq="batch")]).create_logger_context()
     other = pickle.loads(pickle.dumps(logger))
     assert not other.is_initialized

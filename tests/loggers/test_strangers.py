@@ -1,4 +1,4 @@
-"""A run folder that somebody else made, given to ``stepwell forward``: it leads nowhere unseen."""
+"""``stepwell forward`` with a stranger's run folder: nothing is sent to an unconfirmed destination."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def keep(run: Run, name: str, content: bytes) -> Path:
 def test_the_id_of_a_run_leads_out_of_no_folder(
     recorded: Run, tmp_path: Path, to: str, called: str
 ) -> None:
-    """It is a part of the names of folders, and somebody else may have written it."""
+    """It is part of folder names, and may come from a stranger."""
     outside = tmp_path / "outside"
     keep(recorded, "authorized_keys", b"content")
     recorded.finish()
@@ -212,7 +212,7 @@ def test_neither_does_what_it_says_of_an_earlier_delivery(recorded: Run, tmp_pat
 def test_a_terminal_is_told_no_control_characters(
     recorded: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names are whatever somebody wrote."""
+    """Names may contain anything."""
     log_for("1", "lo\x1b[2Jss", 1.0, 0)
     recorded.finish()
     forward_log(recorded.path, CLASSES["console"], {"savedir": str(tmp_path)})

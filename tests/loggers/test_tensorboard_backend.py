@@ -311,7 +311,7 @@ def test_a_kept_file_is_never_replaced_by_another(tmp_path: Path) -> None:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """A real TensorBoard, with each of its two ways to read files, on a run that goes on."""
+    """A real TensorBoard, with both of its file readers, on a running run."""
     folder = tmp_path_factory.mktemp("tensorboard")
     log = Log(folder / "runs" / "run-7")
     made = log.open(backend(folder / "tb"))

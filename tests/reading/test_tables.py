@@ -120,7 +120,7 @@ def test_a_run_without_records_has_the_same_columns(recorded: Run, table: str) -
 
 
 def test_overwritten_metrics_have_one_more_column(read: RecordedRun) -> None:
-    """``overwritten`` tells which values a later attempt replaced; here none was."""
+    """``overwritten`` marks values that a later attempt replaced; here there are none."""
     frame = read.metrics(overwritten=True).collect()
     assert dict(frame.schema) == {**EVERYWHERE, **COLUMNS["metrics"], "overwritten": pl.Boolean}
     assert not frame["overwritten"].any()

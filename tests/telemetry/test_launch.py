@@ -119,7 +119,7 @@ def test_the_port_tells_launches_of_one_script_apart(start_agent: Callable[[], A
 def test_a_restart_by_the_same_launcher_is_the_next_attempt(
     start_agent: Callable[[], Agent],
 ) -> None:
-    """When torchrun restarts its ranks, they go on with their run as its second attempt."""
+    """When torchrun restarts its ranks, they continue their run as its second attempt."""
     agent = start_agent()
     first = agent.launch(*(torchrun(rank, 2, 2) for rank in range(2)))
     again = agent.launch(

@@ -163,7 +163,7 @@ def _read(run: Any, warnings: list[str]) -> Recorded:
 
 
 def _relative(spans: pl.DataFrame, events: pl.DataFrame, begin: int) -> tuple[list[Any], list[Any]]:
-    """Spans and events in a form that does not tell when the run began, or what was before."""
+    """Spans and events in a form that does not depend on the start of the run or on earlier records."""
     names = dict(spans.select("id", "name").iter_rows())
     columns = ("name", "parent", "start_ns", "duration_ns", "status", "attributes")
     rows = [

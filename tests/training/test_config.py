@@ -276,7 +276,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(
 
 
 def test_all_problems_are_in_one_error() -> None:
-    """Unknown names, wrong values and values without a name are told together."""
+    """Unknown names, wrong values and values without a name are reported together."""
     assert message(lambda: ApplicationConfig("app", strict="no", world_size_or_fn=0)) == (  # type: ignore[call-arg, arg-type]
         "ApplicationConfig: 3 problems\n"
         "- fields must be given as name=value, got 'app' without a name\n"

@@ -181,7 +181,7 @@ def test_facts_of_both_are_kept() -> None:
 
 
 def test_facts_that_cannot_be_compared() -> None:
-    """An array in them is no reason to fail."""
+    """An array in them does not fail."""
     numpy = pytest.importorskip("numpy")
     facts = {"weights": numpy.array([1, 2])}
     assert merged(ApplicationConfig(custom_metadata=facts), training(custom_metadata=facts))

@@ -32,7 +32,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 def _raising(error: BaseException, *blocks: Any) -> Callable[[FakeClock], None]:
-    """A case in which this is raised inside of these blocks, and comes out of them untouched."""
+    """A case in which this is raised inside these blocks, and leaves them unchanged."""
 
     def case(clock: FakeClock) -> None:
         with pytest.raises(type(error)) as caught:
@@ -169,7 +169,7 @@ def test_save_that_fails(strategy: str, tmp_path: Path, fresh: Recorded) -> None
 
 
 def test_failure_that_is_told_inside_of_the_save(tmp_path: Path) -> None:
-    """Who has told what became of a save is not contradicted by its end."""
+    """The end of a save does not change a reported outcome."""
 
     def case(clock: FakeClock) -> None:
         with application(), checkpoint_save(5):

@@ -76,7 +76,7 @@ def test_no_space_for_a_while(tmp_path: Path, full: pytest.MonkeyPatch, begun: s
 
 
 def test_no_space_in_a_task(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
-    """The same inside of an event loop, for own spans too."""
+    """The same inside an event loop, for the user's own spans too."""
     run = stepwell.init("test", dir=tmp_path)
 
     async def train() -> None:

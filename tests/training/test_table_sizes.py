@@ -324,7 +324,7 @@ def test_where_the_loss_comes_from(
     ],
 )
 def test_what_has_no_source_is_absent(config: dict[str, Any]) -> None:
-    """No batch size, no sequence length, no loss, no parts, one iteration: only times are told."""
+    """No batch size, no sequence length, no loss, no parts, one iteration: only times are reported."""
     with job(**config) as (clock, run), application(), training_loop(7):
         iterate(clock, 2)
     found = rows(run)

@@ -189,7 +189,7 @@ def test_no_two_rows_share_a_spelling() -> None:
 
 
 def test_names_in_opentelemetry() -> None:
-    """The standard name where there is one, else the path: there are no categories to tell them apart."""
+    """The standard name if there is one, else the path, because there are no categories."""
     found = {path: word.otel_name for path in TREE if (word := ai_word(path))}
     assert found["ai.compute.forward"] == "model_forward"
     assert found["ai.comm.all_reduce"] == "comm.all_reduce"

@@ -95,7 +95,7 @@ def _die(folder: Path) -> None:
 
 
 def test_died_when_it_was_killed(tmp_path: Path) -> None:
-    """What it was inside of, for want of an exception."""
+    """Its open spans, because there is no exception."""
     simulate(tmp_path / "run", RunPlan(2, 50, (HangFault(1, 40, ns=2 * SECOND),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found["died"].sentence.startswith(
@@ -612,7 +612,7 @@ def test_rank_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_straggling(tmp_path: Path) -> None:
-    """The rank, the phase and how much slower it is; nobody else is blamed."""
+    """The rank, the phase and how much slower it is; no other rank is named."""
     fault = StragglerFault(2, "forward", range(300), 15 * MS)
     simulate(tmp_path / "slow", RunPlan(4, 300, (fault,)))
     found = only(stepwell.open_run(tmp_path / "slow"), "straggler")
@@ -988,7 +988,7 @@ def test_first_steps(tmp_path: Path) -> None:
 
 
 def test_dropped(tmp_path: Path) -> None:
-    """Records that were lost are told."""
+    """Lost records are reported."""
     run = train(tmp_path)
     (document,) = run.path.glob("*/process.json")
     about = json.loads(document.read_text())

@@ -194,7 +194,7 @@ def test_data_parallel(tmp_path: Path) -> None:
 
 
 def test_sharded(tmp_path: Path) -> None:
-    """A sharded model shows what it gathers and scatters, inside of the passes that need it."""
+    """A sharded model records its gathers and scatters, inside the passes that need them."""
     program = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -72,7 +72,7 @@ def test_carbon_where_energy_is_not_known(
 def test_carbon_is_estimated_where_that_is_asked_for(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so; emissions only where somebody says what a kWh stands for."""
+    """It says so; emissions only if the carbon intensity is given."""
     from stepwell.loggers.items import readings
 
     class NoCounter:

@@ -135,7 +135,7 @@ def test_a_parameter_that_somebody_else_logged_meanwhile_loses_no_batch(uri: str
 def test_a_store_of_plain_files_has_each_value_once_too(
     tmp_path: Path, log: Log, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would add a repeated one; MLflow refuses such a store unless it is told not to."""
+    """It would add a duplicate; MLflow refuses such a store by default."""
     (tmp_path / "a").mkdir()
     shutil.copy(empty_database, tmp_path / "a" / "mlflow.db")
     plain = backend((tmp_path / "a").as_uri())
