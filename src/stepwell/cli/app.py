@@ -162,7 +162,7 @@ def report_command(
         typer.Option(
             "--output",
             "-o",
-            help="HTML file to write: charts and findings, to open or send around.",
+            help="HTML file to write: charts and findings in one file, to open or share.",
         ),
     ] = None,
     dir: DirOption = None,
@@ -192,7 +192,10 @@ def ui_command(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Other machines reach 0.0.0.0.")
+        str,
+        typer.Option(
+            "--host", help="Address to listen on. With 0.0.0.0, other machines can connect."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option("--port", help="Port. Default: 7837, or a free one.")
