@@ -589,7 +589,7 @@ def test_a_logger_of_the_users_own() -> None:
         "destroyed",
     ]
     logger = Lines()
-    with pytest.raises(ValueError, match="no argument"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         TorchTrainer(SMALL, 1, net(), logger=logger, wrong=1)
     with pytest.raises(StepwellError, match="has no model"):
         TorchTrainer(SMALL, logger=logger).execute(digits())
