@@ -167,7 +167,7 @@ def test_a_hang_is_a_stall(tmp_path: Path) -> None:
 
 
 def test_several_restarts(tmp_path: Path) -> None:
-    """What an attempt did is lost from the earliest step that a later one went on from."""
+    """The work of an attempt is lost from the earliest step from which a later one continued."""
     faults = (Restart(150, 5 * SECOND), Restart(130, 7 * SECOND), Restart(250, 9 * SECOND, True))
     found, truth = of_plan(tmp_path / "run", RunPlan(2, 300, faults))
     assert found.attempts == 4

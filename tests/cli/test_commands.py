@@ -91,7 +91,7 @@ def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None
 def test_mistakes_are_one_clear_line(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    """What a person got wrong is said in one line on stderr, with exit code 2."""
+    """A wrong argument gives one line on stderr, with exit code 2."""
     done = run_stepwell(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr

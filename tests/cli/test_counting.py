@@ -1,4 +1,4 @@
-"""What counts as a step, and what a report says of a run that did not come to its end."""
+"""What counts as a step, and reports of runs that did not finish."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_healthy_installation(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("args", [(), ("--json",)])
 def test_the_command(tmp_path: Path, args: tuple[str, ...]) -> None:
-    """It ends with 1 where there is a problem."""
+    """The exit code is 1 if there is a problem."""
     env = environment(WANDB_MODE="offline")
     good = run_script(CLI, "doctor", *args, cwd=tmp_path, env=env)
     assert good.returncode == 0, good.stdout

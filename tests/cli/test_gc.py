@@ -75,7 +75,7 @@ def test_by_age_number_size_and_name(root: Path) -> None:
 
 
 def test_the_list_has_sizes_and_removes_nothing(root: Path) -> None:
-    """What is listed would go; with --yes it does, and the rest is as it was."""
+    """Listed runs are removed with --yes only; the rest is unchanged."""
     rest = sorted(p for p in root.rglob("*") if not p.is_relative_to(root / "middle"))
     listed = json.loads(run_stepwell("gc", "--larger-than", "4M", "--json", cwd=root.parent).stdout)
     assert [run["id"] for run in listed["runs"]] == ["middle"]

@@ -84,7 +84,7 @@ def test_the_figures_of_a_run(folder: Path) -> None:
 
 
 def test_a_run_folder_is_not_written_to(folder: Path) -> None:
-    """What is cached is in the reader's own folder."""
+    """The cache is in the reader's own folder."""
     before = sorted(map(str, (folder / "runs").rglob("*")))
     listed(folder, "--findings", cache="another")
     assert sorted(map(str, (folder / "runs").rglob("*"))) == before

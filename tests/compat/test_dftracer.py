@@ -575,7 +575,7 @@ def test_metadata_in_the_trace(recorded: Run, tmp_path: Path) -> None:
 
 
 def test_what_is_started_again(recorded: Run) -> None:
-    """What nothing stopped is not recorded once the span around it has ended and it is started anew."""
+    """A span that was never stopped is not recorded once its parent has ended and it is started again."""
     for _ in range(3):
         with ai.pipeline.epoch:
             ai.dataloader.fetch.start()

@@ -65,7 +65,7 @@ def _said(batch: Any, **config: Any) -> dict[str, Any]:
     ],
 )
 def test_known_shapes(batch: Any, args: int, kwargs: list[str]) -> None:
-    """What the model takes and what the labels are is found without an adapter."""
+    """Inputs and labels are recognised without an adapter."""
     parts = parts_of(batch, OneInput(), TelemetryConfig())
     assert len(parts.args) == args
     assert sorted(parts.kwargs) == kwargs

@@ -136,7 +136,7 @@ def test_names_that_cannot_be(name: str) -> None:
 
 
 def test_names_that_are_taken() -> None:
-    """By another function; the same one, defined anew as in a notebook, replaces itself."""
+    """By another function; the same one, defined again as in a notebook, replaces itself."""
 
     def make(value: int) -> Any:
         @family("mine")

@@ -198,7 +198,7 @@ def test_accumulation(accumulate: int) -> None:
 
 
 def test_the_norm_before_clipping() -> None:
-    """What clip_grad_norm_ returned is kept beside the norm that the optimizer used."""
+    """The result of clip_grad_norm_ is kept beside the norm that the optimizer used."""
     model = Siamese()
     optimizer = two_rates(model)
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=2))
@@ -249,7 +249,7 @@ def test_learning_rates_by_name_and_by_group() -> None:
 
 
 def test_a_group_without_parameters_is_absent() -> None:
-    """No zero stands for nothing."""
+    """Missing values are not recorded as 0."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1))

@@ -325,7 +325,7 @@ def test_added_twice(run: Run, tmp_path: Path) -> None:
 
 
 def test_used_for_one_run_after_another(tmp_path: Path) -> None:
-    """An exporter is opened anew for each."""
+    """An exporter is opened again for each."""
     exporter = Keeps()
     for i in range(2):
         with stepwell.init(f"run {i}", dir=tmp_path) as run:

@@ -1,4 +1,4 @@
-"""A real MLflow server with a database of its own; and fixtures for those who share one."""
+"""A real MLflow server with its own database, and fixtures to share one."""
 
 from __future__ import annotations
 

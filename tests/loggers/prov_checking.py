@@ -1,4 +1,4 @@
-"""What a PROV document must be: to the `prov` package, and to the letter of the W3C's constraints."""
+"""Checks of a PROV document: by the `prov` package, and by the constraints of the W3C."""
 
 from __future__ import annotations
 

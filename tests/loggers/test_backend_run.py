@@ -21,7 +21,7 @@ ABOUT = {"run_id": "r1", "name": "n", "url": "http://x", "experiment_id": 3}
 
 
 class Backed(Logger):
-    """With a backend that writes lines, and has a run of its own."""
+    """With a backend that writes lines, and has its own run."""
 
     to = "backed"
     backend_class = f"{LinesBackend.__module__}.{LinesBackend.__name__}"

@@ -246,7 +246,7 @@ def test_a_member_that_fails_disturbs_nobody(
     bad: type[Logger],
     first: bool,
 ) -> None:
-    """Neither training nor the others, wherever it stands; it is said which one it is."""
+    """Neither training nor the others fail, whatever its position; the message names it."""
     from stepwell._core import errors
 
     for key in [key for key in errors.counts if key.startswith("member failing")]:

@@ -130,7 +130,7 @@ def test_a_logger_that_ends_is_finished_while_the_run_goes_on(tmp_path: Path) ->
 
 
 def test_in_a_thread_of_the_process(recorded: Run, tmp_path: Path) -> None:
-    """The same delivery, without a process of its own; flush works after it was closed as well."""
+    """The same delivery, without a separate process; flush also works after it was closed."""
 
     class Inside(LinesBackend):
         out_of_process = False
@@ -394,7 +394,7 @@ def test_a_state_that_cannot_be_kept_is_no_delivery(
 
 
 def test_a_damaged_state_is_for_somebody_to_decide(recorded: Run, tmp_path: Path) -> None:
-    """To begin anew would deliver everything twice."""
+    """Starting again would deliver everything twice."""
     feed = feed_of(recorded, tmp_path / "out")
     feed.memory.path.write_text("{")
     with pytest.raises(StepwellError, match="is damaged, so it is unknown"):
@@ -418,7 +418,7 @@ def test_what_a_backend_noted_before_it_failed_is_kept(recorded: Run, tmp_path: 
 
 
 def test_a_content_is_found_by_its_sha256_alone(recorded: Run) -> None:
-    """What stands in a run folder of a stranger leads nowhere else."""
+    """The content of a stranger's run folder does not lead outside it."""
     backend = LinesBackend(path="")
     backend.run_folder = recorded.path
     sha = "ab" * 32

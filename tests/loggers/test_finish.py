@@ -66,7 +66,7 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
 
 
 def curve_of(backend: str, folder: Path, rank: int = 0) -> Curve:
-    """What the backend's own reader finds of the metric."""
+    """The values of the metric according to the backend's own reader."""
     left = Left(folder, rank)
     return {
         "mlflow": left.mlflow_curve,
@@ -250,7 +250,7 @@ def test_after_sigterm_it_is_short(tmp_path: Path, hang: Path) -> None:
 
 
 def test_a_forked_child_does_not_wait(tmp_path: Path, hang: Path) -> None:
-    """What is delivered is its parent's affair."""
+    """Delivery is up to its parent."""
     with training(tmp_path) as trainer:
         hold(trainer, hang)
         status = trainer.do(
@@ -431,7 +431,7 @@ def test_a_terminal_shows_what_is_waited_for(tmp_path: Path, hang: Path, quiet: 
 
 
 class Shown:
-    """What a program writes to a terminal."""
+    """The output of a program to a terminal."""
 
     def __init__(self, fd: int, program: Program) -> None:
         self.fd = fd

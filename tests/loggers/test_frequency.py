@@ -162,7 +162,7 @@ def test_inside_a_training_iteration_the_batch_is_known(recorded: Run) -> None:
 
 
 def test_the_batch_is_that_of_the_same_thread(recorded: Run) -> None:
-    """What another thread logs is in no iteration."""
+    """Values of another thread are in no iteration."""
     import threading
 
     logger = Own(log_freq="epoch").create_logger_context()

@@ -69,7 +69,7 @@ def test_the_id_of_a_run_leads_out_of_no_folder(
 def test_a_link_in_place_of_a_content_is_not_followed(
     recorded: Run, tmp_path: Path, to: str
 ) -> None:
-    """It may lead to a secret of the one who forwards. What comes after it still arrives."""
+    """It may lead to a secret of the user who forwards. Later records still arrive."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"the secret")
     content = keep(recorded, "data.bin", b"content")
@@ -93,7 +93,7 @@ def stored(number: int, to: str, **options: Any) -> None:
 def test_where_it_goes_is_said_first(
     recorded: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As far as only the run folder says so."""
+    """If only the run folder names it."""
     kept, given = tmp_path / "kept", tmp_path / "given"
     stored(1, "tensorboard", savedir=str(kept))
     log_for("1", "loss", 1.0, 0)
@@ -173,7 +173,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stranger")
 def test_a_folder_of_another_user_does_not_say_where_to(recorded: Run, tmp_path: Path) -> None:
-    """Whoever forwards it says so; then nothing is in the way."""
+    """The user who forwards it confirms it; then it is sent."""
     kept, given = tmp_path / "kept", tmp_path / "given"
     stored(1, "tensorboard", savedir=str(kept))
     stored(2, "mlflow", tracking_uri="http://127.0.0.1:9", savedir=str(kept))

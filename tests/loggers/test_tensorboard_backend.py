@@ -165,7 +165,7 @@ def batches(log: Log) -> list[list[LogRecord]]:
 
 
 def test_a_kill_at_any_moment_leaves_each_record_once(tmp_path: Path, log: Log) -> None:
-    """What was written of a batch when it died is written over by the same batch."""
+    """A partly written batch is overwritten by the same batch."""
     whole = delivered(log, tmp_path / "whole", *(r for batch in batches(log) for r in batch))
     expected = (whole / log.state["file"]).read_bytes()
     chance = random.Random(7)

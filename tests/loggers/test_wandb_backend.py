@@ -1,4 +1,4 @@
-"""What is delivered to W&B is found in its files, by W&B's own reader."""
+"""Delivered records are in the files of W&B, according to its own reader."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_when_w_and_bs_own_process_dies_the_rest_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_a_later_attempt_goes_on_with_the_same_run(tmp_path: Path, log: Log) -> None:
-    """What is forwarded of the earlier one afterwards comes behind, and nothing is lost."""
+    """Records of the earlier one that are forwarded later come after it, and nothing is lost."""
     first = backend(tmp_path)
     log.open(first)
     first.deliver([metric("loss", 1.0, 0)], again=False)

@@ -1,4 +1,4 @@
-"""What a logger writes: metrics at their steps, and hyperparameters."""
+"""Records of a logger: metrics at their steps, and hyperparameters."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ STEPS = [
 def test_the_step_of_a_value(
     recorded: Run, run_steps: list[int | None], steps: list[int | None], found: list[int]
 ) -> None:
-    """What is passed, else the run's, else the count of earlier values of this metric."""
+    """The given step, else that of the run, else the number of earlier values of this metric."""
     logger = Own().create_logger_context()
     for run_step, step in zip(run_steps, steps, strict=True):
         if run_step is not None:

@@ -256,7 +256,7 @@ def test_a_value_that_cannot_be_looked_at_is_refused_too() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    """A typo is named beside what was probably meant."""
+    """The message for a typo suggests the most similar name."""
     with pytest.raises(StepwellError) as refused:
         loop(train_iterations_start=0, train_sample_start=3)
     assert str(refused.value) == (
@@ -315,7 +315,7 @@ def test_values_are_kept_in_their_plain_form() -> None:
 
 
 def test_facts_keep_their_types() -> None:
-    """Own facts are a dict as it was given, not a list of strings."""
+    """Custom metadata is the given dict, not a list of strings."""
     facts = {"team": "x", "n": 3, "ratio": 0.5, "on": True, "list": [1, 2]}
     values = {**LEAST[InitializationAttributes], "custom_metadata": facts}
     assert InitializationAttributes.create(**values).custom_metadata == facts
@@ -331,7 +331,7 @@ def test_a_loss_that_is_not_finite_is_absent(loss: float) -> None:
 
 @each_class
 def test_everything_is_strict_json(kind: type[TypedAttributes]) -> None:
-    """What was accepted is written as it is, with no number flagged as not finite."""
+    """Accepted values are written unchanged, with no number flagged as not finite."""
     assert b"null" not in encode(kind.create(**LEAST[kind]).to_json())
 
 

@@ -126,7 +126,7 @@ def test_a_configuration_does_not_change() -> None:
 
 @pytest.mark.parametrize("name", [*POSITIVE_FIELDS])
 def test_a_function_is_called_at_each_access(name: str) -> None:
-    """Not when the configuration is made, and anew each time."""
+    """Not when the configuration is created, but each time it is read."""
     values = iter([8, 16])
     config = training(**{name + OR_FN: lambda: next(values)})
     assert getattr(config, name) == 8

@@ -159,7 +159,7 @@ def test_kill(tmp_path: Path) -> None:
 
 
 def test_fork_in_the_middle_of_a_loop(tmp_path: Path) -> None:
-    """A child records spans of its own; neither knows of the other's loop, and both end well."""
+    """A child records its own spans; neither affects the other's loop, and both end normally."""
     program = """
 with application(), training_loop() as loop:
     with training_iteration():

@@ -77,7 +77,7 @@ def test_exception_in_every_span(name: str, kind: Any, tmp_path: Path, fresh: Re
 def test_how_python_ends_things_is_no_error(
     error: BaseException, tmp_path: Path, fresh: Recorded
 ) -> None:
-    """What closes a generator or leaves a program without complaint leaves spans ok."""
+    """Exceptions that close a generator or exit a program normally leave spans ok."""
     found = record(tmp_path, _raising(error, application, training_loop, training_iteration))
     assert set(found.spans["status"]) == {"ok"}
     assert [event for event, _, _ in found.events if event == "error"] == []
@@ -110,7 +110,7 @@ def test_exception_through_spans_of_all_kinds(tmp_path: Path, fresh: Recorded) -
 
 
 def test_exception_with_spans_that_callbacks_opened(tmp_path: Path, fresh: Recorded) -> None:
-    """What callbacks left open ends with the application, as an error; the innermost has the event."""
+    """Spans that callbacks left open end with the application, as errors; the innermost has the event."""
 
     def case(clock: FakeClock) -> None:
         @application()

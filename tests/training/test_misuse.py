@@ -135,7 +135,7 @@ def test_end_without_start(
 
 
 def test_next_run_after_misuse(tmp_path: Path, fresh: Recorded) -> None:
-    """All of it in a row in one run leaves the next run of the process untouched."""
+    """All cases in a row in one run do not affect the next run of the process."""
 
     def all_of_it(clock: FakeClock) -> None:
         for wrong in CASES.values():

@@ -282,7 +282,7 @@ def test_functions_of_the_configuration_that_fail(
 
 
 def test_times_of_events_and_spans(tmp_path: Path) -> None:
-    """Seconds and datetimes are taken; what is neither, or lies decades away, means now."""
+    """Seconds and datetimes are accepted; other values, or times decades away, mean now."""
 
     def case(clock: FakeClock) -> None:
         clock.advance(100)

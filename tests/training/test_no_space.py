@@ -99,7 +99,7 @@ def test_no_space_in_a_task(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
 
 
 def test_iterations_without_space_are_counted(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
-    """What a checkpoint makes safe includes the iterations that found no space."""
+    """The iterations in a checkpoint include those for which there was no space."""
     stepwell.init("test", dir=tmp_path)
     with application(), training_loop(), full.context() as patch:
         _fill(patch)

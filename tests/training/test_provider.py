@@ -143,7 +143,7 @@ def test_the_first_event_of_an_application_that_started_earlier(
 
 
 def test_statements_one_by_one(provider: TrainingTelemetryProvider, tmp_path: Path) -> None:
-    """The provider keeps what each statement gives it until it is configured; then it begins anew."""
+    """The provider keeps the settings of each statement until it is configured; then it starts again."""
     file = tmp_path / "lines.json"
     provider.with_base_config(ApplicationConfig(application_name="one by one"))
     provider.with_config_override({"session_tag": "night"})
@@ -235,7 +235,7 @@ def test_the_end_of_the_application_is_bounded(
 def test_a_hook_that_complains_does_not_keep_a_run_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: str
 ) -> None:
-    """What is wrong at the end of a run is raised in strict mode only, and then the run has ended."""
+    """Errors at the end of a run are raised in strict mode only, and after the run has ended."""
     run = stepwell.init("strict", dir=tmp_path)
     monkeypatch.setenv("STEPWELL_STRICT", strict)
 

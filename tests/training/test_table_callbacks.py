@@ -55,7 +55,7 @@ FROM_THE_APPLICATION = 3
 
 
 def inside(run: Any) -> list[Row]:
-    """What is in the application."""
+    """The content of the application."""
     found = rows(run)
     assert [row.depth for row in found[:FROM_THE_APPLICATION]] == [0, 1, 1]
     return found[FROM_THE_APPLICATION:]

@@ -232,7 +232,7 @@ def test_passes_that_accumulate_gradients_make_up_one_iteration() -> None:
 
 
 def test_the_sizes_of_passes_are_not_lost_when_no_time_passes() -> None:
-    """On a clock that stands still too, three passes are one iteration."""
+    """On a stopped clock too, three passes are one iteration."""
     with job(global_batch_size_or_fn=8) as (clock, run), application(), training_loop():
         iterate(clock, 0, samples=1, optimizer_step=False)
         iterate(clock, 0, samples=2, optimizer_step=False)

@@ -50,7 +50,7 @@ def _away(run: RecordedRun) -> Report:
 
 
 def _without_cost(made: Report) -> dict[str, Any]:
-    """Return the report without the cost of recording, which is measured anew each time."""
+    """Return the report without the cost of recording, which is measured again each time."""
     return {**dataclasses.asdict(made), "cost": None}
 
 

@@ -50,7 +50,7 @@ def nothing(run: RecordedRun) -> None:
 
 
 def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
-    """Neither with validation and checkpoints, which come now and then as they are meant to."""
+    """Nor with validation and checkpoints at intended intervals."""
     nothing(train(tmp_path))
     often = {49: {"validate": 0.3, "save checkpoint": 0.05}}
     nothing(train(tmp_path, times=lambda step: often.get(step % 50, {})))
@@ -905,7 +905,7 @@ def test_memory_of_a_short_run(tmp_path: Path) -> None:
 
 
 def test_goodput_of_restarts(tmp_path: Path) -> None:
-    """What was done again and waited for."""
+    """Repeated steps and waiting time."""
     fault = Restart(650, gap_ns=5 * SECOND)
     plan = RunPlan(2, 1000, (fault,), pace=PlannedDurations(checkpoint=200 * MS))
     simulate(tmp_path / "run", plan)
@@ -1000,7 +1000,7 @@ def test_dropped(tmp_path: Path) -> None:
 def test_a_rule_that_fails_does_not_take_the_others_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a note of its own."""
+    """It is a separate note."""
     monkeypatch.delenv("STEPWELL_STRICT")
 
     def broken(facts: Facts) -> list[Finding]:

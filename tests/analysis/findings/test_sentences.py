@@ -1,4 +1,4 @@
-"""What findings say is true and has the number, also where it would be easy to say it wrongly."""
+"""Sentences of findings are true and have the numbers, also in difficult cases."""
 
 from __future__ import annotations
 

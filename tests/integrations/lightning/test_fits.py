@@ -272,7 +272,7 @@ def test_several_fits_in_one_process() -> None:
 
 
 def test_an_application_after_the_first_has_ended() -> None:
-    """A fit behind on_app_end is an application of its own."""
+    """A fit after on_app_end is a separate application."""
     Hooked, callback = hooked()
     for _ in range(2):
         Hooked(**options(max_steps=1)).fit(Model(), loader())

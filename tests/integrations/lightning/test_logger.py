@@ -208,7 +208,7 @@ def test_ranks_that_do_not_log(pl: Any) -> None:
     [(ValueError("it went wrong"), "failed"), (KeyboardInterrupt(), "interrupted")],
 )
 def test_how_it_ended(pl: Any, error: BaseException, status: str) -> None:
-    """What fails is ended at once, with what was saved before."""
+    """A failed fit ends at once, with the checkpoints saved before."""
     logger = StepwellLogger(Own(log_freq="batch"), log_model=True)
     saves = pl.callbacks.ModelCheckpoint(every_n_train_steps=2)
     trainer = trainer_of(pl, logger, callbacks=[saves])

@@ -224,7 +224,7 @@ def test_the_distributed_asynchronous_checkpoint(tmp_path: Path, group: Any, fai
 
 
 class Held(TorchCheckpointIO):
-    """Writes in a thread of its own, when it is let."""
+    """Writes in a separate thread, when released."""
 
     def __init__(self) -> None:
         self.may_write = threading.Event()

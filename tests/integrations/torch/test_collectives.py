@@ -146,7 +146,7 @@ def test_without_waiting(tmp_path: Path) -> None:
 
 
 def test_an_error_and_a_smaller_group(tmp_path: Path) -> None:
-    """What a collective raises comes out; a group has its own number of ranks."""
+    """Exceptions of a collective are raised; a group has its own number of ranks."""
     program = """
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
     annotate()

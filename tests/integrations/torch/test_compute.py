@@ -84,7 +84,7 @@ def test_gradient_accumulation(recorded: Run, model: Any) -> None:
 
 
 def test_inside_spans_of_the_user(recorded: Run, model: Any) -> None:
-    """What is recorded lies in whatever span is open around it."""
+    """Records are inside the span that is open around them."""
     with annotate(model), recorded.span("mine"):
         model(torch.ones(1, 4)).sum().backward()
     spans = finished(recorded)

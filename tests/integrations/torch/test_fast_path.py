@@ -67,7 +67,7 @@ def rows(run: Run) -> list[tuple[str, str | None, str]]:
 
 
 def test_plain(recorded: Run, model: Calling) -> None:
-    """What is open outside is the parent, and what is opened inside is a child."""
+    """A span that is open outside is the parent, and one that is opened inside is a child."""
 
     def act() -> None:
         assert fast_path.entry

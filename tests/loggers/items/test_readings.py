@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_system(recorded: Run, logger: Own) -> None:
-    """What the machine says, with numbers that make sense; neither item nor name is needed."""
+    """Plausible readings of the machine; neither item nor name is needed."""
     pytest.importorskip("psutil")
     until = time.process_time() + 0.2
     while time.process_time() < until:
@@ -125,7 +125,7 @@ def test_carbon_is_measured_where_there_is_a_counter(
 def test_prov_documents_are_asked_for(
     recorded: Run, logger: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are made of the run as it is, in the background, and kept as files."""
+    """They are created from the present run, in the background, and stored as files."""
     logger.save_hyperparameters({"lr": 0.125})
     documents, has_returned = writer.make_documents, threading.Event()
 
