@@ -11,7 +11,7 @@ import torch
 from tiny_model import loss_of, make_loader, make_model
 
 import stepwell
-from stepwell.exporters import ExportCustomizationMode, FileExporter
+from stepwell.exporters import ExportMode, FileExporter
 from stepwell.telemetry import Attributes, Event, timed_span
 from stepwell.training import (
     StandardTrainingJobSpanName,
@@ -34,11 +34,11 @@ config = TrainingTelemetryConfig(
 def main() -> None:
     (
         TrainingTelemetryBuilder()
-        .with_base_telemetry_config(config)
+        .with_base_config(config)
         .with_exporter(FileExporter(file_path=Path("training_telemetry.json")))
         # Only these spans are exported. The run folder has all spans.
         .with_export_customization(
-            export_customization_mode=ExportCustomizationMode.WHITELIST_SPANS,
+            export_customization_mode=ExportMode.ALLOW_LIST,
             span_name_filter=[StandardTrainingJobSpanName.TRAINING_LOOP, "my_custom_span"],
         )
         .configure_provider()

@@ -39,7 +39,7 @@ config = TrainingTelemetryConfig(
 def main() -> None:
     (
         TrainingTelemetryBuilder()
-        .with_base_telemetry_config(config)
+        .with_base_config(config)
         .with_exporter(FileExporter(file_path=Path("training_telemetry.json")))
         .configure_provider()
     )

@@ -76,7 +76,7 @@ config = TrainingTelemetryConfig(
 if __name__ == "__main__":
     (
         TrainingTelemetryBuilder()
-        .with_base_telemetry_config(config)
+        .with_base_config(config)
         .with_exporter(FileExporter(file_path=Path("training_telemetry.json")))
         .configure_provider()
     )

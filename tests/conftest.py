@@ -1,4 +1,4 @@
-"""What tests share: an environment that no launcher has touched, and a run in a fresh folder."""
+"""Shared fixtures: an environment without variables of a launcher, and a run in a new folder."""
 
 from __future__ import annotations
 

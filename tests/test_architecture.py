@@ -153,7 +153,7 @@ def allowed_below(part: str) -> set[str]:
 
 
 def wrong_directions(part: str, imports: Iterator[Import]) -> list[str]:
-    """What is imported that is not below, as lines to read in a failed test."""
+    """Imports that the layers do not allow, as lines for a failed test."""
     allowed = allowed_below(part)
     allowed_lazily = allowed.union(*map(allowed_below, MAY_IMPORT_LAZILY.get(part, ())))
     return [
@@ -165,7 +165,7 @@ def wrong_directions(part: str, imports: Iterator[Import]) -> list[str]:
 
 
 def heavy_imports(imports: Iterator[Import]) -> list[str]:
-    """What a recording process must not pull in, as lines to read in a failed test."""
+    """Imports that a recording process must not have, as lines for a failed test."""
     light = (sys.stdlib_module_names | {"stepwell"}) - LATE
     return [
         f"line {found.line}: {found.target} ({found.when})"
@@ -282,7 +282,7 @@ def test_an_upward_import_is_seen_however_it_is_spelt(source: str) -> None:
     ],
 )
 def test_a_downward_import_is_fine(part: str, source: str) -> None:
-    """A part may use itself and all that lies below it."""
+    """A part may use itself and everything below it."""
     package = "stepwell" if part == TOP else f"stepwell.{part}"
     assert wrong_directions(part, imports_of(source, package)) == []
 
@@ -317,5 +317,5 @@ def test_the_table_of_words_imports_the_standard_library_alone() -> None:
     ],
 )
 def test_a_heavy_import_is_seen_where_it_costs(source: str, found: list[str]) -> None:
-    """What runs at import is held to the standard library, what runs later to less."""
+    """Code that runs at import may use only the standard library; later code may use more."""
     assert heavy_imports(imports_of(source, "stepwell.journal")) == found

@@ -1,4 +1,4 @@
-"""What `import stepwell` costs a program that may never record anything."""
+"""The cost of `import stepwell` for a program that may never record anything."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ print({"cpu_ms": used * 1000, "modules": sorted(set(sys.modules) - before)})
 
 @dataclass(frozen=True)
 class Cost:
-    """What one fresh interpreter saw."""
+    """The measurements of one new interpreter."""
 
     cpu_ms: float
     modules: list[str]
 
 
 def import_once() -> Cost:
-    """Imports stepwell in an interpreter of its own."""
+    """Imports stepwell in a new interpreter."""
     # Without this the first interpreter's bytecode is thrown away, and every one compiles again.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(

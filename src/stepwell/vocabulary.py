@@ -77,7 +77,7 @@ PHASES: dict[str, str] = {
     "checkpoint": "saving a checkpoint",
     "validation": "validation, whatever it consists of",
     "testing": "testing, whatever it consists of",
-    "training": "inside a training iteration, in none of its parts that were told apart",
+    "training": "inside a training iteration, outside its recorded parts",
 }
 """The phases that analysis groups time by. The time of a span without a phase belongs to its parent."""
 
@@ -164,9 +164,9 @@ def _io(parent: str, phase: str | None) -> list[Word]:
 _STANDARD_WORDS = [
     _word(_Standard.APPLICATION, "ai", None, "the whole job"),
     _word(_Standard.DIST_INIT, "ai.comm.init", "startup", "setting up the process group"),
-    _word(_Standard.DATA_LOADER_INIT, "ai.dataloader.init", "startup", "making the data loaders"),
-    _word(_Standard.MODEL_INIT, None, "startup", "making the model"),
-    _word(_Standard.OPTIMIZER_INIT, None, "startup", "making the optimizer"),
+    _word(_Standard.DATA_LOADER_INIT, "ai.dataloader.init", "startup", "creating the data loaders"),
+    _word(_Standard.MODEL_INIT, None, "startup", "creating the model"),
+    _word(_Standard.OPTIMIZER_INIT, None, "startup", "creating the optimizer"),
     _word(_Standard.CHECKPOINT_LOAD, "ai.checkpoint.restart", "restore", "loading a checkpoint"),
     _word(_Standard.TRAINING_LOOP, "ai.pipeline.train", None, "a training loop"),
     _word(_Standard.TRAINING_SINGLE_ITERATION, None, "training", "one iteration of training", True),
@@ -204,7 +204,7 @@ _STANDARD_WORDS = [
 _COMMUNICATION = {
     "send": "point-to-point send",
     "receive": "point-to-point receive",
-    "barrier": "waiting until all ranks are there",
+    "barrier": "waiting for all ranks",
     "bcast": "one rank to all",
     "reduce": "all ranks combined on one",
     "all_reduce": "all ranks combined on all",
@@ -241,10 +241,10 @@ _AI_WORDS = [
 WORDS: tuple[Word, ...] = (*_STANDARD_WORDS, *_AI_WORDS)
 """The table: the standard spans in the order of a job, then the other nodes of the `ai` tree."""
 
-DEFAULT_SPANS_EXPORT_BLACKLIST: tuple[StandardTrainingJobSpanName, ...] = tuple(
+SHORT_SPANS: tuple[StandardTrainingJobSpanName, ...] = tuple(
     word.standard for word in WORDS if word.standard and word.is_short
 )
-"""The eight short spans that exporters do not export by default."""
+"""The eight spans of every iteration. Exporters leave them out by default."""
 
 AI_NODES: tuple[Word, ...] = tuple(
     sorted(
@@ -261,11 +261,6 @@ _BY_TRACE_NAME = {
     (word.category, name): word for word in WORDS for name in (word.name, word.trace_name)
 }
 _AI_CATEGORIES = {word.category for word in AI_NODES}
-
-
-def standard_word(name: str) -> Word | None:
-    """Return the row of a standard span by its name or enum member, None if there is none."""
-    return _BY_STANDARD_NAME.get(name)
 
 
 def ai_word(path: str) -> Word | None:

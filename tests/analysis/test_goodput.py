@@ -140,7 +140,7 @@ def test_a_stall_of_all_ranks(tmp_path: Path, phase: str) -> None:
 
 
 def test_slow_first_steps_are_initialisation(tmp_path: Path) -> None:
-    """Compiling takes its time once, and is no stall."""
+    """Compilation takes time once, and is not a stall."""
     found, _ = of_plan(tmp_path / "run", RunPlan(2, 100, (Stall(0, "forward", 9 * SECOND),)))
     assert found.parts["stall"] == 0
     assert found.parts["initialisation"] == close(
@@ -167,7 +167,7 @@ def test_a_hang_is_a_stall(tmp_path: Path) -> None:
 
 
 def test_several_restarts(tmp_path: Path) -> None:
-    """What an attempt did is lost from the earliest step that a later one went on from."""
+    """The work of an attempt is lost from the earliest step from which a later one continued."""
     faults = (Restart(150, 5 * SECOND), Restart(130, 7 * SECOND), Restart(250, 9 * SECOND, True))
     found, truth = of_plan(tmp_path / "run", RunPlan(2, 300, faults))
     assert found.attempts == 4
@@ -179,7 +179,7 @@ def test_several_restarts(tmp_path: Path) -> None:
 
 
 def test_runs_of_one_session(tmp_path: Path) -> None:
-    """A job that goes on as another run is one job, and the time in between is lost."""
+    """A job that continues as another run is one job, and the time in between is lost."""
     one = simulate(tmp_path / "one", RunPlan(2, 250, session="night"))
     later = one["attempts"][-1]["end_ns"] + 60 * SECOND
     two = simulate(
@@ -197,7 +197,7 @@ def test_runs_of_one_session(tmp_path: Path) -> None:
 
 
 def test_runs_side_by_side_are_refused(tmp_path: Path) -> None:
-    """They are no job that goes on."""
+    """They are not one continued job."""
     for name in ("one", "two"):
         simulate(tmp_path / name, RunPlan(1, 3000))
     with pytest.raises(StepwellError, match="same time"):

@@ -78,7 +78,7 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     assert [w.ranks for w in result.waiting] == [(0, 2)]
     assert [(m.rank, m.inside) for m in result.missing] == [(1, ("data_loading",))]
     assert result.sentence == (
-        "ranks 0, 2 have been in all_reduce for 1 min 39 s (step 9); rank 1 never came: "
+        "ranks 0, 2 have been in all_reduce for 1 min 39 s (step 9); rank 1 never arrived: "
         "it has been in data_loading for 1 min 40 s"
     )
 
@@ -220,7 +220,7 @@ def test_a_rank_that_is_gone(tmp_path: Path) -> None:
     """It has finished, and began fewer collectives than the rank that waits."""
     result = hang(run_of(tmp_path, rank(0, [("all_reduce", 60)]), rank(1, [], status="finished")))
     assert result is not None
-    assert result.sentence.endswith("rank 1 never came: it has finished")
+    assert result.sentence.endswith("rank 1 never arrived: it has finished")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_rank_that_ended_before(
     run = run_of(tmp_path, rank(0, [("all_reduce", 60)]), replace(gone, end=round((END - 60) * S)))
     result = hang(run)
     assert result is not None
-    assert result.sentence.endswith(f"rank 1 never came: {words}")
+    assert result.sentence.endswith(f"rank 1 never arrived: {words}")
     rules = [finding.rule for finding in findings(run) if finding.rule != "low-goodput"]
     assert rules == (["died", "hang"] if is_reported else ["died"])
 

@@ -31,7 +31,7 @@ def record(root: Path, rows: list[dict[str, float]], name: str = "run") -> Recor
 
 
 def record_rank(root: Path, rank: int, attempt: int, values: dict[int, float]) -> RecordedRun:
-    """What one rank of one attempt logged as its loss."""
+    """The loss that one rank of one attempt logged."""
     about = {
         "RANK": f"{rank}",
         "LOCAL_RANK": f"{rank}",

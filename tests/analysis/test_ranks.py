@@ -188,7 +188,7 @@ def test_steps_of_plain_spans(tmp_path: Path) -> None:
 
 
 def test_a_hang_that_was_killed(simulated: Simulate) -> None:
-    """Which ranks were in which collective, since when, and which rank never came."""
+    """Which ranks were in which collective, since when, and which rank never arrived."""
     run, _ = simulated(4, 120, HangFault(2, 77, 300 * SECOND))
     result = hang(run)
     assert result is not None
@@ -200,7 +200,7 @@ def test_a_hang_that_was_killed(simulated: Simulate) -> None:
     (missing,) = result.missing
     assert missing.rank == 2
     assert missing.inside[-1] == "data_loading"
-    assert "rank 2 never came" in result.sentence
+    assert "rank 2 never arrived" in result.sentence
     inside = {stack.rank: stack.frames[-1].name for stack in stacks(run)}
     assert inside == {0: "all_reduce", 1: "all_reduce", 2: "data_loading", 3: "all_reduce"}
 
@@ -266,7 +266,7 @@ def hangs(folder: Path) -> bool:
 def stacks_as_json(folder: Path) -> dict[str, Any]:
     words = ("stacks", str(only_run(folder).path), "--after", "0.5")
     text = run_stepwell(*words, cwd=folder, check=True).stdout
-    assert "rank 1 never came" in " ".join(text.split())
+    assert "rank 1 never arrived" in " ".join(text.split())
     # Python stacks are there if the ranks made no progress for 5 s. Their paths cannot be wrapped.
     assert [line for line in text.splitlines() if len(line) > 80 and ".py:" not in line] == []
     document: dict[str, Any] = json.loads(
@@ -404,7 +404,7 @@ def test_the_command_tells_ranks_in_the_same_place_together(simulated: Simulate)
     assert lines[1].startswith(
         "ranks 0, 1, 2, 3, 4, 6 and 5 more have been in all_reduce for 5 min 00 s"
     )
-    assert "rank 5 never came" in " ".join(shown.stdout.split())
+    assert "rank 5 never arrived" in " ".join(shown.stdout.split())
     assert "ranks 0-4, 6-11 · MainThread · step 30" in shown.stdout
     healthy, _ = simulated(2, 40)
     assert "No spans were open" in run_stepwell("stacks", str(healthy.path), cwd=run.path).stdout

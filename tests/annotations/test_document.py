@@ -155,7 +155,7 @@ def test_a_constructor(recorded: Run) -> None:
 
 
 def test_updating_arguments(recorded: Run) -> None:
-    """Epoch and step that a node is told are those of its records, in their columns."""
+    """Epoch and step set on a node are in the columns of its records."""
 
     @ai.compute.forward
     def forward(x: Any) -> Loss:
@@ -322,7 +322,7 @@ def test_the_caveat_does_not_hold(recorded: Run, parentheses: bool) -> None:
 
 
 def test_the_latest_step_wins(recorded: Run) -> None:
-    """A step that the whole tree is told takes the place of one that a node was told before."""
+    """A step set on the whole tree replaces one set on a node before."""
 
     def use() -> None:
         with ai.compute.forward:

@@ -25,7 +25,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def test_a_dict_that_changes_later(recorded: Run) -> None:
-    """What a function was decorated with stays as it was."""
+    """The decorator of a function is unchanged."""
     args = {"size": 1}
 
     @ai.data(args=args)
@@ -67,7 +67,7 @@ def test_derived_once(monkeypatch: Any) -> None:
 
 
 def test_an_update_while_another_thread_enters(recorded: Run, monkeypatch: Any) -> None:
-    """What was encoded of the old arguments is not taken for the new ones."""
+    """Encoded old arguments are not used for the new ones."""
     from stepwell.annotations import node as module
 
     encode = module.encode

@@ -55,7 +55,7 @@ def plainly(call: Call, node: Node) -> None:
 
 
 def nested(call: Call, node: Node) -> None:
-    """Inside another node, and inside of itself."""
+    """Inside another node, and inside itself."""
     with ai.pipeline.train, node(enable=True):
         finish(call())
 
@@ -118,7 +118,7 @@ CASES = [
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("switch", "place"), CASES)
 def test_every_use(recorded: Run, switch: str, place: str) -> None:
-    """All uses in one run, each on a node of its own."""
+    """All uses in one run, each on its own node."""
     chosen = SWITCHES[switch]
     run_in, times, around = PLACES[place]
     expected: Counter[tuple[Any, ...]] = Counter()
@@ -140,7 +140,7 @@ def test_every_use(recorded: Run, switch: str, place: str) -> None:
 def records_of(
     use: Use, name: str, above: tuple[str, ...], is_recorded: bool, times: int
 ) -> Counter[tuple[Any, ...]]:
-    """What one use leaves: each record with its arguments, below the names of those around it."""
+    """The records of one use, with their arguments and the names of their ancestors."""
     found: Counter[tuple[Any, ...]] = Counter()
     for depth in range(len(above)):
         found[(*above[: depth + 1], None)] += times
@@ -200,7 +200,7 @@ def test_streaming_records(recorded: Run, switch: str) -> None:
 
 
 def test_recursion_is_as_deep_as_it_is(recorded: Run) -> None:
-    """Each call of a decorated function that calls itself lies in the one before."""
+    """Each call of a recursive decorated function is inside the previous one."""
 
     @ai.compute.forward(depth="any")
     def down(n: int) -> int:
@@ -215,7 +215,7 @@ def test_recursion_is_as_deep_as_it_is(recorded: Run) -> None:
 def test_an_exception_closes_every_use(
     recorded: Run, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """The exception comes out, what it went through has failed, and nothing stays open."""
+    """The exception is raised, the spans that it passed through have failed, and nothing stays open."""
 
     def fail() -> int:
         raise error("of the user")

@@ -24,7 +24,7 @@ _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9])"
 
 @dataclass(frozen=True)
 class Shown:
-    """What came out of a terminal."""
+    """The output of a terminal."""
 
     code: int
     raw: str
@@ -36,7 +36,7 @@ class Shown:
 
     @property
     def lines(self) -> list[str]:
-        """What was drawn line by line; those drawn over are there too."""
+        """The drawn lines, including those that were drawn over."""
         return [line for line in re.split(r"[\r\n]", self.text) if line.strip()]
 
     @property

@@ -37,7 +37,7 @@ def test_ls_lists_runs_newest_first(tmp_path: Path) -> None:
 
 
 def test_ls_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
-    """An empty place is no error."""
+    """An empty folder is not an error."""
     done = run_stepwell("ls", cwd=tmp_path)
     assert done.returncode == 0
     assert "stepwell.init()" in done.stdout
@@ -91,7 +91,7 @@ def test_show_of_a_killed_run_says_what_it_was_inside_of(tmp_path: Path) -> None
 def test_mistakes_are_one_clear_line(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    """What a person got wrong is said in one line on stderr, with exit code 2."""
+    """A wrong argument gives one line on stderr, with exit code 2."""
     done = run_stepwell(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
@@ -189,7 +189,7 @@ def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
 
 
 def test_recover_leaves_a_run_on_another_machine_alone(tmp_path: Path) -> None:
-    """A process that another machine keeps alive, as its heartbeat tells, is not touched."""
+    """A process with a recent heartbeat from another machine is not touched."""
     with stepwell.init("far", dir=tmp_path / "runs") as run:
         with run.span("before"):
             pass
@@ -205,7 +205,7 @@ def test_recover_leaves_a_run_on_another_machine_alone(tmp_path: Path) -> None:
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    """Square brackets are no markup, and no name commands the terminal."""
+    """Square brackets are not markup, and names cannot control the terminal."""
     with stepwell.init("run[/bold]", dir=tmp_path / "runs") as run:
         run.log({"acc[train]": 1.0, "loss[/x]": 2.0, "red\x1b[31m": 3.0})
         with run.span("[red]span"):

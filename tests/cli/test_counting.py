@@ -1,4 +1,4 @@
-"""What counts as a step, and what a report says of a run that did not come to its end."""
+"""What counts as a step, and reports of runs that did not finish."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_failed_run_says_where_to_look(tmp_path: Path) -> None:
         raise ValueError("no")
     done = run_stepwell("stacks", str(run.path), cwd=tmp_path)
     assert done.returncode == 0
-    assert "stepwell report bad" in done.stdout
+    assert f"`stepwell report {run.path}`" in done.stdout.replace("\n", " ")
     assert (
         json.loads(run_stepwell("stacks", str(run.path), "--json", cwd=tmp_path).stdout)["run"]
         == "bad"

@@ -54,7 +54,7 @@ def test_a_healthy_installation(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("args", [(), ("--json",)])
 def test_the_command(tmp_path: Path, args: tuple[str, ...]) -> None:
-    """It ends with 1 where there is a problem."""
+    """The exit code is 1 if there is a problem."""
     env = environment(WANDB_MODE="offline")
     good = run_script(CLI, "doctor", *args, cwd=tmp_path, env=env)
     assert good.returncode == 0, good.stdout
@@ -126,7 +126,7 @@ class Usage:
 
 
 def test_addresses() -> None:
-    """Whether somebody listens there; passwords are not shown."""
+    """Whether a server answers there; passwords are not shown."""
     port = free_port()
     bad = check_address("mlflow", f"http://user:secret@127.0.0.1:{port}?token=secret")
     assert bad.state == "problem"

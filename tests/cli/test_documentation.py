@@ -1,4 +1,4 @@
-"""docs/commands.md tells of every command, and of no other."""
+"""docs/commands.md describes every command, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepwell export``: every format, read back with a reader that is not ours where there is one."""
+"""``stepwell export``: every format, read back with a third-party reader if there is one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,14 @@ from typer.main import get_command
 
 import stepwell
 from stepwell.cli.app import app
-from stepwell.cli.arguments import choose_runs, complete_folder, complete_run, folder_of_runs
+from stepwell.cli.arguments import (
+    choose_run,
+    choose_runs,
+    complete_folder,
+    complete_run,
+    folder_of_runs,
+    run_argument,
+)
 from stepwell.cli.watch import run_to_watch
 from tests.harness import run_stepwell
 
@@ -70,6 +77,22 @@ def test_the_newest_run_of_a_folder(place: Path, monkeypatch: pytest.MonkeyPatch
         "elsewhere",
     ]
     assert run_to_watch("jobs", None).id == "new"
+
+
+def test_commands_in_messages_find_the_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id is enough in the default folder; elsewhere the path is needed."""
+    monkeypatch.chdir(place)
+    for text, dir, argument in (
+        (None, None, "elsewhere"),
+        ("runs/elsewhere", None, "elsewhere"),
+        ("jobs/old", None, "jobs/old"),
+        ("old", Path("jobs"), "jobs/old"),
+    ):
+        run = choose_run(text, dir)
+        assert run_argument(run) == argument
+        assert choose_run(run_argument(run), None).id == run.id
+    monkeypatch.setenv("STEPWELL_DIR", "jobs")
+    assert run_argument(choose_run("jobs/old", None)) == "old"
 
 
 @pytest.mark.parametrize(

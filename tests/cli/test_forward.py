@@ -115,7 +115,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_still_records(tmp_path: Path) -> None:
-    """What there is goes out, and it is said that more will come."""
+    """The present records are sent, and a message says that the run is still running."""
     run = stepwell.init("t", dir=tmp_path / "runs")
     with Receiver() as receiver, stepwell.span("open"):
         with stepwell.span("done"):

@@ -22,7 +22,7 @@ DAY = 86400
 
 
 def record(root: Path, name: str, days_ago: float = 0, size: int = 0) -> Path:
-    """A finished run, last seen so many days ago, with an artifact of so many bytes."""
+    """A finished run, last seen ``days_ago`` days ago, with an artifact of ``size`` bytes."""
     with stepwell.init(name, dir=root, run_id=name) as run:
         with run.span("work"):
             run.log({"loss": 1.0})
@@ -75,7 +75,7 @@ def test_by_age_number_size_and_name(root: Path) -> None:
 
 
 def test_the_list_has_sizes_and_removes_nothing(root: Path) -> None:
-    """What is listed would go; with --yes it does, and the rest is as it was."""
+    """Listed runs are removed with --yes only; the rest is unchanged."""
     rest = sorted(p for p in root.rglob("*") if not p.is_relative_to(root / "middle"))
     listed = json.loads(run_stepwell("gc", "--larger-than", "4M", "--json", cwd=root.parent).stdout)
     assert [run["id"] for run in listed["runs"]] == ["middle"]
@@ -125,7 +125,7 @@ def test_one_that_seems_dead_on_another_machine_gets_ten_minutes(root: Path) -> 
 
 
 def test_what_is_no_run_and_links_are_left_alone(root: Path, tmp_path: Path) -> None:
-    """A folder of one's own, a link to a run, and what links inside of a run lead to."""
+    """Other folders, links to a run, and targets of links inside a run."""
     (root / "notes").mkdir()
     (root / "notes" / "run.json").write_text('{"mine": 1}')
     precious = tmp_path / "precious"
@@ -143,7 +143,7 @@ def test_what_is_no_run_and_links_are_left_alone(root: Path, tmp_path: Path) -> 
 
 
 def test_the_spool_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
-    """What it left on the local disk of this machine is no use without it."""
+    """Its spool on the local disk is useless without it."""
     kill_a_run(tmp_path / "runs", STEPWELL_SPOOL=str(tmp_path / "spool"))
     assert list((tmp_path / "spool").rglob("*.live"))
     done = run_stepwell("gc", "--status", "killed,failed", "--yes", cwd=tmp_path)
@@ -167,7 +167,7 @@ def test_only_a_part_of_a_run(root: Path) -> None:
 def test_what_could_not_be_removed_gives_1(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others go, and the reason is told."""
+    """The others are removed, and the reason is printed."""
     from stepwell.cli.maintenance import GcOptions, clean_up
 
     real = shutil.rmtree
@@ -239,7 +239,7 @@ def logged(tmp_path: Path) -> Path:
 
 
 def test_what_a_tracker_never_got_stays(tmp_path: Path) -> None:
-    """It is told what to type; once that is done, or it is said that it may, the run goes."""
+    """The message has the command to deliver it; after that, or with --undelivered, the run is removed."""
     pytest.importorskip("stepwell.loggers.backends.tensorboard.backend")
     folder = logged(tmp_path)
     root = folder.parent.parent

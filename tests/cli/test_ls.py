@@ -84,7 +84,7 @@ def test_the_figures_of_a_run(folder: Path) -> None:
 
 
 def test_a_run_folder_is_not_written_to(folder: Path) -> None:
-    """What is cached is in the reader's own folder."""
+    """The cache is in the reader's own folder."""
     before = sorted(map(str, (folder / "runs").rglob("*")))
     listed(folder, "--findings", cache="another")
     assert sorted(map(str, (folder / "runs").rglob("*"))) == before
@@ -179,6 +179,6 @@ def test_wrong_options(folder: Path, options: list[str], words: str) -> None:
 
 
 def test_nothing_matches(folder: Path) -> None:
-    """That is no error."""
+    """That is not an error."""
     done = run_stepwell("ls", "--tag", "none", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "No matching runs in runs.\n")

@@ -174,7 +174,7 @@ def test_csv_and_files_hold_everything(runs: Path) -> None:
 
 
 def test_nothing_found_is_said(runs: Path) -> None:
-    """An empty table is no mistake."""
+    """An empty table is not an error."""
     done = run_stepwell("query", "SELECT name FROM spans WHERE step > 99", cwd=runs.parent)
     assert (done.returncode, done.stdout) == (0, "name\nNo rows.\n")
     done = run_stepwell(

@@ -122,7 +122,7 @@ def test_an_id_that_is_not_there_has_the_near_ones_told(
 
 @pytest.mark.parametrize("name", EACH_OF_A_RUN)
 def test_an_empty_folder(name: str, place: Place, tmp_path: Path) -> None:
-    """There is no run, and how to say where runs are."""
+    """There is no run; the message says how to name the folder of runs."""
     more = ["--dir", "empty"]
     done = run_stepwell(*own(name, words(name, "whole"), tmp_path), *more, cwd=place.path)
     assert done.returncode == 2

@@ -57,7 +57,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def test_each_look_sees_what_is_new(job: Path) -> None:
-    """Steps go on, the goal is that of the configuration, and the time goes where it was put."""
+    """Steps advance, the target is that of the configuration, and time is in the right phases."""
     run = stepwell.open_run(job / "runs" / "job")
     wait_until(lambda: run.metrics().collect().height > 5)
     live = LiveRun(run, findings=False)
@@ -107,7 +107,7 @@ def test_in_a_terminal_it_ends_with_the_run(job: Path, code: int) -> None:
 
 
 def test_ctrl_c_is_quiet(job: Path) -> None:
-    """No traceback, no word; the job goes on."""
+    """No traceback and no message; the job continues."""
     shown = in_terminal("watch", cwd=job, until=lambda text: "open spans" in text)
     assert shown.code == 130
     assert "Traceback" not in shown.text
@@ -236,7 +236,7 @@ def test_the_time_of_each_instant_has_one_owner() -> None:
 
 
 def test_the_next_attempt_takes_over(tmp_path: Path) -> None:
-    """A run that is started again while it is watched: what is shown is the attempt that goes on."""
+    """A run that is restarted while it is watched: the running attempt is shown."""
     with stepwell.init("again", dir=tmp_path, run_id="again") as first:
         first.set_step(7)
         live = LiveRun(stepwell.open_run(first.path), findings=False)

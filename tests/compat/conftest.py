@@ -1,4 +1,4 @@
-"""A provider of one-logger that nobody has configured, whose runs go to a folder of the test."""
+"""An unconfigured provider of one-logger, whose runs are in a folder of the test."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class Reader:
 
 
 def test_arguments_of_calls(recorded: Run) -> None:
-    """Given by position, by name or by default; else the attributes of ``self``. Methods are no numbers."""
+    """Given by position, by name or by default; else the attributes of ``self``. Methods are not values."""
     reader = Reader(epoch=3)
     assert reader.read(5) == 9
     reader.read(image_idx=6)
@@ -241,7 +241,7 @@ def test_arguments_of_calls(recorded: Run) -> None:
 
 
 def test_odd_arguments_of_calls(recorded: Run) -> None:
-    """What is no number is left out; attributes that fail, or are missing, disturb nothing."""
+    """Values that are not numbers are left out; attributes that fail or are missing do no harm."""
     numpy = pytest.importorskip("numpy")
     dlp = dft_fn("odd")
 
@@ -274,7 +274,7 @@ def test_odd_arguments_of_calls(recorded: Run) -> None:
 def test_an_attribute_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The call goes on, is recorded without arguments, and there is one warning."""
+    """The call continues, is recorded without arguments, and there is one warning."""
     run = stepwell.init("fails", dir=tmp_path)
 
     class Broken:
@@ -514,7 +514,7 @@ print(stepwell.open_run(run.path).spans().collect()["name"].to_list())
 
 @pytest.mark.parametrize("value", ["0", "", "off"])
 def test_switched_off(tmp_path: Path, value: str) -> None:
-    """Nothing is recorded or written, and functions stay as they are; stepwell's own names go on."""
+    """Nothing is recorded or written, and functions are unchanged; stepwell's own names still record."""
     done = run_script(OFF, cwd=tmp_path, env=environment(DFTRACER_ENABLE=value), check=True)
     assert done.stdout.splitlines() == ["False 0 True []", "['data']"]
 
@@ -575,7 +575,7 @@ def test_metadata_in_the_trace(recorded: Run, tmp_path: Path) -> None:
 
 
 def test_what_is_started_again(recorded: Run) -> None:
-    """What nothing stopped is not recorded once the span around it has ended and it is started anew."""
+    """A span that was never stopped is not recorded once its parent has ended and it is started again."""
     for _ in range(3):
         with ai.pipeline.epoch:
             ai.dataloader.fetch.start()
@@ -596,7 +596,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "dftracer.md"
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of docs/migrate/dftracer.md runs, and the names that it tells of are there."""
+    """The example of docs/migrate/dftracer.md runs, and the names that it lists exist."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

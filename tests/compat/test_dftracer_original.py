@@ -271,7 +271,7 @@ def test_metadata(traces: Any) -> None:
 
 
 def test_what_differs_on_purpose(tmp_path: Path) -> None:
-    """What the published library loses or mixes up is recorded here; see docs/migrate/dftracer.md."""
+    """Records that the published library loses or mixes up are correct here; see docs/migrate/dftracer.md."""
     theirs, ours = (
         trace_of(library, DIFFERENT, tmp_path / library)[0] for library in (ORIGINAL, OURS)
     )

@@ -182,7 +182,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def spans(folder: Path) -> pl.DataFrame:
-    """What it recorded, with the worker that did."""
+    """Its records, with the worker that wrote them."""
     run = only_run(folder)
     found = run.spans().collect()
     check_tree(found)

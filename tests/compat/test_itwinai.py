@@ -29,7 +29,7 @@ def test_the_trainer_and_the_lightning_logger() -> None:
     from stepwell.integrations.lightning.logger import StepwellLogger
     from stepwell.integrations.torch.trainer import TorchTrainer
 
-    assert itwinai.TorchTrainer is TorchTrainer
+    assert issubclass(itwinai.TorchTrainer, TorchTrainer)
     own = Own()
     found = itwinai.ItwinaiLogger(itwinai_logger=own, log_model="all", skip_finalize=True)
     assert isinstance(found, StepwellLogger)

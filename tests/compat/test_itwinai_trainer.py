@@ -589,7 +589,7 @@ def test_a_logger_of_the_users_own() -> None:
         "destroyed",
     ]
     logger = Lines()
-    with pytest.raises(ValueError, match="no argument"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         TorchTrainer(SMALL, 1, net(), logger=logger, wrong=1)
     with pytest.raises(StepwellError, match="has no model"):
         TorchTrainer(SMALL, logger=logger).execute(digits())
@@ -672,7 +672,7 @@ if __name__ == "__main__":
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_the_tutorial_on_two_processes(tmp_path: Path) -> None:
-    """One model, its metrics in MLflow, and checkpoints that a single process goes on from."""
+    """One model, its metrics in MLflow, and checkpoints from which a single process can continue."""
     pytest.importorskip("torchmetrics")
     pytest.importorskip("mlflow")
     from tests.loggers.reading_back import Left

@@ -1,4 +1,4 @@
-"""What the page about coming from itwinai says is there."""
+"""The names in docs/migrate/itwinai.md exist."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_modules_of_the_original(path: str) -> None:
 
 
 def test_names_that_the_original_exports() -> None:
-    """What its public modules define is here, but for the names that the migration page lists."""
+    """All names of its public modules exist here, except those that the migration page lists."""
     missing = [
         f"{path}.{name}"
         for path, names in _names_of_the_original()
@@ -182,7 +182,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "nv-one-logger.md"
 
 
 def test_imports_of_the_migration_page() -> None:
-    """Each import that it tells to write works."""
+    """Each import that it recommends works."""
     pytest.importorskip("lightning")
     page = PAGE.read_text(encoding="utf-8").replace("(\n    ", "").replace(",\n)", "")
     found = re.findall(r"^from (stepwell\S*) import (.+)$", page, re.MULTILINE)
@@ -251,7 +251,7 @@ def test_unknown_targets(provider: TrainingTelemetryProvider) -> None:
 
 
 def test_assigning_to_fields(provider: TrainingTelemetryProvider) -> None:
-    """What is assigned before the provider is configured counts; wrong values are refused at once."""
+    """Values that are assigned before the provider is configured count; wrong values are refused at once."""
     config = _base()
     provider.with_base_config(config)
     config.session_tag_or_fn = "later"
@@ -454,7 +454,7 @@ def test_no_configuration_of_exporters(
 
 
 def test_spellings_of_a_span(provider: TrainingTelemetryProvider) -> None:
-    """What is being recorded has the spellings of the original, and its values are ``Attribute`` objects."""
+    """Live records have the names of the original, and their values are ``Attribute`` objects."""
     provider.with_base_config(_base()).configure_provider()
     recorder = provider.recorder
     app = on_app_start()
@@ -681,7 +681,7 @@ def test_an_exporter_of_the_original_interface(provider: TrainingTelemetryProvid
 
 
 class Lines(BaseJsonExporter):
-    """Writes the original's lines to a file of its own."""
+    """Writes the original's lines to its own file."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -751,7 +751,7 @@ def test_exporters_that_packages_bring(
 
 
 class Brought:
-    """What a package registers."""
+    """An entry point of a package."""
 
     @staticmethod
     def get_default_config() -> dict[str, Any]:
@@ -759,7 +759,7 @@ class Brought:
 
 
 def test_attributes_that_changed() -> None:
-    """An exporter is told which attributes are new at the end, and which have changed."""
+    """An exporter gets the attributes that are new at the end, and those that have changed."""
     kept = Kept()
     adapted = AdaptedExporter(kept)
     adapted.open(Source("run", 0, 0, 1, "rank-0", "host", 1, "app", started_ns=T0))
@@ -775,7 +775,7 @@ def test_attributes_that_changed() -> None:
 def test_another_application(
     provider: TrainingTelemetryProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What comes between two applications is only in the run; the next one is exported again."""
+    """Records between two applications are only in the run; the next application is exported again."""
     kept = Kept()
     provider.with_base_config(_base()).with_exporter(kept).configure_provider()
     with application():
@@ -912,7 +912,7 @@ def test_wandb_exporter(
 
 
 def test_the_recorded_span_is_at_hand(provider: TrainingTelemetryProvider) -> None:
-    """Code that goes on with stepwell's own interface finds its span behind the view."""
+    """Code that continues with stepwell's own interface gets the span behind the view."""
     provider.with_base_config(_base()).configure_provider()
     with timed_span("own") as span:
         assert isinstance(span.recorded, span_handle.Span)

@@ -49,7 +49,7 @@ def _run(folder: Path, root: str, clock: str) -> Lines:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
-    """What an exporter of the original interface got from the original, and from stepwell."""
+    """The records that an exporter of the original interface gets from the original, and from stepwell."""
     folder = tmp_path_factory.mktemp("compared")
     return (
         _run(folder / "original", "nv_one_logger", ORIGINAL_CLOCK),

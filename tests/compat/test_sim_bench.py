@@ -25,7 +25,7 @@ EPOCHS, BATCHES, EVERY, PAIRS = 2, 25, 10, 5
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the program left in its output folder."""
+    """The content of the output folder of the program."""
     folder = tmp_path_factory.mktemp("sim_bench")
     config = {
         "training": {"epochs": EPOCHS, "batches": BATCHES},
@@ -51,7 +51,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_records(output: Path) -> None:
-    """What the program measured itself, the way that sim_bench does, is in the records."""
+    """Values that the program measures itself, as sim_bench does, are in the records."""
     found = records(output / "telemetry" / "telemetry.jsonl")
     measured = records(output / "measured.jsonl")
     places = [(0, 10), (0, 20), (1, 10), (1, 20)]

@@ -1,4 +1,4 @@
-"""What every rank does in test_sharded.py; ends with an error when a number is wrong."""
+"""The program of each rank in test_sharded.py; fails if a number is wrong."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def fsdp1(model: nn.Module, original: bool) -> nn.Module:
 
 
 def one_rank_in_trouble(folder: Path) -> None:
-    """Nobody waits for ever, nobody has a wrong number, and the next time all is well."""
+    """No rank waits forever, no rank has a wrong number, and the next collection works."""
     torch.manual_seed(3)
     model = fsdp(Net())
     path = folder / f"trouble.{dist.get_rank()}.pt"
@@ -196,7 +196,7 @@ def one_rank_in_trouble(folder: Path) -> None:
 
 
 def one_rank_with_a_broken_rule() -> None:
-    """The others have a number that says so, and do not wait."""
+    """The others get a number that marks this, and do not wait."""
     torch.manual_seed(3)
     model = fsdp(Net())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -65,7 +65,7 @@ def _said(batch: Any, **config: Any) -> dict[str, Any]:
     ],
 )
 def test_known_shapes(batch: Any, args: int, kwargs: list[str]) -> None:
-    """What the model takes and what the labels are is found without an adapter."""
+    """Inputs and labels are recognised without an adapter."""
     parts = parts_of(batch, OneInput(), TelemetryConfig())
     assert len(parts.args) == args
     assert sorted(parts.kwargs) == kwargs
@@ -116,7 +116,7 @@ def test_documented_statistics() -> None:
 
 
 def test_a_class_that_is_missing_has_no_share() -> None:
-    """Of two classes both are told, also when all of a batch are of one."""
+    """Both of two classes are recorded, even if a whole batch is of one class."""
     assert _said((X, torch.ones(4))) == {"label_0_pct": 0.0, "label_1_pct": 100.0, "batch_size": 4}
 
 
@@ -186,14 +186,14 @@ def test_the_first_examples_of_a_batch() -> None:
 
 
 def test_sizes() -> None:
-    """The first tensor tells how many examples there are."""
+    """The first tensor determines the number of examples."""
     assert size_of({"name": ["a"], "x": X}) == 4
     assert size_of(torch.tensor(1.0)) is None
     assert size_of("text") is None
 
 
 def test_a_class_that_was_there_before_has_a_share_of_zero() -> None:
-    """Else its curve would tell of the batches that have it only."""
+    """Otherwise its curve would cover only the batches that have it."""
     known: set[int] = set()
     config = TelemetryConfig()
     statistics((X, torch.tensor([0, 1, 2, 2])), config, known)

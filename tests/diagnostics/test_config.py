@@ -1,4 +1,4 @@
-"""What TelemetryConfig takes, and what it refuses."""
+"""Values that TelemetryConfig accepts and refuses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_to_yaml_and_back() -> None:
 
 
 def test_from_dict_takes_a_part() -> None:
-    """What is left out has its default."""
+    """Omitted fields have their defaults."""
     assert TelemetryConfig.from_dict({}) == TelemetryConfig()
     assert TelemetryConfig.from_dict({"collect_every_n": 7}).collect_every_n == 7
 
@@ -81,7 +81,7 @@ def test_output_dir_becomes_a_path(given: str | Path) -> None:
         ("colect_every_n", "collect_every_n"),
         ("track_gradient", "track_gradients"),
         ("holdoutsize", "holdout_size"),
-        ("zzz", "there are: activation_layers"),
+        ("zzz", "valid names: activation_layers"),
     ],
 )
 def test_unknown_keys_are_left_out(key: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:

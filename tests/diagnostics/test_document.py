@@ -1,4 +1,4 @@
-"""The way users were told to use it: their setup, their loop and their analysis, filled in."""
+"""The documented usage: the users' setup, loop and analysis, filled in."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_the_same_numbers_are_metrics_of_the_run(tmp_path: Path) -> None:
 
 
 def test_a_metric_of_ones_own() -> None:
-    """What the document asks a new method for is one function here."""
+    """A new method in the document is one function here."""
     from stepwell.diagnostics import family, remove_family
 
     @family("my_metric")

@@ -1,4 +1,4 @@
-"""The families that have to be turned on, each against a computation of its own."""
+"""The families that are off by default, each compared with a separate computation."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_chosen_layers() -> None:
 
 @pytest.mark.parametrize("layer", [None, "backbone"])
 def test_embeddings(layer: str | None) -> None:
-    """What goes into the last linear layer, or what the named one gives."""
+    """The input of the last linear layer, or the output of the named layer."""
     model = Siamese()
     holdout = pairs(3, 4, seed=5)
     (found,) = _collected(model, 1, holdout, track_embeddings=True, embedding_layer=layer)

@@ -136,7 +136,7 @@ def test_names_that_cannot_be(name: str) -> None:
 
 
 def test_names_that_are_taken() -> None:
-    """By another function; the same one, defined anew as in a notebook, replaces itself."""
+    """By another function; the same one, defined again as in a notebook, replaces itself."""
 
     def make(value: int) -> Any:
         @family("mine")
@@ -163,7 +163,7 @@ def test_names_that_are_taken() -> None:
 def test_a_fault_is_one_warning_and_a_missing_field(
     name: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of every family: training goes on, and the other fields are there."""
+    """For every family: training continues, and the other fields are there."""
     there = _families[name]
 
     def broken(context: Any) -> Any:
@@ -193,7 +193,7 @@ def test_a_fault_is_one_warning_and_a_missing_field(
     ],
 )
 def test_whatever_a_family_gives(value: Any) -> None:
-    """A record is written, in strict JSON; what cannot be told is missing or described."""
+    """A record is written, in strict JSON; unknown values are missing or described."""
 
     @family("odd")
     def odd(context: Any) -> Any:
@@ -220,7 +220,7 @@ def test_a_value_that_holds_itself(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_fault_in_the_holdout_leaves_the_model_alone() -> None:
-    """Training goes on in training mode."""
+    """Training continues in training mode."""
 
     class Moody(Siamese):
         def forward(self, first: Any, second: Any) -> Any:

@@ -111,7 +111,7 @@ def test_groups_have_norms_of_their_own() -> None:
 
 
 def test_only_what_the_optimizer_updates_counts() -> None:
-    """A layer left out of it keeps adding up gradients that nobody uses."""
+    """A layer that is not in it accumulates gradients that are never used."""
     model = made(mlp)
     optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
     gradients = Gradients(model, optimizer, "layers")
@@ -252,7 +252,7 @@ def test_bfloat16_autocast_and_bfloat16_weights() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("unscaled_before", [False, True])
 def test_a_grad_scaler(fused: bool, unscaled_before: bool) -> None:
-    """Unscaled norms, whoever does the unscaling."""
+    """Unscaled norms, whether the user or the scaler unscales."""
     model = made(mlp)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

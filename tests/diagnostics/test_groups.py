@@ -135,7 +135,7 @@ def test_a_part_that_is_compiled_keeps_its_name() -> None:
 
 
 def test_a_module_that_is_called_module_is_no_wrapper() -> None:
-    """With a sibling beside it, its name tells them apart."""
+    """With a sibling, the name distinguishes them."""
     model = torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1), "other": torch.nn.Linear(1, 1)})
     assert names(grouped(model))["overall"][0] == "module.weight"
 

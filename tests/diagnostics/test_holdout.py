@@ -108,7 +108,7 @@ def test_a_graph_that_waits_for_its_backward_pass() -> None:
 
 
 def test_autocast_is_as_around_the_call() -> None:
-    """And a step inside of the same autocast has its gradients afterwards."""
+    """And a step inside the same autocast has its gradients afterwards."""
     model = nn.Linear(3, 2)
     x = torch.randn(4, 3)
     data = [(x, torch.tensor([0, 1, 0, 1]))]
@@ -196,7 +196,7 @@ def test_what_is_documented() -> None:
 
 
 class Gives(nn.Module):
-    """Returns what it is told to."""
+    """Returns a given value."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def test_kinds_of_outputs(output: Any, labels: Any, accuracy: float) -> None:
 
 
 def test_outputs_with_a_name() -> None:
-    """What transformers return has its logits under that name."""
+    """Outputs of transformers have their logits under that name."""
     output = type("Output", (), {"logits": torch.tensor([[0.0, 1.0]])})()
     assert _evaluated(Gives(output), [(torch.zeros(1, 3), torch.tensor([1]))])["accuracy"] == 1.0
 
@@ -274,7 +274,7 @@ def test_what_does_not_fit_is_said(output: Any, labels: Any) -> None:
 
 
 def test_wrapped_models_are_unwrapped() -> None:
-    """Neither compiled anew nor synchronised with other ranks for the holdout's sake."""
+    """The holdout causes neither a new compilation nor a synchronisation with other ranks."""
     model = Siamese()
     wrapped = nn.DataParallel(model)
     data = pairs(1, 4)

@@ -45,7 +45,7 @@ def test_lines_are_appended_in_one_write(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("torn", ['{"i": 1, "x', "x" * 200_000, '{"i": 1}'])
 def test_half_a_line_is_taken_away(tmp_path: Path, torn: str) -> None:
-    """What a killed process left is no record, and would spoil the next."""
+    """A partial line of a killed process is not a record, and would damage the next."""
     file = tmp_path / "t.jsonl"
     file.write_text('{"i": 0}\n' + torn)
     records.append(file, {"i": 2})
@@ -103,7 +103,7 @@ def test_to_dataframe(folder: Path) -> None:
 
 
 def test_a_line_that_is_being_written(folder: Path) -> None:
-    """The last one may be there by half while training goes on; any other is an error."""
+    """The last one may be incomplete during training; any other is an error."""
     pytest.importorskip("pandas")
     file = folder / "telemetry" / "telemetry.jsonl"
     with open(file, "a") as lines:

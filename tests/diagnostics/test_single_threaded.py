@@ -1,4 +1,4 @@
-"""Work in the calling thread alone, which nobody else notices."""
+"""Work in the calling thread alone, without effect on other threads."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_steps_that_are_rarer_than_collections() -> None:
 
 
 def test_a_collection_at_every_batch() -> None:
-    """All but the first, which nobody could foresee."""
+    """All but the first, which cannot be predicted."""
     loop = Loop(1, 1)
     loop.epoch(20)
     assert [trusted for trusted, _, _ in loop.used] == [False] + [True] * 19

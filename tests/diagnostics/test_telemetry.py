@@ -198,7 +198,7 @@ def test_accumulation(accumulate: int) -> None:
 
 
 def test_the_norm_before_clipping() -> None:
-    """What clip_grad_norm_ returned is kept beside the norm that the optimizer used."""
+    """The result of clip_grad_norm_ is kept beside the norm that the optimizer used."""
     model = Siamese()
     optimizer = two_rates(model)
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=2))
@@ -249,7 +249,7 @@ def test_learning_rates_by_name_and_by_group() -> None:
 
 
 def test_a_group_without_parameters_is_absent() -> None:
-    """No zero stands for nothing."""
+    """Missing values are not recorded as 0."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1))
@@ -390,7 +390,7 @@ def test_a_run_that_is_there_is_used_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_another_run_begins() -> None:
-    """Files that lie in the run's folder go on in that of the new one."""
+    """Files in the run folder continue in the folder of the new run."""
     model = Siamese()
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1))
     first = telemetry.metrics_file
@@ -480,7 +480,7 @@ def test_a_restart_compares_with_nothing(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_killed_in_the_middle(tmp_path: Path) -> None:
-    """A kill -9 leaves whole records, and the next process goes on behind them."""
+    """A kill -9 leaves whole records, and the next process appends to them."""
     script = """
 import os, signal, sys
 from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry
@@ -536,7 +536,7 @@ def test_it_is_said_at_exit_too(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One warning; training goes on, and the metrics are there."""
+    """One warning; training continues, and the metrics are there."""
     monkeypatch.delenv("STEPWELL_STRICT")
     (tmp_path / "file").write_text("in the way")
     model = Siamese()
@@ -570,7 +570,7 @@ def test_an_index_that_is_none(
 def test_a_model_that_is_none(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is handed over, training goes on."""
+    """Training continues with any argument."""
     monkeypatch.delenv("STEPWELL_STRICT")
     telemetry = TrainingTelemetry(TelemetryConfig(collect_every_n=1))
     for i in range(3):

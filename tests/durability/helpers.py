@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 class Child:
-    """A Python process of its own that executes what it is handed, piece by piece."""
+    """A separate Python process that executes code piece by piece."""
 
     def __init__(self, cwd: Path, **variables: str) -> None:
         self.stderr_file = tempfile.TemporaryFile("w+")
@@ -83,7 +83,7 @@ class Child:
         return self.process.wait(60)
 
     def stderr(self) -> str:
-        """What it wrote to its standard error."""
+        """Its standard error."""
         self.stderr_file.seek(0)
         return self.stderr_file.read()
 
@@ -151,7 +151,7 @@ def files_below(path: Path, pattern: str) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that somebody still writes to: what comes meanwhile goes too."""
+    """Remove a folder that is still being written to, including files that appear meanwhile."""
     for _ in range(100):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -167,7 +167,7 @@ def _call(*command: str) -> None:
 
 @contextlib.contextmanager
 def mounted(kind: str, megabytes: int, tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own: ``tmpfs``, or ``ext4`` in a file."""
+    """A separate small file system: ``tmpfs``, or ``ext4`` in a file."""
     if os.geteuid() != 0:
         pytest.skip("needs root: it mounts a small file system to fill")
     point = tmp_path / f"disk-{kind}"

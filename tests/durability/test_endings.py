@@ -86,7 +86,7 @@ def test_unhandled_exception(tmp_path: Path) -> None:
 
 
 def test_exception_through_with(tmp_path: Path) -> None:
-    """An exception that leaves ``with run`` reaches its caller untouched, and is named."""
+    """An exception that leaves ``with run`` reaches its caller unchanged, and is recorded."""
     code = (
         "try:\n"
         "    with init() as run:\n"
@@ -234,7 +234,7 @@ def test_an_exception_of_a_worker_is_the_error(tmp_path: Path) -> None:
 
 
 def harness_run(code: str, cwd: Path) -> None:
-    """Run a script that lies in a file, and whose exit code does not matter."""
+    """Run a script from a file; its exit code does not matter."""
     (cwd / "train.py").write_text(PRELUDE + code)
     harness.run_script(
         cwd / "train.py", cwd=cwd, env=environment(STEPWELL_DIR=str(cwd / "runs")), timeout=120

@@ -60,7 +60,7 @@ def test_a_finish_that_times_out_leaves_the_next_run_alone(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", ['{"attempts": [{}]}', "[]", '{"attempts": 3}', "{"])
 def test_a_damaged_run_json_does_not_keep_init_from_working(tmp_path: Path, content: str) -> None:
-    """Whatever somebody wrote into run.json, the next attempt is recorded and the file mended."""
+    """Whatever was written into run.json, the next attempt is recorded and the file repaired."""
     stepwell.init("x", dir=tmp_path, run_id="x").finish()
     (tmp_path / "x" / "run.json").write_text(content)
     run = stepwell.init("x", dir=tmp_path, run_id="x")

@@ -249,7 +249,7 @@ MOUNTS = r"""
     ],
 )
 def test_file_system(path: str, kind: str, network: bool) -> None:
-    """The longest mount point that holds a path tells its file system, and so whether it is shared."""
+    """The longest mount point of a path determines its file system, and whether it is shared."""
     assert system.file_system(Path(path), MOUNTS) == kind
     assert (system.NETWORK_FILE_SYSTEMS.search(kind) is not None) is network
 

@@ -47,7 +47,7 @@ def _archive(run: Any, kind: str) -> Path:
 
 
 def _is_beginning(rows: list[Any], wanted: list[Any], fraction: float) -> None:
-    """What was read is the beginning of what was written, up to about where the damage is."""
+    """The rows read are the first rows written, up to about the damage."""
     assert rows == wanted[: len(rows)]
     assert len(rows) > (fraction - 0.35) * len(wanted)
     assert len(rows) < len(wanted)

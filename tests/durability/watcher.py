@@ -50,7 +50,7 @@ def poll(run: Any, before: dict[str, Counter[str]], checked: set[int]) -> int:
 
 
 def check_growth(kind: str, table: pl.DataFrame, before: dict[str, Counter[str]]) -> None:
-    """What was read once stays."""
+    """Rows that were read once remain."""
     now = Counter(table["name"].to_list())
     less = {
         name: (n, now[name]) for name, n in before.get(kind, Counter()).items() if now[name] < n
@@ -85,7 +85,7 @@ def check_tree(spans: pl.DataFrame) -> None:
 
 
 def check_attributes(spans: pl.DataFrame, checked: set[int]) -> None:
-    """What was not there the last time is whole."""
+    """New rows are complete."""
     items = spans.filter(pl.col("name").str.starts_with("item-"))
     for number, name, text in items.select("id", "name", "attributes").iter_rows():
         if number not in checked:

@@ -189,7 +189,7 @@ def test_a_killed_run(tmp_path: Path) -> None:
 
 
 def test_a_window_with_nothing_in_it(recorded: Run, tmp_path: Path) -> None:
-    """It is refused, and a trace of that name stays as it was."""
+    """It is refused, and a trace of that name is unchanged."""
     with ai.data(step=3):
         pass
     recorded.finish()

@@ -26,7 +26,7 @@ def block(containing: str, language: str = "python") -> str:
 
 
 def test_an_exporter_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example tells of spans that took longer than any before."""
+    """The example prints spans that took longer than any before."""
     with FakeClock() as clock, stepwell.init(dir=tmp_path) as run:
         exec(block("class Slowest"), {"run": run})
         for seconds in (0.01, 1.2, 1.1):

@@ -293,7 +293,7 @@ def test_a_slow_exporter_gets_everything_in_time(run: Run) -> None:
 
 
 def test_no_work_in_the_training_thread(run: Run) -> None:
-    """Every call comes from a daemon thread whose name tells what it is."""
+    """Every call comes from a daemon thread with a descriptive name."""
     threads: set[threading.Thread] = set()
 
     class Looks(Keeps):
@@ -325,7 +325,7 @@ def test_added_twice(run: Run, tmp_path: Path) -> None:
 
 
 def test_used_for_one_run_after_another(tmp_path: Path) -> None:
-    """An exporter is opened anew for each."""
+    """An exporter is opened again for each."""
     exporter = Keeps()
     for i in range(2):
         with stepwell.init(f"run {i}", dir=tmp_path) as run:

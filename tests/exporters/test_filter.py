@@ -9,8 +9,7 @@ import pytest
 
 from stepwell import StepwellError
 from stepwell.exporters import ExportCustomizationMode, ExportFilter
-from stepwell.telemetry.exporter import SHORT_SPANS
-from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
+from stepwell.vocabulary import SHORT_SPANS
 
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 ONLY = ExportCustomizationMode.WHITELIST_SPANS
@@ -79,4 +78,4 @@ def test_a_filter_survives_the_way_to_another_process(chosen: ExportFilter) -> N
 
 def test_the_short_spans_are_those_of_the_vocabulary() -> None:
     """Exporters leave out the short spans of the training vocabulary by default."""
-    assert set(SHORT_SPANS) == {getattr(n, "value", n) for n in DEFAULT_SPANS_EXPORT_BLACKLIST}
+    assert ExportFilter().names == {*map(str, SHORT_SPANS), "gc", "diagnostics"}

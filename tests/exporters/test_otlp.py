@@ -364,7 +364,7 @@ def test_wrong_options_are_refused_at_once(options: dict, message: str) -> None:
     ],
 )
 def test_a_bare_host_gets_the_standard_path(given: str, used: str) -> None:
-    """A path that was written is left as it is."""
+    """A given path is unchanged."""
     assert OTLPExporter(given).endpoint == used
 
 

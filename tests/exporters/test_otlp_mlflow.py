@@ -1,4 +1,4 @@
-"""OTLP at a receiver that somebody else wrote: the MLflow server."""
+"""OTLP with a third-party receiver: the MLflow server."""
 
 from __future__ import annotations
 

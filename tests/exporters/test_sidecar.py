@@ -87,7 +87,7 @@ class Outcome:
 
 
 def train(tmp_path: Path, made: str, **variables: str) -> Outcome:
-    """Run a training script in a folder where a file lies in the way of the standard library."""
+    """Run a training script in a folder with a file that shadows the standard library."""
     code, work, path = tmp_path / "code", tmp_path / "work", tmp_path / "lines"
     for folder in (code, work):
         folder.mkdir()
@@ -100,7 +100,7 @@ def train(tmp_path: Path, made: str, **variables: str) -> Outcome:
 
 
 def test_an_exporter_of_ones_own_may_run_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """It is found where the training script finds it, whatever lies in the working folder."""
+    """It is imported from the same place as in the training script, whatever is in the working folder."""
     done = train(tmp_path, "Lines(PATH)", **COLD_SIDECARS)
     assert (done.flushed, done.warnings) == (True, [])
     assert [line[:2] for line in done.lines if line[0] == "event"] == [["event", "e"]]
@@ -139,7 +139,7 @@ threading.Thread.start = refuse
 def test_the_exit_of_a_python_that_starts_no_threads_any_more_delivers(
     tmp_path: Path, again: bool
 ) -> None:
-    """As 3.12 does not; also if a sidecar has to be started anew."""
+    """As 3.12 does not; also if a sidecar has to be started again."""
     path = tmp_path / "lines"
     (tmp_path / "mine.py").write_text(MODULE)
     script = tmp_path / "train.py"

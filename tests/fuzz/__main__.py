@@ -32,7 +32,7 @@ MOST_MB = 1024
 
 @dataclass
 class Kind:
-    """What came of one kind of file."""
+    """The results for one kind of file."""
 
     count: int = 0
     refused: int = 0

@@ -1,4 +1,4 @@
-"""What reads a file that may be damaged. Each reader may raise StepwellError, and nothing else."""
+"""Readers of possibly damaged files. Each may raise StepwellError, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def summary(run: Path) -> None:
 
 
 def follow(run: Path) -> None:
-    """What exporters and trackers would be given."""
+    """The records that exporters and trackers would get."""
     for folder in process_folders(run):
         for follower in (Follower(folder, everything), LogFollower(folder)):
             for _ in range(MOST_POLLS):

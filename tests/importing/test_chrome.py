@@ -29,7 +29,7 @@ def x(name: str, ts: float, dur: float, tid: int = 1, pid: int = 1, **more: Any)
 
 
 def test_parents_come_from_nesting_in_time_on_each_thread(tmp_path: Path) -> None:
-    """Whatever the order in the file; what overlaps without nesting stands side by side."""
+    """Whatever the order in the file; overlapping spans that are not nested are siblings."""
     events = [
         x("leaf", 2, 3),
         x("late", 90, 20),

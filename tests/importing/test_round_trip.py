@@ -122,7 +122,7 @@ def test_an_imported_run_can_be_exported_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.pfw"])
 def test_an_attribute_that_looks_like_a_status(tmp_path: Path, name: str) -> None:
-    """It comes back as what it was, and how the span ended does too."""
+    """It is read back unchanged, and so is the status of the span."""
     from stepwell.exporters import export_chrome, export_dftracer
 
     run = stepwell.init("original", dir=tmp_path / "original")

@@ -1,4 +1,4 @@
-"""The writer of process folders: what it writes is what was meant, over many segments."""
+"""The writer of process folders writes the given records, over many segments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_spans_keep_parents_and_depths_from_segment_to_segment(folder: Path) -> None:
-    """A random forest of 60,000 spans, in four segments, comes back as it was written."""
+    """A random forest of 60,000 spans, in four segments, is read back unchanged."""
     random.seed(5)
     writer = ProcessWriter(folder / NAME, NAME)
     writer.begin_lane("MainThread", 7)

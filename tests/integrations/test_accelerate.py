@@ -73,7 +73,7 @@ def train(
 
 
 def test_it_is_a_tracker_of_accelerate(tmp_path: Path) -> None:
-    """What is logged is in a run that is started by init_trackers and finished by end_training."""
+    """Logged values are in a run that init_trackers starts and end_training finishes."""
     tracker = StepwellTracker("tiny", dir=tmp_path)
     assert isinstance(tracker, GeneralTracker)
     accelerator = Accelerator(cpu=True, log_with=tracker)
@@ -155,7 +155,7 @@ def test_a_loop_with_accumulation(recorded: Run) -> None:
 
 
 def test_saves_and_loads_are_checkpoints(recorded: Run, tmp_path: Path) -> None:
-    """Each once, with the steps made so far; the accelerator is left as it was."""
+    """Each once, with the steps made so far; the accelerator is unchanged."""
     accelerator = Accelerator(cpu=True, log_with=StepwellTracker(), project_dir=tmp_path)
     accelerator.project_configuration.automatic_checkpoint_naming = True
     accelerator.init_trackers("project")
@@ -212,7 +212,7 @@ def test_weights_are_the_same_with_and_without(recorded: Run) -> None:
 
 
 def test_a_loop_that_fails(tmp_path: Path) -> None:
-    """The exception is the user's; the run is as whoever ends it says."""
+    """The exception reaches the user; the run has the status with which it is ended."""
     tracker = StepwellTracker("tiny", dir=tmp_path)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("project")
@@ -279,7 +279,7 @@ def test_the_tracker_alone_records_the_loop(order: str, tmp_path: Path) -> None:
 
 
 def test_another_training_with_the_same_tracker(recorded: Run) -> None:
-    """What is prepared after the first steps, a model with its optimizer, is recorded as well."""
+    """A model and an optimizer that are prepared after the first steps are recorded as well."""
     accelerator = Accelerator(cpu=True, log_with=StepwellTracker())
     accelerator.init_trackers("project")
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_another_training_with_the_same_tracker(recorded: Run) -> None:
 
 
 def test_a_watch_of_the_user_is_left_alone(recorded: Run) -> None:
-    """A ``watch`` that is on when objects are prepared goes on."""
+    """A ``watch`` that is active when objects are prepared continues."""
     accelerator = Accelerator(cpu=True, log_with=StepwellTracker())
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer) as watch:

@@ -23,7 +23,7 @@ STEPS = EPOCHS * 7
 
 
 class Regression(nn.Module):
-    """A model that can be told its targets, as Hugging Face's Trainer wants it."""
+    """A model that accepts targets, as Hugging Face's Trainer requires."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def test_a_watch_that_is_closed_inside_a_hook(recorded: Run) -> None:
 
 
 def test_a_watch_that_begins_inside_a_hook(recorded: Run) -> None:
-    """It cannot, and says so to the one who wrote it there."""
+    """It cannot, and the error explains why."""
     model = make_model()
     optimizer, loader = make_optimizer(model), make_loader()
     refused = []

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.torch
 
 
 def logged(trainer: Trainer, name: str) -> list[tuple[int, float]]:
-    """What the Trainer has logged; its steps begin at 1, those of a run at 0."""
+    """The log of the Trainer; its steps begin at 1, those of a run at 0."""
     history = [entry for entry in trainer.state.log_history if name in entry]
     return [(entry["step"] - 1, entry[name]) for entry in history]
 
@@ -163,7 +163,7 @@ def test_the_arguments_and_the_model_are_in_run_json(recorded: Run, tmp_path: Pa
 def test_a_run_is_started_when_none_is_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before it trains; it goes on until it is finished, and then another one is started."""
+    """Not before training; it lasts until it is finished, and then another one is started."""
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     monkeypatch.setenv("STEPWELL_DIR", str(tmp_path / "runs"))
     callback = StepwellCallback()
@@ -359,7 +359,7 @@ def test_a_model_that_the_trainer_makes(recorded: Run, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_callback_that_is_added_later_and_taken_away(recorded: Run, tmp_path: Path) -> None:
-    """It sees the trainings in between, and leaves the trainer as it was."""
+    """It records the trainings in between, and leaves the trainer unchanged."""
     trainer = make_trainer(tmp_path, [], max_steps=2)
     trainer.add_callback(StepwellCallback)
     trainer.train()

@@ -124,7 +124,7 @@ class _Failing(Trainer):  # type: ignore[misc]
 def test_an_exception_in_training(
     recorded: Run, tmp_path: Path, error: BaseException, is_late: bool
 ) -> None:
-    """It comes out as it is. The step in which it was is recorded and not counted; all is closed."""
+    """It is raised unchanged. Its step is recorded but not counted; all spans are closed."""
     callback = StepwellCallback()
     trainer = make_trainer(
         tmp_path, [] if is_late else [callback], cls=_Failing, gradient_accumulation_steps=4
@@ -161,7 +161,7 @@ class _BadOptimizer(TrainerCallback):  # type: ignore[misc]
 
 
 def test_an_exception_before_the_optimizer_steps(recorded: Run, tmp_path: Path) -> None:
-    """What had begun ends with it."""
+    """Open spans end with it."""
     trainer = make_trainer(tmp_path, [StepwellCallback(), _BadOptimizer()], max_steps=3)
     with pytest.raises(ValueError, match="no step"):
         trainer.train()

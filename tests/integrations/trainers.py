@@ -68,7 +68,7 @@ def finished(path: Path) -> tuple[RecordedRun, pl.DataFrame]:
 
 
 def counts(spans: pl.DataFrame) -> dict[Any, int]:
-    """How often each span is inside of which."""
+    """How often each span is inside each other."""
     return edges(spans)
 
 

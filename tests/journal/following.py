@@ -100,7 +100,7 @@ def seen_as(record: SpanRecord) -> tuple[Any, ...]:
 
 
 def spans_of(run: Path, process: str) -> dict[int, dict[str, Any]]:
-    """The spans of a process by their ids within it, as the reader of runs tells them."""
+    """The spans of a process by their ids, as ``open_run`` reads them."""
     table = stepwell.open_run(run).spans().filter(pl.col("process") == process).collect()
     return {row["id"] % (1 << 32): row for row in table.to_dicts()}
 

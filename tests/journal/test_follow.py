@@ -76,7 +76,7 @@ def test_finished_run(recorded: Run) -> None:
     recorded.finish()
     following.to_end()
     assert len(following.records) == 5
-    assert following.follower.about["status"] == "finished"
+    assert following.follower.document["status"] == "finished"
     following.check()
     assert following.poll() == []
     assert following.follower.over
@@ -258,7 +258,7 @@ def test_before_anything(tmp_path: Path) -> None:
     follower = Follower(tmp_path / "nothing")
     assert follower.poll() == []
     assert not follower.over
-    assert follower.about == {}
+    assert follower.document == {}
 
 
 def test_new_names(recorded: Run) -> None:

@@ -139,7 +139,7 @@ def summary(metas: list[int], starts: list[int], ends: list[int]) -> dict[str, A
 
 
 def test_the_header_of_a_sealed_segment_sums_it_up() -> None:
-    """It tells the first and last start of spans that began here, and how many are open."""
+    """It has the first and last start of spans that began here, and the number of open ones."""
     link = 2 | LINK_WORD
     fields = summary([0, link, 7 << 16, 8 << 16, 9 << 16], [0, 501, 10, 30, 40], [0, 0, 0, 35, 0])
     assert fields["slots"] == 5

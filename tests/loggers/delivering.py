@@ -46,7 +46,7 @@ class Log:
         self.state: dict[str, Any] = {}
 
     def open(self, backend: Backend) -> Backend:
-        """As a process does that begins, or goes on with what another one left."""
+        """As a process that starts, or continues where another one ended."""
         self.state = json.loads(json.dumps(self.state, allow_nan=False))
         backend.run_folder = self.folder
         backend.open(self.source, self.state)

@@ -1,4 +1,4 @@
-"""A backend that writes JSON lines, each record once, and fails in the ways that it is told."""
+"""A backend that writes JSON lines, each record once, and fails as configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was logged, read back from a run folder as a backend reads it."""
+"""Logged records, read from a run folder as a backend reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def process_folder(run: Run) -> Path:
 
 
 def records(run: Run, number: int | None = None) -> list[Any]:
-    """All that was logged, or what the logger with this number hears of."""
+    """All logged records, or those for the logger with this number."""
     follower = LogFollower(process_folder(run), number)
     found: list[Any] = []
     while batch := follower.poll():
@@ -47,7 +47,7 @@ def content(run: Run, item: ItemRecord) -> bytes:
 
 
 def logger_lines(run: Run) -> list[dict[str, Any]]:
-    """What stands in the journal about loggers: that they began, and how they ended."""
+    """Records about loggers in the journal: their starts and ends."""
     lines = (process_folder(run) / "events.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["kind"] == "logger"]
 

@@ -1,4 +1,4 @@
-"""A real MLflow server with a database of its own; and fixtures for those who share one."""
+"""A real MLflow server with its own database, and fixtures to share one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
-    """A server that nobody stops; each test has experiments or runs of its own there."""
+    """A server that keeps running; each test has its own experiments or runs."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_database, folder / "db.sqlite")
     found = Server(folder)

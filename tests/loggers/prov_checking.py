@@ -1,4 +1,4 @@
-"""What a PROV document must be: to the `prov` package, and to the letter of the W3C's constraints."""
+"""Checks of a PROV document: by the `prov` package, and by the constraints of the W3C."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _check_acyclic(edges: set[tuple[str, str]]) -> None:
 
 
 def _check_times(document: dict[str, Any]) -> None:
-    """PROV's ordering constraints, as far as times are told."""
+    """PROV's ordering constraints, as far as times are given."""
     activities = document["activity"]
     for about in activities.values():
         assert "prov:endTime" not in about or _time(about, "start") <= _time(about, "end")

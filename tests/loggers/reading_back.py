@@ -1,4 +1,4 @@
-"""What a program left behind in its folder, found by each backend's own reader."""
+"""The files of a program, read by each backend's own reader."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Left:
 
     @cached_property
     def wandb_records(self) -> list[dict[str, Any]]:
-        """What ``wandb leet inspect`` finds in all that ``wandb sync`` would upload."""
+        """The output of ``wandb leet inspect`` for all files that ``wandb sync`` would upload."""
         found: list[dict[str, Any]] = []
         for file in sorted((self.logs / "wandb").glob("*run-*/run-*.wandb")):
             found += wandb_records(file)
@@ -109,7 +109,7 @@ class Left:
         return found
 
     def provenance_series(self, name: str) -> dict[str, str]:
-        """What the document says about the series of a metric."""
+        """The entity of a metric's series in the document."""
         (found,) = [
             about
             for about in things(self.provenance, "stepwell:Metric").values()

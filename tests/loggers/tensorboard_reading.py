@@ -79,7 +79,7 @@ class Server:
             )
 
     def get(self, path: str, body: Any = None, **query: Any) -> Any:
-        """What it answers."""
+        """Its answer."""
         return json.loads(self.content(f"/data/{path}", body, **query))
 
     def content(self, path: str, body: Any = None, **query: Any) -> bytes:

@@ -1,12 +1,14 @@
-"""Names for backends: whatever was changed can be told."""
+"""Names for backends: no two names become the same."""
 
 from __future__ import annotations
+
+import re
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepwell.loggers.backends.mlflow.names import cut, key_of
-from stepwell.loggers.delivery.files import escape, shortened, unescape
+from stepwell.loggers.delivery.files import escape, shortened
 
 
 def is_simple(character: str) -> bool:
@@ -16,10 +18,10 @@ def is_simple(character: str) -> bool:
 @given(st.text(alphabet="_x7BF{}/aü ", max_size=20) | st.text(max_size=20))
 @example("_x7{")
 @example("{x7B_")
-def test_a_name_comes_back(name: str) -> None:
+def test_an_escaped_name_can_be_read_back(name: str) -> None:
     escaped = escape(name, is_simple)
     assert all(map(is_simple, escaped))
-    assert unescape(escaped) == name
+    assert re.sub(r"_x([0-9A-F]{1,6})_", lambda match: chr(int(match[1], 16)), escaped) == name
 
 
 @example(["", "_x_", "_x110000_", "\0", ".", "_x2E_"])
@@ -35,7 +37,6 @@ def test_different_names_stay_different_in_mlflow(names: list[str]) -> None:
 @given(st.text(max_size=300))
 def test_mlflow_itself_takes_every_key(name: str) -> None:
     import posixpath
-    import re
 
     key = key_of(name)
     assert re.match(r"^[/\w.\- :]*$", key)

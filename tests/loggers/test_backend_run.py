@@ -21,7 +21,7 @@ ABOUT = {"run_id": "r1", "name": "n", "url": "http://x", "experiment_id": 3}
 
 
 class Backed(Logger):
-    """With a backend that writes lines, and has a run of its own."""
+    """With a backend that writes lines, and has its own run."""
 
     to = "backed"
     backend_class = f"{LinesBackend.__module__}.{LinesBackend.__name__}"
@@ -74,7 +74,7 @@ def test_the_backends_run(backed: Backed, hanging: Path) -> None:
 
 
 def test_the_end_is_bounded(recorded: Run, backed: Backed, hanging: Path) -> None:
-    """By the time that is given; the journal is told how it ended, which delivery reads."""
+    """Within the given time; the journal has the status, which delivery reads."""
     logger = backed.create_logger_context()
     logger.log(1.0, "loss")
     assert not logger.flush(timeout=0.05)

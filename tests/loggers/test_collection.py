@@ -26,7 +26,7 @@ from tests.loggers.logged import (
 
 
 def test_one_row_and_one_item_for_all(recorded: Run) -> None:
-    """Each of them hears of it."""
+    """Each of them gets it."""
     both = LoggersCollection([Own(), Another()]).create_logger_context()
     both.log(1.0, "loss")
     both.log("words", "note", kind="text")
@@ -172,7 +172,7 @@ def test_the_run_is_finished_once_all_members_are(
 
 
 def test_a_member_may_leave(recorded: Run) -> None:
-    """The others go on without it."""
+    """The others continue without it."""
     loggers = LoggersCollection([Own(), Another()]).create_logger_context()
     loggers["own"].destroy_logger_context()
     loggers.log(1.0, "loss")
@@ -200,7 +200,7 @@ class MLFlowLines(MLFlowLogger):
 
 
 def test_options_go_to_those_that_take_them(recorded: Run, tmp_path: Path) -> None:
-    """Where nobody takes one, it is an error that says what they take."""
+    """If no member accepts one, the error lists the arguments that they accept."""
     with pytest.raises(StepwellError, match=r"no logger .* has an argument 'run_id'"):
         LoggersCollection([Own()]).create_logger_context(run_id="x")
     loggers = LoggersCollection([Own(), MLFlowLines(tmp_path, run_id="given")])
@@ -246,7 +246,7 @@ def test_a_member_that_fails_disturbs_nobody(
     bad: type[Logger],
     first: bool,
 ) -> None:
-    """Neither training nor the others, wherever it stands; it is said which one it is."""
+    """Neither training nor the others fail, whatever its position; the message names it."""
     from stepwell._core import errors
 
     for key in [key for key in errors.counts if key.startswith("member failing")]:

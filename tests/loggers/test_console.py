@@ -58,7 +58,7 @@ def test_files_and_folders_are_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_it_can_be_used_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each time in a run of its own."""
+    """Each time in its own run."""
     caplog.set_level(logging.INFO, "stepwell.console")
     logger = ConsoleLogger()
     for value in (1.0, 2.0):

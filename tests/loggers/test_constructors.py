@@ -61,8 +61,11 @@ def test_prov4ml_is_another_name() -> None:
     [
         (lambda: Own(savedir=5), "savedir must be a folder, such as 'mllogs', got 5"),  # type: ignore[arg-type]
         (lambda: WandBLogger(offline_mode="no"), "offline_mode must be True or False, got 'no'"),  # type: ignore[arg-type]
-        (lambda: WandBLogger(tags="a,b"), "tags must be a list of texts"),
-        (lambda: MLFlowLogger(experiment_name=5), "experiment_name must be a text or None, got 5"),  # type: ignore[arg-type]
+        (lambda: WandBLogger(tags="a,b"), "tags must be a list of strings"),
+        (
+            lambda: MLFlowLogger(experiment_name=5),
+            "experiment_name must be a string or None, got 5",
+        ),  # type: ignore[arg-type]
         (lambda: MLFlowLogger(tracking_uri="https://me:pw@host"), "MLFLOW_TRACKING_PASSWORD"),
         (
             lambda: Prov4MLLogger(save_after_n_logs=0),

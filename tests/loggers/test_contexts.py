@@ -23,7 +23,7 @@ class Context(enum.Enum):
 
 
 def test_each_context_is_a_series(recorded: stepwell.Run) -> None:
-    """Given as a word or as a member of an enumeration; without one the name stays as it is."""
+    """Given as a word or as a member of an enumeration; without one the name does not change."""
     logger = Own(log_freq="batch").create_logger_context()
     for step in range(2):
         logger.log(1.0 + step, "loss", step=step)

@@ -1,4 +1,4 @@
-"""Delivery: each record exactly once, whoever is killed, and nobody waits for a backend."""
+"""Delivery: each record exactly once, whichever process is killed; training does not wait for a backend."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_logger_that_ends_is_finished_while_the_run_goes_on(tmp_path: Path) ->
 
 
 def test_in_a_thread_of_the_process(recorded: Run, tmp_path: Path) -> None:
-    """The same delivery, without a process of its own; flush works after it was closed as well."""
+    """The same delivery, without a separate process; flush also works after it was closed."""
 
     class Inside(LinesBackend):
         out_of_process = False
@@ -184,7 +184,7 @@ def test_a_sidecar_that_is_killed_in_the_midst_of_a_batch(tmp_path: Path) -> Non
 
 @pytest.mark.full
 def test_sidecars_that_are_killed_again_and_again(tmp_path: Path) -> None:
-    """At any moment; each new one goes on."""
+    """At any moment; each new one continues."""
     with training(tmp_path) as trainer:
         begin = 0
         for pause in (0.05, 0.2, 0.6):
@@ -200,7 +200,7 @@ def test_sidecars_that_are_killed_again_and_again(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_is_killed_more_often_than_it_may_fail(tmp_path: Path) -> None:
-    """Being killed is no failure of its own: the end waits for one that was started again."""
+    """Being killed does not count as a failure: the end waits for a restarted sidecar."""
     with training(tmp_path) as trainer:
         for number in range(6):
             trainer.log(10 * number, 10 * number + 10)
@@ -230,7 +230,7 @@ def test_a_sidecar_that_was_killed_comes_back_while_training_goes_on(tmp_path: P
 
 
 def test_a_sidecar_that_is_told_to_end_is_started_again(tmp_path: Path) -> None:
-    """A scheduler says SIGTERM to all, and training may go on for a while."""
+    """A scheduler sends SIGTERM to all processes, and training may continue for a while."""
     with training(tmp_path) as trainer:
         trainer.log(0, 50)
         assert trainer.drain()
@@ -293,7 +293,7 @@ def test_a_backend_that_is_down_gets_what_it_missed(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_backend_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
-    """The end of training is bounded; the sidecar goes on by itself when it answers again."""
+    """The end of training is bounded; the sidecar continues when the backend answers again."""
     hang = tmp_path / "out.jsonl.hang"
     hang.touch()
     with training(tmp_path) as trainer:
@@ -337,7 +337,7 @@ def test_an_error_does_not_tell_secrets(
 
 
 def test_only_one_delivers_at_a_time(recorded: Run, tmp_path: Path) -> None:
-    """The other waits, and goes on where the first was."""
+    """The other waits, and continues where the first one stopped."""
     out = tmp_path / "out"
     first, second = feed_of(recorded, out), feed_of(recorded, out)
     log_for("1", "loss", 0.0, 0)
@@ -355,7 +355,7 @@ def test_only_one_delivers_at_a_time(recorded: Run, tmp_path: Path) -> None:
 
 
 def test_what_another_rank_publishes_is_waited_for(recorded: Run, tmp_path: Path) -> None:
-    """To wait is no failure, and the first one to publish counts."""
+    """Waiting is not a failure, and the first one to publish counts."""
     out = tmp_path / "out"
     waiting = feed_of(recorded, out, wait_for="run/1")
     log_for("1", "loss", 0.0, 0)
@@ -394,7 +394,7 @@ def test_a_state_that_cannot_be_kept_is_no_delivery(
 
 
 def test_a_damaged_state_is_for_somebody_to_decide(recorded: Run, tmp_path: Path) -> None:
-    """To begin anew would deliver everything twice."""
+    """Starting again would deliver everything twice."""
     feed = feed_of(recorded, tmp_path / "out")
     feed.memory.path.write_text("{")
     with pytest.raises(StepwellError, match="is damaged, so it is unknown"):
@@ -418,7 +418,7 @@ def test_what_a_backend_noted_before_it_failed_is_kept(recorded: Run, tmp_path: 
 
 
 def test_a_content_is_found_by_its_sha256_alone(recorded: Run) -> None:
-    """What stands in a run folder of a stranger leads nowhere else."""
+    """The content of a stranger's run folder does not lead outside it."""
     backend = LinesBackend(path="")
     backend.run_folder = recorded.path
     sha = "ab" * 32

@@ -45,7 +45,7 @@ def run(folder: Path, database: Path, code: str, processes: int = 1) -> None:
 
 
 def expected(folder: Path, rank: int = 0, every: int = 100) -> dict[str, list[float]]:
-    """What was to be logged: each 100th batch of an epoch, and every epoch."""
+    """Expected values: each 100th batch of an epoch, and every epoch."""
     batches, epochs = json.loads((folder / f"losses-{rank}.json").read_text())
     return {
         BATCH: [loss for number, loss in enumerate(batches) if number % BATCHES % every == 0],
@@ -54,14 +54,14 @@ def expected(folder: Path, rank: int = 0, every: int = 100) -> dict[str, list[fl
 
 
 def check_curve(curve: Curve, losses: list[float]) -> None:
-    """The values in their order, each at a step of its own."""
+    """The values in their order, each at its own step."""
     assert [value for _, value in curve] == pytest.approx(losses, rel=1e-6)
     steps = [step for step, _ in curve]
     assert steps == sorted(set(steps))
 
 
 def check_series(about: dict[str, Any], losses: list[float]) -> None:
-    """Provenance tells of the series, not of each value."""
+    """Provenance contains the series, not each value."""
     assert int(about["stepwell:count"]) == len(losses)
     told = [float(about[f"{key}"]) for key in ("prov:value", "stepwell:least", "stepwell:most")]
     assert told == pytest.approx([losses[-1], min(losses), max(losses)], rel=1e-6)

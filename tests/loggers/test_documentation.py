@@ -1,4 +1,4 @@
-"""What the page about loggers shows works as it is written there."""
+"""The examples in docs/loggers.md work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each of the three hears of what its frequency says."""
+    """Each of the three gets the values of its frequency."""
     torch = pytest.importorskip("torch")
     import stepwell
 
@@ -61,7 +61,7 @@ def test_the_first_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_models_and_contexts_in_mlflow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path
 ) -> None:
-    """What is logged there is loaded as the page says."""
+    """Logged models can be loaded as the page says."""
     torch = pytest.importorskip("torch")
     from mlflow import MlflowClient
 
@@ -83,7 +83,7 @@ def test_models_and_contexts_in_mlflow(
 
 
 def test_a_logger_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its backend is fed in a process of its own."""
+    """Its backend runs in a separate process."""
     package = tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").touch()

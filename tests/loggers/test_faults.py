@@ -1,4 +1,4 @@
-"""Backends that fail while a program trains: nothing is lost, nothing is there twice, neighbours go on."""
+"""Backends that fail during training: nothing is lost or duplicated, and the others continue."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_server_that_is_killed_and_restarted(tmp_path: Path, empty_database: P
 
 @pytest.mark.full
 def test_a_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path, server: Server) -> None:
-    """The end of training waits no longer than it is told; forwarded later, all is there once."""
+    """The end of training waits at most the given time; forwarded later, every record is there once."""
     proxy = FaultyProxy(server.port)
     try:
         with training(tmp_path, mlflow(proxy.url, "hangs at the end"), TENSORBOARD) as trainer:
@@ -198,7 +198,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(tmp_path: Path, server: Se
 def test_a_disk_that_is_full_for_one_backend(
     tmp_path: Path, empty_database: Path, backend: str
 ) -> None:
-    """The other one goes on; when there is room again, this one has everything too, once."""
+    """The other one continues; when there is space again, this one has everything too, once."""
     with mounted("tmpfs", 24, tmp_path) as disk:
         logs = disk / "mllogs"
         (logs / "mlflow").mkdir(parents=True)

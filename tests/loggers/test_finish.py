@@ -66,7 +66,7 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
 
 
 def curve_of(backend: str, folder: Path, rank: int = 0) -> Curve:
-    """What the backend's own reader finds of the metric."""
+    """The values of the metric according to the backend's own reader."""
     left = Left(folder, rank)
     return {
         "mlflow": left.mlflow_curve,
@@ -224,7 +224,7 @@ def test_a_backend_that_is_down_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("limit", "warnings"), [("0", 0), ("0.2", 1)])
 def test_the_setting_bounds_the_wait(tmp_path: Path, hang: Path, limit: str, warnings: int) -> None:
-    """With 0 nobody expects everything to be there, so nothing is said."""
+    """With 0, complete delivery is not expected, so there is no message."""
     with training(tmp_path) as trainer:
         hold(trainer, hang)
         trainer.do("os.environ['STEPWELL_FINISH_TIMEOUT'] = limit\nrun.finish()", limit=limit)
@@ -250,7 +250,7 @@ def test_after_sigterm_it_is_short(tmp_path: Path, hang: Path) -> None:
 
 
 def test_a_forked_child_does_not_wait(tmp_path: Path, hang: Path) -> None:
-    """What is delivered is its parent's affair."""
+    """Delivery is up to its parent."""
     with training(tmp_path) as trainer:
         hold(trainer, hang)
         status = trainer.do(
@@ -325,7 +325,7 @@ def test_waiting_for_another_rank_is_no_hang(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_wait_alone(tmp_path: Path, hang: Path) -> None:
-    """The program goes on behind it, and so does delivery; the next one is an ordinary one."""
+    """The program continues after it, and so does delivery; the next Ctrl-C is an ordinary one."""
     with training(tmp_path) as trainer:
         hold(trainer, hang)
         trainer.do(INTERRUPT)
@@ -431,7 +431,7 @@ def test_a_terminal_shows_what_is_waited_for(tmp_path: Path, hang: Path, quiet: 
 
 
 class Shown:
-    """What a program writes to a terminal."""
+    """The output of a program to a terminal."""
 
     def __init__(self, fd: int, program: Program) -> None:
         self.fd = fd
@@ -468,7 +468,7 @@ def session_nice(pid: int) -> int:
     reason="this system does not share processors between sessions",
 )
 def test_priority_is_normal_while_somebody_waits(tmp_path: Path) -> None:
-    """Also that of a sidecar that cannot read yet what it is told."""
+    """Also for a sidecar that cannot read requests yet."""
     with training(tmp_path) as trainer:
         wait_until(Path(f"{trainer.out}.calls").exists)
         wait_until(lambda: session_nice(trainer.sidecar) == SESSION_NICE)

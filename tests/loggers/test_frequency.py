@@ -1,4 +1,4 @@
-"""Which calls count: by batch, by worker; and the batch that nobody told."""
+"""Which calls count: by batch, by worker; and calls without a batch."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_inside_a_training_iteration_the_batch_is_known(recorded: Run) -> None:
 
 
 def test_the_batch_is_that_of_the_same_thread(recorded: Run) -> None:
-    """What another thread logs is in no iteration."""
+    """Values of another thread are in no iteration."""
     import threading
 
     logger = Own(log_freq="epoch").create_logger_context()
@@ -217,7 +217,7 @@ def test_a_forgotten_batch_beside_others_that_are_told(
 
 
 def _nothing(logger: Logger) -> None:
-    """As in the document: one value an epoch, told batches in between."""
+    """As in the document: one value per epoch, with batches in between."""
     for _ in range(100):
         for batch_idx in range(3):
             logger.log(1.0, "batch_loss", batch_idx=batch_idx)
@@ -271,7 +271,7 @@ def test_with_every_batch_there_is_nothing_to_forget(
 def test_a_batch_that_is_no_number_does_not_stop_training(
     recorded: Run, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
-    """It is logged as if outside of a batch."""
+    """It is logged as if it had no batch_idx."""
     monkeypatch.delenv("STEPWELL_STRICT")
     logger = Own(log_freq=10).create_logger_context()
     logger.log(1.0, "loss", batch_idx=wrong)

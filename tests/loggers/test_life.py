@@ -237,7 +237,7 @@ def test_a_timeout_that_is_none_is_refused(recorded: Run) -> None:
 
 
 def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None:
-    """No context, and no run that goes on."""
+    """No context, and no active run."""
 
     class Lost(Own):
         backend_class = "tests.loggers.no_such.Backend"
@@ -268,9 +268,9 @@ def test_a_backend_that_cannot_be_made_leaves_nothing_behind(root: Path) -> None
         (lambda: MLFlowLogger().create_logger_context(run_id=["a"]), "run_id must be"),
         (
             lambda: LoggersCollection([MLFlowLogger()]).create_logger_context(run_name=3),
-            "run_name must be a text or None, got 3",
+            "run_name must be a string or None, got 3",
         ),
-        (lambda: WandBLogger(tags=5), "tags must be a list of texts"),  # type: ignore[arg-type]
+        (lambda: WandBLogger(tags=5), "tags must be a list of strings"),  # type: ignore[arg-type]
         (lambda: ConsoleLogger(savedir="a\0b"), "savedir must be a folder"),
         (lambda: Prov4MLLogger(provenance_save_dir=None), "provenance_save_dir must be a folder"),  # type: ignore[arg-type]
     ],
@@ -284,7 +284,7 @@ def test_a_value_that_makes_no_sense_is_said_at_once(root: Path, make: Any, said
 
 
 def test_addresses_of_databases_and_numbers_as_ids_are_taken() -> None:
-    """A user's name without a password is no secret there."""
+    """A user name without a password is not a secret."""
     assert MLFlowLogger(tracking_uri="postgresql://me@host/db").tracking_uri is not None
     made = MLFlowLogger(experiment_id=5)  # type: ignore[arg-type]
     assert made.experiment_id == "5"

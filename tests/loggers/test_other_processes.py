@@ -49,7 +49,7 @@ def test_loggers_can_be_pickled_and_copied(make: Any) -> None:
 
 
 def test_a_context_stays_at_home(recorded: Run) -> None:
-    """What travels creates its own; here it goes on."""
+    """The copy creates its own context; here logging continues."""
     logger = LoggersCollection([Own(log_freq="batch")]).create_logger_context()
     other = pickle.loads(pickle.dumps(logger))
     assert not other.is_initialized
@@ -111,7 +111,7 @@ def test_a_spawned_child_of_a_recording_process_logs_into_its_run(tmp_path: Path
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_goes_on_in_the_same_run(recorded: Run) -> None:
-    """As a worker of it, with rows of its own."""
+    """As its worker, with its own rows."""
     logger = Own(log_freq="batch").create_logger_context()
     logger.log(1.0, "loss", step=0)
     pid = os.fork()

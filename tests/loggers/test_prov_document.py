@@ -356,7 +356,7 @@ ODD: list[Any] = [None, 7, "text", [1, "a"], {"a": [None]}, True, 1.5, "\ud800",
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_a_strangers_run_makes_a_right_document(tmp_path: Path, odd: Any) -> None:
-    """Whatever stands where something else should."""
+    """Wrong types of values do no harm."""
     with stepwell.init("odd", dir=tmp_path) as run:
         for kind in ("artifact", "dataset", "param", "system", "model", "text", "torch"):
             names = (

@@ -1,4 +1,4 @@
-"""What the page about provenance shows works as it is written there."""
+"""The examples in docs/provenance.md work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder that somebody else made, given to ``stepwell forward``: it leads nowhere unseen."""
+"""``stepwell forward`` with a stranger's run folder: nothing is sent to an unconfirmed destination."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def keep(run: Run, name: str, content: bytes) -> Path:
 def test_the_id_of_a_run_leads_out_of_no_folder(
     recorded: Run, tmp_path: Path, to: str, called: str
 ) -> None:
-    """It is a part of the names of folders, and somebody else may have written it."""
+    """It is part of folder names, and may come from a stranger."""
     outside = tmp_path / "outside"
     keep(recorded, "authorized_keys", b"content")
     recorded.finish()
@@ -69,7 +69,7 @@ def test_the_id_of_a_run_leads_out_of_no_folder(
 def test_a_link_in_place_of_a_content_is_not_followed(
     recorded: Run, tmp_path: Path, to: str
 ) -> None:
-    """It may lead to a secret of the one who forwards. What comes after it still arrives."""
+    """It may lead to a secret of the user who forwards. Later records still arrive."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"the secret")
     content = keep(recorded, "data.bin", b"content")
@@ -93,7 +93,7 @@ def stored(number: int, to: str, **options: Any) -> None:
 def test_where_it_goes_is_said_first(
     recorded: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As far as only the run folder says so."""
+    """If only the run folder names it."""
     kept, given = tmp_path / "kept", tmp_path / "given"
     stored(1, "tensorboard", savedir=str(kept))
     log_for("1", "loss", 1.0, 0)
@@ -173,7 +173,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stranger")
 def test_a_folder_of_another_user_does_not_say_where_to(recorded: Run, tmp_path: Path) -> None:
-    """Whoever forwards it says so; then nothing is in the way."""
+    """The user who forwards it confirms it; then it is sent."""
     kept, given = tmp_path / "kept", tmp_path / "given"
     stored(1, "tensorboard", savedir=str(kept))
     stored(2, "mlflow", tracking_uri="http://127.0.0.1:9", savedir=str(kept))
@@ -212,7 +212,7 @@ def test_neither_does_what_it_says_of_an_earlier_delivery(recorded: Run, tmp_pat
 def test_a_terminal_is_told_no_control_characters(
     recorded: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names are whatever somebody wrote."""
+    """Names may contain anything."""
     log_for("1", "lo\x1b[2Jss", 1.0, 0)
     recorded.finish()
     forward_log(recorded.path, CLASSES["console"], {"savedir": str(tmp_path)})

@@ -165,7 +165,7 @@ def batches(log: Log) -> list[list[LogRecord]]:
 
 
 def test_a_kill_at_any_moment_leaves_each_record_once(tmp_path: Path, log: Log) -> None:
-    """What was written of a batch when it died is written over by the same batch."""
+    """A partly written batch is overwritten by the same batch."""
     whole = delivered(log, tmp_path / "whole", *(r for batch in batches(log) for r in batch))
     expected = (whole / log.state["file"]).read_bytes()
     chance = random.Random(7)
@@ -311,7 +311,7 @@ def test_a_kept_file_is_never_replaced_by_another(tmp_path: Path) -> None:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """A real TensorBoard, with each of its two ways to read files, on a run that goes on."""
+    """A real TensorBoard, with both of its file readers, on a running run."""
     folder = tmp_path_factory.mktemp("tensorboard")
     log = Log(folder / "runs" / "run-7")
     made = log.open(backend(folder / "tb"))

@@ -29,7 +29,7 @@ print("done")
 
 
 def test_it_can_be_executed_again_on_two_processes(tmp_path: Path) -> None:
-    """The second time there is another process group, which the model has to be told."""
+    """The second time there is another process group, which the model must use."""
     env = environment(STEPWELL_DIR=str(tmp_path / "runs"))
     ranks = run_ranks(PROGRAM, cwd=tmp_path, env=env, check=True)
     assert [rank.stdout for rank in ranks] == ["done\n", "done\n"]

@@ -1,4 +1,4 @@
-"""What is delivered to W&B is found in its files, by W&B's own reader."""
+"""Delivered records are in the files of W&B, according to its own reader."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_when_w_and_bs_own_process_dies_the_rest_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_a_later_attempt_goes_on_with_the_same_run(tmp_path: Path, log: Log) -> None:
-    """What is forwarded of the earlier one afterwards comes behind, and nothing is lost."""
+    """Records of the earlier one that are forwarded later come after it, and nothing is lost."""
     first = backend(tmp_path)
     log.open(first)
     first.deliver([metric("loss", 1.0, 0)], again=False)
@@ -434,7 +434,7 @@ def test_ranks_have_runs_of_their_own_in_one_group(tmp_path: Path, log: Log) -> 
 def test_the_environment_says_whether_to_upload(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
 ) -> None:
-    """Without a key nothing can be uploaded, and nobody is asked for one."""
+    """Without a key nothing can be uploaded, and there is no prompt for one."""
     from stepwell.loggers.backends.wandb.session import mode_of
 
     for name, value in variables.items():
@@ -465,7 +465,7 @@ def test_a_server_that_is_gone_fails_within_bounds(
 def test_fragments_that_were_not_uploaded_are_before_another_one_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Log
 ) -> None:
-    """The oldest first, each once; one that somebody else uploaded is left alone."""
+    """The oldest first, each once; one that was uploaded already is left alone."""
     from stepwell.loggers.backends.wandb import fragments as wandb_backend_upload
 
     to = backend(tmp_path)

@@ -1,4 +1,4 @@
-"""What a logger writes: metrics at their steps, and hyperparameters."""
+"""Records of a logger: metrics at their steps, and hyperparameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.loggers.logged import Another, Own, items, metrics, process_folder
     ],
 )
 def test_a_metric_is_a_row(recorded: Run, item: Any, value: float) -> None:
-    """With the exact value, whatever number it is; it is no event."""
+    """With the exact value, whatever number it is; it is not an event."""
     logger = Own().create_logger_context()
     logger.log(item, "train/loss ü")
     recorded.finish()
@@ -89,7 +89,7 @@ def test_a_dict_of_metrics_has_names_with_slashes(recorded: Run) -> None:
 def test_a_metric_that_is_no_number_is_said_and_kept(
     recorded: Run, caplog: pytest.LogCaptureFixture, odd: Any
 ) -> None:
-    """Training goes on, the value is an event of the run."""
+    """Training continues, and the value is an event of the run."""
     logger = Own().create_logger_context()
     logger.log(odd, f"odd {type(odd).__name__}")
     assert "must be a number" in caplog.text
@@ -113,7 +113,7 @@ STEPS = [
 def test_the_step_of_a_value(
     recorded: Run, run_steps: list[int | None], steps: list[int | None], found: list[int]
 ) -> None:
-    """What is passed, else the run's, else the count of earlier values of this metric."""
+    """The given step, else that of the run, else the number of earlier values of this metric."""
     logger = Own().create_logger_context()
     for run_step, step in zip(run_steps, steps, strict=True):
         if run_step is not None:
@@ -125,7 +125,7 @@ def test_the_step_of_a_value(
 
 
 def test_the_count_is_that_of_the_metric_whoever_hears_of_it(recorded: Run) -> None:
-    """Two loggers and the run's own log go on from one another."""
+    """Two loggers and the run's own log share one count."""
     one, two = Own().create_logger_context(), Another().create_logger_context()
     one.log(0.0, "loss")
     two.log(1.0, "loss")
@@ -233,7 +233,7 @@ def test_logging_from_several_threads(recorded: Run) -> None:
 
 
 def test_the_training_loop_knows_the_loss_of_a_logger(recorded: Run) -> None:
-    """It reports the latest one, whoever was to hear of it."""
+    """It reports the latest one, for whichever logger it was."""
     from stepwell.training import application, training_iteration, training_loop
 
     logger = Own(log_freq="batch").create_logger_context()

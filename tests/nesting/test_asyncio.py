@@ -27,7 +27,7 @@ async def fetch(number: int, depth: int = 3) -> None:
 
 
 def test_interleaved_tasks_do_not_see_each_other(recorded: Run) -> None:
-    """Of 400 tasks that take turns inside the same spans each has a chain of its own."""
+    """Each of 400 tasks that take turns inside the same spans has its own chain."""
 
     async def main() -> None:
         await asyncio.gather(*(fetch(number) for number in range(400)))

@@ -1,4 +1,4 @@
-"""Exceptions pass through spans untouched and are recorded once, where they came up."""
+"""Exceptions pass through spans unchanged and are recorded once, where they were raised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fail(message: str) -> None:
 
 
 def test_an_exception_is_an_error_of_every_span_it_leaves(recorded: Run) -> None:
-    """Each span it goes through has status error; one event stands on the innermost."""
+    """Each span that it passes through has the status error; the innermost has one event."""
 
     def work() -> None:
         with recorded.span("outer"), recorded.span("middle"):
@@ -117,7 +117,7 @@ def test_an_exception_after_a_caught_one_is_recorded_too(recorded: Run) -> None:
 
 
 def test_an_exception_raised_from_another(recorded: Run) -> None:
-    """The new exception has an event of its own on the span where it was raised."""
+    """The new exception has its own event on the span where it was raised."""
 
     @recorded.span("middle")
     def work() -> None:

@@ -102,7 +102,7 @@ def test_the_first_of_two_generators_ends_first(recorded: Run) -> None:
 
 
 def test_two_generators_of_one_name_closed_out_of_order(recorded: Run) -> None:
-    """Both get an end, and nothing stays open, though the recorder cannot tell them apart."""
+    """Both get an end, and nothing stays open, although the recorder cannot distinguish them."""
     first, second = batches("same", 5, i=1), batches("same", 5, i=2)
     next(first)
     next(second)

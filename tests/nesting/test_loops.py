@@ -39,7 +39,7 @@ def test_a_thread_of_a_task_has_a_tree_of_its_own(recorded: Run) -> None:
 
 
 def test_plain_code_between_two_turns_of_a_loop(recorded: Run) -> None:
-    """While the loop stands still with a task inside a span, plain spans have nothing to do with it."""
+    """While the loop is stopped with a task inside a span, plain spans are independent of it."""
 
     async def wait(go: asyncio.Event) -> None:
         with stepwell.span("wait"):

@@ -1,4 +1,4 @@
-"""``span.set`` adds attributes to a span that is open, wherever it stands by now."""
+"""``span.set`` adds attributes to an open span, in whichever segment it is."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_set_on_a_span_that_is_not_open_does_nothing(recorded: Run) -> None:
 
 
 def test_attributes_of_any_size_keep_their_span(recorded: Run) -> None:
-    """Sets from nothing to a few kilobytes, one after the other, come back as they were."""
+    """Sets from nothing to a few kilobytes, one after the other, are read back unchanged."""
     sizes = [*range(64), 500, 1000, 4000, 8000, 8, 0]
     for size in sizes:
         with recorded.span("s", text="z" * size):

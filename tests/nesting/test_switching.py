@@ -67,7 +67,7 @@ def test_a_span_entered_before_the_run_is_not_in_it(tmp_path: Path) -> None:
 
 
 def test_a_span_left_after_the_run_is_unfinished(recorded: Run) -> None:
-    """What was open when the run was finished has its time until then, and is left later."""
+    """Spans that were open when the run was finished have their time until then, and are left later."""
     with recorded.span("outer"), recorded.span("inner", a=1):
         with recorded.span("done"):
             pass

@@ -1,4 +1,4 @@
-"""One span object in many threads at once: each thread has a tree of its own."""
+"""One span object in many threads at once: each thread has its own tree."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_same_span_object_in_32_threads(recorded: Run) -> None:
 
 
 def test_attributes_and_events_stay_in_their_thread(recorded: Run) -> None:
-    """What a thread sets on a shared span, and its events, are on that thread's entry."""
+    """Attributes and events that a thread adds to a shared span are on that thread's entry."""
     shared = stepwell.span("shared")
 
     def work(number: int) -> None:

@@ -41,7 +41,7 @@ def check_tree(spans: pl.DataFrame) -> None:
 
 
 def edges(spans: pl.DataFrame) -> Counter[tuple[str, str | None]]:
-    """How often a span of a name lies in a span of another name (None: in none)."""
+    """How often a span of a name is inside a span of another name (None: in none)."""
     above = spans.select(parent="id", above="name")
     pairs = spans.join(above, on="parent", how="left").select("name", "above")
     return Counter(pairs.iter_rows())

@@ -121,7 +121,7 @@ def test_the_environment_names_the_run(tmp_path: Path) -> None:
 
 
 def test_resume_false_refuses_an_id_that_exists(tmp_path: Path) -> None:
-    """The error names the id and what to do; the run is left as it is, and none is active."""
+    """The error names the id and what to do; the run is unchanged, and none is active."""
     stepwell.init(dir=tmp_path, run_id="taken", resume=False).finish()
     with pytest.raises(StepwellError, match=r"'taken' already exists .* choose another run_id"):
         stepwell.init(dir=tmp_path, run_id="taken", resume=False)

@@ -23,7 +23,7 @@ def read(request: pytest.FixtureRequest) -> Read:
 
 @pytest.fixture
 def folder(recorded: Run) -> Iterator[Path]:
-    """A run as it was left by a killed process: live files, sealed ones and every text file."""
+    """The run of a killed process: live files, sealed ones and every text file."""
     recorded.set_step(1, epoch=0)
     for round_ in range(3):
         with recorded.span("outer", round=round_), recorded.span("inner"):

@@ -62,7 +62,7 @@ class Model:
 
 
 def as_json(value: Any) -> Any:
-    """What attributes become: the conversion rules in the words of the documentation."""
+    """The converted attributes, by the rules of the documentation."""
     flags: dict[str, str] = {}
 
     def convert(value: Any, path: str) -> Any:
@@ -84,7 +84,7 @@ def as_json(value: Any) -> Any:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What ``set`` makes of attributes: new values replace old ones, and so do their flags."""
+    """Attributes after ``set``: new values and their flags replace old ones."""
     added = as_json(new)
     flags = {k: v for k, v in old.get("nonfinite", {}).items() if k.split(".")[0] not in new}
     flags |= added.get("nonfinite", {})

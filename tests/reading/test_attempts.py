@@ -27,7 +27,7 @@ def read(tmp_path: Path) -> RecordedRun:
 
 
 def test_a_later_attempt_s_metrics_win_step_by_step(read: RecordedRun) -> None:
-    """Before the restart's first step the old values stand, from there on the new ones."""
+    """Before the first step of the restart the old values count, from there on the new ones."""
     loss = read.metrics().filter(pl.col("name") == "loss").sort("step").collect()
     assert loss.select("step", "attempt", "value").rows() == [
         (0, 0, 0.0),
@@ -101,7 +101,7 @@ def test_an_attempt_that_begins_after_opening_is_seen(tmp_path: Path) -> None:
 
 
 def test_an_id_that_exists_can_be_refused(tmp_path: Path) -> None:
-    """``resume=False`` raises, and leaves the run as it was."""
+    """``resume=False`` raises, and leaves the run unchanged."""
     stepwell.init(dir=tmp_path, run_id="job").finish()
     with pytest.raises(StepwellError, match="run 'job' already exists"):
         stepwell.init(dir=tmp_path, run_id="job", resume=False)

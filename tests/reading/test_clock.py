@@ -101,7 +101,7 @@ def test_a_process_without_notes_uses_those_of_its_host(tmp_path: Path) -> None:
     ],
 )
 def test_notes_that_are_garbage_are_left_out(tmp_path: Path, anchors: Any) -> None:
-    """Whatever stands in the document, the other process of the host still tells the time."""
+    """Whatever the document contains, the other process of the host still provides the time."""
     write_process(tmp_path, 0, "a", "boot", [[0, EPOCH]], [5])
     write_process(tmp_path, 1, "a", "boot", anchors, [6])
     assert times(tmp_path, 0) == [EPOCH + 5]

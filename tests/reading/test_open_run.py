@@ -82,7 +82,7 @@ def test_a_run_is_readable_from_its_first_moment(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_may_be_moved(recorded: Run, tmp_path: Path) -> None:
-    """Nothing in a finished run depends on where it lies."""
+    """Nothing in a finished run depends on its folder."""
     with recorded.span("s", a=1):
         recorded.log({"x": 1.0})
     recorded.finish()

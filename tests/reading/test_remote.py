@@ -150,7 +150,7 @@ def test_addresses(place: str | Path | None, address: str | None) -> None:
 
 @pytest.fixture(scope="module")
 def s3(here: Path) -> Iterator[dict[str, str]]:
-    """A server of its own that speaks S3, with the run in it; the environment that leads to it."""
+    """A separate S3 server with the run, and the environment to reach it."""
     pytest.importorskip("moto")
     s3fs = pytest.importorskip("s3fs")
     with socket.socket() as sock:

@@ -1,4 +1,4 @@
-"""Any sequence of records, by any number of threads and tasks, is read as it was recorded."""
+"""Any sequence of records, by any number of threads and tasks, is read back as recorded."""
 
 from __future__ import annotations
 

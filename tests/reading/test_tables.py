@@ -120,7 +120,7 @@ def test_a_run_without_records_has_the_same_columns(recorded: Run, table: str) -
 
 
 def test_overwritten_metrics_have_one_more_column(read: RecordedRun) -> None:
-    """``overwritten`` tells which values a later attempt replaced; here none was."""
+    """``overwritten`` marks values that a later attempt replaced; here there are none."""
     frame = read.metrics(overwritten=True).collect()
     assert dict(frame.schema) == {**EVERYWHERE, **COLUMNS["metrics"], "overwritten": pl.Boolean}
     assert not frame["overwritten"].any()
@@ -136,7 +136,7 @@ def test_every_row_knows_where_it_belongs(read: RecordedRun) -> None:
 
 
 def test_steps_that_spans_have_of_their_own(recorded: Run) -> None:
-    """Whole numbers fill the column, whatever stands beside them; anything else is the run's step."""
+    """Whole numbers fill the column, whatever the other arguments; otherwise it is the run's step."""
     recorded.set_step(1)
     huge = 10**40
     beside = [{}, {"half": "\ud800"}, {"huge": huge}, {"nan": math.nan}, {"inner": {"step": 2}}]
@@ -153,7 +153,7 @@ def test_steps_that_spans_have_of_their_own(recorded: Run) -> None:
 
 
 def test_times_are_nanoseconds_since_the_epoch(recorded: Run) -> None:
-    """Spans, metrics, events and artifacts lie between the wall clock before and after the call."""
+    """Times of spans, metrics, events and artifacts are between the wall clock before and after the call."""
     slack = 50_000_000  # the wall clock is slewed; it is read to this precision and no better
     times = [time.time_ns()]
     with recorded.span("s"):
@@ -186,7 +186,7 @@ PREDICATES = [
 
 @pytest.mark.parametrize("table", others_in_full(COLUMNS, ["spans"]))
 def test_pushing_columns_and_filters_down_changes_nothing(read: RecordedRun, table: str) -> None:
-    """What a lazy query gives is what the whole table gives when it is cut down afterwards."""
+    """A lazy query gives the same rows as filtering the whole table."""
     lazy: pl.LazyFrame = getattr(read, table)()
     whole = lazy.collect()
     for column in whole.columns:

@@ -1,4 +1,4 @@
-"""A clock for pumps that stands still until a test puts it forward."""
+"""A clock for pumps that a test advances."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PumpClock:
 
 
 def stop_clock() -> PumpClock:
-    """Give the pumps of this process a clock that stands still."""
+    """Give the pumps of this process a stopped clock."""
     clock = PumpClock()
     pump.time = clock  # type: ignore[assignment, attr-defined]
     return clock

@@ -13,7 +13,7 @@ from stepwell.telemetry.deliveries import DeliveryProgress, drain_deliveries, fi
 
 
 class Clock:
-    """Time in seconds, which passes when somebody sleeps."""
+    """Time in seconds, which passes only in ``sleep``."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -344,7 +344,7 @@ def test_what_is_no_configuration_is_refused_with_advice(config: object) -> None
 
 
 def test_the_given_configuration_is_not_changed_or_shared() -> None:
-    """The dict that comes back is another one, so later changes do not reach the record."""
+    """The returned dict is a copy, so later changes do not affect the record."""
     config = {"optimizer": {"lr": 0.1}}
     converted = config_to_dict(config)
     config["optimizer"]["lr"] = 0.2

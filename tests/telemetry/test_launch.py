@@ -51,13 +51,13 @@ def test_a_single_process_starts_a_new_run_each_time(tmp_path: Path) -> None:
 
 
 def test_the_name_is_readable_in_the_id(tmp_path: Path) -> None:
-    """The name stands in front, as far as it can be part of a folder's name."""
+    """The id starts with the name, as far as it is valid in a folder name."""
     found = find_single(tmp_path, name="ResNet-50 / Größe: 3×3!")
     assert re.fullmatch(f"resnet-50-grosse-3-3-{DATED}", found.run_id)
 
 
 def test_an_explicit_id_is_kept_and_the_environment_comes_second(tmp_path: Path) -> None:
-    """The argument wins over STEPWELL_RUN_ID; every launch is an attempt of its own."""
+    """The argument wins over STEPWELL_RUN_ID; every launch is a separate attempt."""
     environ = {"STEPWELL_RUN_ID": "from-environment"}
     assert find_single(tmp_path, environ, run_id="mine").run_id == "mine"
     launches = [find_single(tmp_path, environ) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_the_port_tells_launches_of_one_script_apart(start_agent: Callable[[], A
 def test_a_restart_by_the_same_launcher_is_the_next_attempt(
     start_agent: Callable[[], Agent],
 ) -> None:
-    """When torchrun restarts its ranks, they go on with their run as its second attempt."""
+    """When torchrun restarts its ranks, they continue their run as its second attempt."""
     agent = start_agent()
     first = agent.launch(*(torchrun(rank, 2, 2) for rank in range(2)))
     again = agent.launch(

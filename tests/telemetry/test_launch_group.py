@@ -39,7 +39,7 @@ def test_the_tasks_of_a_step_share_a_run_that_has_the_job_in_its_id(
 
 
 def test_a_step_of_an_array_job_has_the_index_in_its_id(start_agent: Callable[[], Agent]) -> None:
-    """Each element of a job array is a run of its own."""
+    """Each element of a job array is a separate run."""
     array = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
     seats = start_agent().launch(*(slurm_step(rank, 2, **array) for rank in range(2)))
     assert len(runs_of(seats)) == 1

@@ -35,7 +35,7 @@ def clock() -> Iterator[FakeClock]:
 
 @pytest.fixture
 def timed(clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A strict run on a clock that stands still."""
+    """A strict run on a stopped clock."""
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     return stepwell.init("test", dir=tmp_path / "runs")
 

@@ -46,7 +46,7 @@ SECRET = "correct-horse"
     ],
 )
 def test_a_value_under_a_secret_name_is_masked(name: str) -> None:
-    """However the name is written, the value is replaced, and so is all that lies below it."""
+    """However the name is written, the value is replaced, including everything below it."""
     assert mask({name: SECRET}) == {name: "***"}
     assert mask([{"a": {name: {"user": "me", "value": [SECRET]}}}]) == [{"a": {name: "***"}}]
 
@@ -115,7 +115,7 @@ def test_nothing_and_switches_stay_readable_under_a_secret_name() -> None:
     ],
 )
 def test_a_secret_inside_a_text_is_masked(text: str, masked: str) -> None:
-    """Passwords in addresses and keys of well-known shapes are found wherever they stand."""
+    """Passwords in addresses and keys of well-known shapes are found anywhere."""
     assert mask({"note": [text]}) == {"note": [masked]}
 
 
@@ -156,7 +156,7 @@ def test_what_refers_to_itself_comes_to_an_end() -> None:
     )
 )
 def test_masking_never_fails_and_keeps_the_shape(value: Any) -> None:
-    """Any nested value comes back with the same keys and lengths, and masking it again is the same."""
+    """Any nested value keeps its keys and lengths, and masking it again changes nothing."""
     masked = mask(value)
     assert mask(masked) == masked
     if isinstance(value, dict):

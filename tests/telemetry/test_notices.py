@@ -135,7 +135,7 @@ def test_quiet_must_be_true_or_false(tmp_path: Path) -> None:
 
 
 def test_a_child_process_is_silent(tmp_path: Path) -> None:
-    """A forked child that finishes its copy of the run, or exits, prints no line of its own."""
+    """A forked child that finishes its copy of the run, or exits, prints no line."""
     code = """
     import multiprocessing, stepwell
     run = stepwell.init("parent")
@@ -182,7 +182,7 @@ def test_a_pipe_that_nobody_reads_does_not_change_the_exit_code(tmp_path: Path) 
 
 
 def test_progress_bars_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line stands above an open bar, which is drawn again below it."""
+    """The line is printed above an open bar, which is drawn again below it."""
     tqdm = pytest.importorskip("tqdm")
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)

@@ -1,4 +1,4 @@
-"""The priority of a sidecar is low, except while somebody waits for it."""
+"""The priority of a sidecar is low, except while a process waits for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 @pytest.mark.parametrize("words", [["leader"], []])
 def test_sessions_of_its_own_are_nice(words: list[str]) -> None:
-    """With those of its children; a session that it merely is in belongs to somebody else."""
+    """With those of its children; a session that it only belongs to is not its own."""
     if not AUTOGROUPS.exists() or AUTOGROUPS.read_text().strip() != "1":
         pytest.skip("this system does not share processors between sessions")
     done = run_script(CODE, *words, check=True)

@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> PumpClock:
 
 @pytest.fixture
 def run(clock: PumpClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run that is watched every half second, by a clock that stands still."""
+    """A run that is sampled every half second, on a stopped clock."""
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     monkeypatch.setenv("STEPWELL_RUNTIME", "0.5")
     return stepwell.init("w", dir=tmp_path)

@@ -16,7 +16,7 @@ from tests.harness import REPOSITORY
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test hears a warning for the first time."""
+    """Every test gets warnings as if for the first time."""
     for key in [key for key in errors.counts if key.startswith("setting ")]:
         monkeypatch.delitem(errors.counts, key)
 

@@ -73,7 +73,7 @@ def test_a_real_torchrun_writes_one_run_and_restarts_into_it(
 
 @pytest.mark.full
 def test_real_torchruns_of_two_nodes_stay_together_over_a_restart(tmp_path: Path) -> None:
-    """Two agents meet at a rendezvous; after the failure of one rank both go on in attempt 1."""
+    """Two agents meet at a rendezvous; after the failure of one rank both continue in attempt 1."""
     options = [
         "--nnodes=2",
         "--nproc-per-node=1",

@@ -57,7 +57,7 @@ class Job:
         return f"torture {self.folder.name}"
 
     def start(self) -> None:
-        """Start all ranks, as an attempt of its own."""
+        """Start all ranks, as a new attempt."""
         self.attempt += 1
         options, env, port = self._options(), self._environment(), free_port()
         self.ranks = [
@@ -79,7 +79,7 @@ class Job:
         ]
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start all ranks with PyTorch's launcher, as an attempt of its own."""
+        """Start all ranks with PyTorch's launcher, as a new attempt."""
         self.attempt += 1
         return subprocess.Popen(
             [

@@ -124,7 +124,7 @@ def test_a_round(torture: Torture, name: str) -> None:
 
 @pytest.mark.full
 def test_a_killed_job_of_torchrun_is_started_again(torture: Torture) -> None:
-    """What both attempts recorded is in one run, and in the trackers once."""
+    """Records of both attempts are in one run, and in the trackers once."""
     torture.torchrun(int.from_bytes(os.urandom(4), "big"))
 
 

@@ -23,7 +23,7 @@ STOPPED = 1.0
 
 
 def check_training(job: Job, fault: Fault, weights: str | None) -> str | None:
-    """Training went on as if nothing was there, and came to the same weights; returns these."""
+    """Training was not affected and has the same weights; returns these."""
     codes = job.wait()
     if fault.kills:
         assert any(codes)

@@ -50,7 +50,7 @@ def training(**fields: Any) -> TrainingTelemetryConfig:
 
 
 def message(call: Callable[[], object]) -> str:
-    """What the StepwellError of a call says."""
+    """The message of the StepwellError of a call."""
     with pytest.raises(StepwellError) as refused:
         call()
     return str(refused.value)

@@ -67,7 +67,7 @@ def right_job(clock: FakeClock) -> None:
 
 @dataclass
 class Recorded:
-    """What a case left: its own records, and those of the right job that came after it."""
+    """The records of a case, and those of the correct job after it."""
 
     spans: pl.DataFrame
     events: list[tuple[str, str | None, dict[str, Any]]]
@@ -78,14 +78,14 @@ class Recorded:
 
     @property
     def edges(self) -> Counter[tuple[str, str | None]]:
-        """How often a span of a name lies in one of another name."""
+        """How often a span of a name is inside one of another name."""
         names = dict(self.spans.select("id", "name").iter_rows())
         pairs = self.spans.select("name", "parent").iter_rows()
         return Counter((name, names.get(parent)) for name, parent in pairs)
 
     @property
     def complaints(self) -> list[str]:
-        """What the events about the telemetry itself say."""
+        """The messages of the events about the telemetry itself."""
         found = [e for e in self.events if e[0] == errors.TELEMETRY_ERROR]
         return [f"{about['error_type']}: {about['error_message']}" for _, _, about in found]
 
@@ -99,7 +99,7 @@ class Recorded:
 
 
 def record(folder: Path, case: Case | None = None, then: Case | None = right_job) -> Recorded:
-    """Record a case and, when it is over, the right job; both on a clock that stands still."""
+    """Record a case and then the correct job; both on a stopped clock."""
     errors.counts.clear()
     said = _Keep()
     logging.getLogger("stepwell").addHandler(said)
@@ -163,7 +163,7 @@ def _read(run: Any, warnings: list[str]) -> Recorded:
 
 
 def _relative(spans: pl.DataFrame, events: pl.DataFrame, begin: int) -> tuple[list[Any], list[Any]]:
-    """Spans and events in a form that does not tell when the run began, or what was before."""
+    """Spans and events in a form that does not depend on the start of the run or on earlier records."""
     names = dict(spans.select("id", "name").iter_rows())
     columns = ("name", "parent", "start_ns", "duration_ns", "status", "attributes")
     rows = [

@@ -129,7 +129,7 @@ def assert_attributes(
 
 
 def at(seconds: float) -> float:
-    """A point in time since the clock began, as attributes tell it."""
+    """A time since the start of the clock, as in attributes."""
     return float(BEGIN + seconds)
 
 

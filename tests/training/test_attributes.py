@@ -219,22 +219,22 @@ def test_a_wrong_value_is_refused(name: str, value: object, wanted: str) -> None
     ("kind", "name", "value", "wanted"),
     [
         (InitializationAttributes, "world_size", 0, "a whole number of at least 1"),
-        (InitializationAttributes, "application_name", "  ", "a text that is not blank"),
-        (InitializationAttributes, "session_tag", 7, "a text that is not blank"),
-        (InitializationAttributes, "custom_metadata", ["a:1"], "a dict whose keys are texts"),
-        (InitializationAttributes, "custom_metadata", {1: 2}, "a dict whose keys are texts"),
-        (TrainingTelemetryAttributes, "perf_tag", [], "a text or a list of texts"),
-        (TrainingTelemetryAttributes, "perf_tag", ["a", 1], "a text or a list of texts"),
+        (InitializationAttributes, "application_name", "  ", "a non-blank string"),
+        (InitializationAttributes, "session_tag", 7, "a non-blank string"),
+        (InitializationAttributes, "custom_metadata", ["a:1"], "a dict with string keys"),
+        (InitializationAttributes, "custom_metadata", {1: 2}, "a dict with string keys"),
+        (TrainingTelemetryAttributes, "perf_tag", [], "a string or a list of strings"),
+        (TrainingTelemetryAttributes, "perf_tag", ["a", 1], "a string or a list of strings"),
         (CheckpointSaveSpanAttributes, "checkpoint_strategy", "lazy", "'sync' or 'async'"),
         (SaveCheckpointSuccessEventAttributes, "checkpoint_directory", 5, "a path"),
         (SaveCheckpointSuccessEventAttributes, "checkpoint_size", -1, "a whole number of at least"),
-        (SaveCheckpointFailureEventAttributes, "error_message", OSError(), "a text"),
+        (SaveCheckpointFailureEventAttributes, "error_message", OSError(), "a string"),
     ],
 )
 def test_other_kinds_of_wrong_values(
     kind: type[TypedAttributes], name: str, value: object, wanted: str
 ) -> None:
-    """Counts that begin at one, texts, tags, facts, strategies and paths are held to their kind."""
+    """Positive counts, strings, tags, metadata, strategies and paths are checked."""
     with pytest.raises(StepwellError, match=f"^{kind.__name__}: {name} must be {wanted}.*, got "):
         kind.create(**{**LEAST[kind], name: value})
 
@@ -256,7 +256,7 @@ def test_a_value_that_cannot_be_looked_at_is_refused_too() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    """A typo is named beside what was probably meant."""
+    """The message for a typo suggests the most similar name."""
     with pytest.raises(StepwellError) as refused:
         loop(train_iterations_start=0, train_sample_start=3)
     assert str(refused.value) == (
@@ -267,7 +267,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
 
 def test_a_name_without_a_near_one_gets_the_list() -> None:
     """Where nothing is near, all names are given."""
-    with pytest.raises(StepwellError, match="xyz is not an attribute; there are: check"):
+    with pytest.raises(StepwellError, match="xyz is not an attribute; valid names: check"):
         CheckpointSaveSpanAttributes.create(**LEAST[CheckpointSaveSpanAttributes], xyz=1)
 
 
@@ -315,7 +315,7 @@ def test_values_are_kept_in_their_plain_form() -> None:
 
 
 def test_facts_keep_their_types() -> None:
-    """Own facts are a dict as it was given, not a list of texts."""
+    """Custom metadata is the given dict, not a list of strings."""
     facts = {"team": "x", "n": 3, "ratio": 0.5, "on": True, "list": [1, 2]}
     values = {**LEAST[InitializationAttributes], "custom_metadata": facts}
     assert InitializationAttributes.create(**values).custom_metadata == facts
@@ -331,7 +331,7 @@ def test_a_loss_that_is_not_finite_is_absent(loss: float) -> None:
 
 @each_class
 def test_everything_is_strict_json(kind: type[TypedAttributes]) -> None:
-    """What was accepted is written as it is, with no number flagged as not finite."""
+    """Accepted values are written unchanged, with no number flagged as not finite."""
     assert b"null" not in encode(kind.create(**LEAST[kind]).to_json())
 
 

@@ -126,7 +126,7 @@ def test_a_configuration_does_not_change() -> None:
 
 @pytest.mark.parametrize("name", [*POSITIVE_FIELDS])
 def test_a_function_is_called_at_each_access(name: str) -> None:
-    """Not when the configuration is made, and anew each time."""
+    """Not when the configuration is created, but each time it is read."""
     values = iter([8, 16])
     config = training(**{name + OR_FN: lambda: next(values)})
     assert getattr(config, name) == 8
@@ -218,25 +218,25 @@ def test_a_wrong_switch_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("application_name", " ", "must be a text that is not blank, got ' '"),
-        ("application_name", 5, "must be a text that is not blank, got 5"),
-        ("session_tag_or_fn", "", f"must be a text that is not blank, got ''{OR_FUNCTION}"),
-        ("perf_tag_or_fn", [], f"must be a text or a list of texts, got []{OR_FUNCTION}"),
+        ("application_name", " ", "must be a non-blank string, got ' '"),
+        ("application_name", 5, "must be a non-blank string, got 5"),
+        ("session_tag_or_fn", "", f"must be a non-blank string, got ''{OR_FUNCTION}"),
+        ("perf_tag_or_fn", [], f"must be a string or a list of strings, got []{OR_FUNCTION}"),
         ("enable_for_current_rank", 0, f"must be True or False, got 0{OR_FUNCTION}"),
         (
             "custom_metadata",
             ["a"],
-            "must be a dict whose keys are texts, such as {'team': 'vision'}, got ['a']",
+            "must be a dict with string keys, such as {'team': 'vision'}, got ['a']",
         ),
         (
             "custom_metadata",
             {"": 1},
-            "must be a dict whose keys are texts, such as {'team': 'vision'}, got {'': 1}",
+            "must be a dict with string keys, such as {'team': 'vision'}, got {'': 1}",
         ),
-        ("summary_data_schema_version", 1, "must be a text that is not blank, got 1"),
+        ("summary_data_schema_version", 1, "must be a non-blank string, got 1"),
         ("strict", "no", "must be True or False, got 'no'"),
         ("log_every_n_train_iterations", 0, f"{WHOLE}, got 0"),
-        ("loss_metric", 1, "must be a text that is not blank, got 1"),
+        ("loss_metric", 1, "must be a non-blank string, got 1"),
         (
             "save_checkpoint_strategy",
             "lazy",
@@ -276,7 +276,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(
 
 
 def test_all_problems_are_in_one_error() -> None:
-    """Unknown names, wrong values and values without a name are told together."""
+    """Unknown names, wrong values and values without a name are reported together."""
     assert message(lambda: ApplicationConfig("app", strict="no", world_size_or_fn=0)) == (  # type: ignore[call-arg, arg-type]
         "ApplicationConfig: 3 problems\n"
         "- fields must be given as name=value, got 'app' without a name\n"

@@ -113,7 +113,7 @@ def test_a_wrong_file_is_refused(name: str, text: str, says: str | None, tmp_pat
     ],
 )
 def test_lines_in_json(text: str, line: int, tmp_path: Path) -> None:
-    """A name that also stands elsewhere, in lists or in texts, does not mislead."""
+    """A name that also occurs elsewhere, in lists or strings, does not mislead."""
     file = tmp_path / "c.json"
     file.write_text(text, encoding="utf-8")
     assert f"line {line}: " in message(lambda: read_overrides(file))

@@ -14,7 +14,7 @@ from tests.training.configs import OR_FUNCTION, WHOLE, message, of_the_document,
 
 
 def test_an_override_of_training() -> None:
-    """Named fields change, others stay; the original is untouched."""
+    """Named fields change, others do not; the original is unchanged."""
     config = of_the_document()
     changed = config.with_override({"world_size": 8, "log_every_n_train_iterations": 5})
     assert (changed.world_size, changed.log_every_n_train_iterations) == (8, 5)
@@ -158,7 +158,7 @@ def test_a_contradiction_is_refused() -> None:
 
 
 def test_a_default_says_nothing() -> None:
-    """What only one of them sets is taken from it."""
+    """A field that only one of them sets is taken from it."""
     base = ApplicationConfig(is_baseline_run_or_fn=True, strict=True)
     config = merged(base, of_the_document())
     assert config.is_baseline_run is True
@@ -181,7 +181,7 @@ def test_facts_of_both_are_kept() -> None:
 
 
 def test_facts_that_cannot_be_compared() -> None:
-    """An array in them is no reason to fail."""
+    """An array in them does not fail."""
     numpy = pytest.importorskip("numpy")
     facts = {"weights": numpy.array([1, 2])}
     assert merged(ApplicationConfig(custom_metadata=facts), training(custom_metadata=facts))
@@ -206,7 +206,7 @@ def test_only_configurations_are_merged() -> None:
 
 
 def test_whether_counts_are_functions() -> None:
-    """A job asks anew at each iteration only where a function can give something new."""
+    """A job evaluates only functions again at each iteration."""
     assert merged(of_the_document()).counts_are_functions is False
     assert merged(training(world_size_or_fn=lambda: 3)).counts_are_functions is False
     for name in ("global_batch_size_or_fn", "seq_length_or_fn", "flops_per_sample_or_fn"):
@@ -243,7 +243,7 @@ def test_a_configuration_as_json() -> None:
 
 
 def test_a_merged_configuration_as_json() -> None:
-    """All fields lie side by side."""
+    """All fields are on one level."""
     found = merged(ApplicationConfig(session_tag_or_fn="s"), training(seq_length_or_fn=3)).to_dict()
     assert (found["session_tag"], found["seq_length"]) == ("s", 3)
     assert "telemetry_config" not in found

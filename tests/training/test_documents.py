@@ -46,7 +46,7 @@ TREE = {
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test is in a folder of its own, with a provider that nobody has configured."""
+    """Each test has its own folder and an unconfigured provider."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPWELL_STRICT", "1")
     provider = TrainingTelemetryProvider.instance()

@@ -75,7 +75,7 @@ def test_exit_without_the_end_of_the_application(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "status"), [("0", "finished"), ("", "finished"), ("3", "failed")])
 def test_exit_inside(code: str, status: str, tmp_path: Path) -> None:
-    """sys.exit inside of the application ends it like an exception, with its code."""
+    """sys.exit inside the application ends it like an exception, with its code."""
     program = f"""
 with application(), training_loop(), training_iteration():
     sys.exit({code})
@@ -90,7 +90,7 @@ with application(), training_loop(), training_iteration():
 
 
 def test_exception_that_ends_the_process(tmp_path: Path) -> None:
-    """The run has failed, the spans that it went through are errors, and it is told once where."""
+    """The run has failed, the spans that it passed through are errors, and the place is recorded once."""
     program = """
 with application(), training_loop():
     for i in range(5):
@@ -118,7 +118,7 @@ with application(), training_loop():
 
 
 def test_exception_between_callbacks(tmp_path: Path) -> None:
-    """Where nobody saw the spans' ends, they are told as unfinished; the iterations are reported."""
+    """Spans whose ends were not seen are unfinished; the iterations are reported."""
     run, spans, updates, _ = _end("begin()\nraise ValueError('diverged')", tmp_path, 1)
     assert run.status == "failed"
     told = statuses(spans)
@@ -159,7 +159,7 @@ def test_kill(tmp_path: Path) -> None:
 
 
 def test_fork_in_the_middle_of_a_loop(tmp_path: Path) -> None:
-    """A child records spans of its own; neither knows of the other's loop, and both end well."""
+    """A child records its own spans; neither affects the other's loop, and both end normally."""
     program = """
 with application(), training_loop() as loop:
     with training_iteration():

@@ -32,7 +32,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 def _raising(error: BaseException, *blocks: Any) -> Callable[[FakeClock], None]:
-    """A case in which this is raised inside of these blocks, and comes out of them untouched."""
+    """A case in which this is raised inside these blocks, and leaves them unchanged."""
 
     def case(clock: FakeClock) -> None:
         with pytest.raises(type(error)) as caught:
@@ -77,7 +77,7 @@ def test_exception_in_every_span(name: str, kind: Any, tmp_path: Path, fresh: Re
 def test_how_python_ends_things_is_no_error(
     error: BaseException, tmp_path: Path, fresh: Recorded
 ) -> None:
-    """What closes a generator or leaves a program without complaint leaves spans ok."""
+    """Exceptions that close a generator or exit a program normally leave spans ok."""
     found = record(tmp_path, _raising(error, application, training_loop, training_iteration))
     assert set(found.spans["status"]) == {"ok"}
     assert [event for event, _, _ in found.events if event == "error"] == []
@@ -110,7 +110,7 @@ def test_exception_through_spans_of_all_kinds(tmp_path: Path, fresh: Recorded) -
 
 
 def test_exception_with_spans_that_callbacks_opened(tmp_path: Path, fresh: Recorded) -> None:
-    """What callbacks left open ends with the application, as an error; the innermost has the event."""
+    """Spans that callbacks left open end with the application, as errors; the innermost has the event."""
 
     def case(clock: FakeClock) -> None:
         @application()
@@ -169,7 +169,7 @@ def test_save_that_fails(strategy: str, tmp_path: Path, fresh: Recorded) -> None
 
 
 def test_failure_that_is_told_inside_of_the_save(tmp_path: Path) -> None:
-    """Who has told what became of a save is not contradicted by its end."""
+    """The end of a save does not change a reported outcome."""
 
     def case(clock: FakeClock) -> None:
         with application(), checkpoint_save(5):

@@ -114,7 +114,7 @@ def test_strict_misuse_is_raised(
 def test_end_without_start(
     name: str, tmp_path: Path, fresh: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every end that has no start is told what to call first, alone and inside of an application."""
+    """Every end without a start gives a message that names the missing call, alone and in an application."""
 
     def alone(clock: FakeClock) -> None:
         ENDS[name]()
@@ -135,7 +135,7 @@ def test_end_without_start(
 
 
 def test_next_run_after_misuse(tmp_path: Path, fresh: Recorded) -> None:
-    """All of it in a row in one run leaves the next run of the process untouched."""
+    """All cases in a row in one run do not affect the next run of the process."""
 
     def all_of_it(clock: FakeClock) -> None:
         for wrong in CASES.values():
@@ -147,7 +147,7 @@ def test_next_run_after_misuse(tmp_path: Path, fresh: Recorded) -> None:
 
 
 def test_iterations_that_misuse_cuts_short_count(tmp_path: Path) -> None:
-    """Where an iteration is started inside of one, both count with the time that they took."""
+    """If an iteration is started inside another one, both count, with their durations."""
     found = record(tmp_path, iteration_inside_an_iteration, then=None)
     (update,) = found.attributes("training_metrics_update")
     assert update["num_iterations"] == 2
@@ -158,7 +158,7 @@ def test_iterations_that_misuse_cuts_short_count(tmp_path: Path) -> None:
 
 
 def test_durations_when_the_wall_clock_is_stepped_back(tmp_path: Path) -> None:
-    """A step of the wall clock changes no duration, and is no misuse."""
+    """A jump of the wall clock changes no duration, and is not a misuse."""
 
     def stepping(clock: FakeClock) -> None:
         with application(), training_loop():

@@ -176,7 +176,7 @@ def test_nonsense_for_the_core(name: str, tmp_path: Path, fresh: Recorded) -> No
 
 
 def test_step_as_any_whole_number(tmp_path: Path) -> None:
-    """Numpy and torch scalars are steps, told apart by their value; so are whole floats."""
+    """NumPy and torch scalars are valid steps, compared by value; so are whole floats."""
     numpy = pytest.importorskip("numpy")
     torch = pytest.importorskip("torch")
     steps = [numpy.int64(1), numpy.array(2), torch.tensor(3), torch.tensor([4]), 5.0]
@@ -282,7 +282,7 @@ def test_functions_of_the_configuration_that_fail(
 
 
 def test_times_of_events_and_spans(tmp_path: Path) -> None:
-    """Seconds and datetimes are taken; what is neither, or lies decades away, means now."""
+    """Seconds and datetimes are accepted; other values, or times decades away, mean now."""
 
     def case(clock: FakeClock) -> None:
         clock.advance(100)

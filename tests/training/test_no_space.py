@@ -76,7 +76,7 @@ def test_no_space_for_a_while(tmp_path: Path, full: pytest.MonkeyPatch, begun: s
 
 
 def test_no_space_in_a_task(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
-    """The same inside of an event loop, for own spans too."""
+    """The same inside an event loop, for the user's own spans too."""
     run = stepwell.init("test", dir=tmp_path)
 
     async def train() -> None:
@@ -99,7 +99,7 @@ def test_no_space_in_a_task(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
 
 
 def test_iterations_without_space_are_counted(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
-    """What a checkpoint makes safe includes the iterations that found no space."""
+    """The iterations in a checkpoint include those for which there was no space."""
     stepwell.init("test", dir=tmp_path)
     with application(), training_loop(), full.context() as patch:
         _fill(patch)

@@ -75,7 +75,7 @@ def test_traces_get_the_short_spans(provider: TrainingTelemetryProvider, tmp_pat
 def test_a_loop_goes_on_with_a_configuration_that_comes_late(
     provider: TrainingTelemetryProvider,
 ) -> None:
-    """What is said about training inside of a loop holds from the next iteration on."""
+    """Training configuration set inside a loop applies from the next iteration on."""
     provider.configure(ApplicationConfig(application_name="late"))
     with application(), training_loop() as span:
         _iterate(1)
@@ -132,7 +132,7 @@ def test_throughput_without_operations(
 def test_the_first_event_of_an_application_that_started_earlier(
     provider: TrainingTelemetryProvider,
 ) -> None:
-    """What runs here is told at the start of the application, also where that was before the call."""
+    """The process is described at the start of the application, even if that was before the call."""
     provider.configure(ApplicationConfig(application_name="backdated"))
     earlier = round(time.time() * 1000) - 60_000
     span = on_app_start(start_time_msec=earlier)
@@ -143,7 +143,7 @@ def test_the_first_event_of_an_application_that_started_earlier(
 
 
 def test_statements_one_by_one(provider: TrainingTelemetryProvider, tmp_path: Path) -> None:
-    """The provider keeps what each statement gives it until it is configured; then it begins anew."""
+    """The provider keeps the settings of each statement until it is configured; then it starts again."""
     file = tmp_path / "lines.json"
     provider.with_base_config(ApplicationConfig(application_name="one by one"))
     provider.with_config_override({"session_tag": "night"})
@@ -163,7 +163,7 @@ def test_statements_one_by_one(provider: TrainingTelemetryProvider, tmp_path: Pa
 
 
 def test_failed_iterations_that_are_not_recorded(provider: TrainingTelemetryProvider) -> None:
-    """An iteration that raised is no step forward, whether iterations are recorded or not."""
+    """An iteration that raised does not count, whether iterations are recorded or not."""
     for is_recorded in (True, False):
         provider.configure(TrainingTelemetryConfig(is_train_iterations_enabled_or_fn=is_recorded))
         with application(), training_loop():
@@ -235,7 +235,7 @@ def test_the_end_of_the_application_is_bounded(
 def test_a_hook_that_complains_does_not_keep_a_run_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: str
 ) -> None:
-    """What is wrong at the end of a run is raised in strict mode only, and then the run has ended."""
+    """Errors at the end of a run are raised in strict mode only, and after the run has ended."""
     run = stepwell.init("strict", dir=tmp_path)
     monkeypatch.setenv("STEPWELL_STRICT", strict)
 
@@ -270,7 +270,7 @@ class Unreadable(Exception):
 
 
 def test_functions_whose_exceptions_cannot_be_shown(provider: TrainingTelemetryProvider) -> None:
-    """However a function of the configuration fails, training goes on."""
+    """However a function of the configuration fails, training continues."""
 
     def fail() -> Any:
         raise Unreadable

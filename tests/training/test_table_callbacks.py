@@ -55,14 +55,14 @@ FROM_THE_APPLICATION = 3
 
 
 def inside(run: Any) -> list[Row]:
-    """What is in the application."""
+    """The content of the application."""
     found = rows(run)
     assert [row.depth for row in found[:FROM_THE_APPLICATION]] == [0, 1, 1]
     return found[FROM_THE_APPLICATION:]
 
 
 def test_times_that_are_given_count_instead_of_the_time_of_the_call() -> None:
-    """All calls are made at 100 s, and tell of what was before."""
+    """All calls are made at 100 s, with earlier times."""
     clock = FakeClock()
     with job(clock, global_batch_size_or_fn=6) as (_, run):
         begin = clock.msec
@@ -205,7 +205,7 @@ def test_durations_are_the_same_when_the_wall_clock_is_set_back() -> None:
 
 
 def test_word_of_checkpoints_in_any_order_and_of_failures_by_callback(tmp_path: Path) -> None:
-    """Steps 2, 4, 6 are saved in the background; 4 fails, 6 is complete before 2, whose time is told late."""
+    """Steps 2, 4, 6 are saved in the background; 4 fails, 6 is complete before 2, which is reported late."""
     folder = tmp_path / "shards"
     folder.mkdir()
     (folder / "0").write_bytes(bytes(70))
@@ -355,7 +355,7 @@ def test_a_checkpoint_of_training_that_began_anew_is_not_late() -> None:
 
 
 def test_samples_before_a_resumed_loop_that_nobody_knows_are_not_taken_for_none() -> None:
-    """From iteration 7 on, with sizes that are told but no batch size: the total is not known."""
+    """From iteration 7 on, with given sizes but no batch size: the total is unknown."""
     config: dict[str, Any] = {
         "flops_per_sample_or_fn": 10**12,
         "is_log_throughput_enabled_or_fn": True,
@@ -439,7 +439,7 @@ SWITCHES = {
 def test_what_is_switched_off_is_not_recorded_and_the_rest_stays(
     switch: str | None, as_function: bool
 ) -> None:
-    """What is left still tells the right counts of what is not recorded; times of it are not known."""
+    """The remaining records have the right counts; times of unrecorded parts are unknown."""
     config: dict[str, Any] = {"global_batch_size_or_fn": 4}
     if switch is not None:
         config[f"{switch}_or_fn"] = (lambda: False) if as_function else False

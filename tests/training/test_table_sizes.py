@@ -232,7 +232,7 @@ def test_passes_that_accumulate_gradients_make_up_one_iteration() -> None:
 
 
 def test_the_sizes_of_passes_are_not_lost_when_no_time_passes() -> None:
-    """On a clock that stands still too, three passes are one iteration."""
+    """On a stopped clock too, three passes are one iteration."""
     with job(global_batch_size_or_fn=8) as (clock, run), application(), training_loop():
         iterate(clock, 0, samples=1, optimizer_step=False)
         iterate(clock, 0, samples=2, optimizer_step=False)
@@ -324,7 +324,7 @@ def test_where_the_loss_comes_from(
     ],
 )
 def test_what_has_no_source_is_absent(config: dict[str, Any]) -> None:
-    """No batch size, no sequence length, no loss, no parts, one iteration: only times are told."""
+    """No batch size, no sequence length, no loss, no parts, one iteration: only times are reported."""
     with job(**config) as (clock, run), application(), training_loop(7):
         iterate(clock, 2)
     found = rows(run)

@@ -12,13 +12,12 @@ import pytest
 
 from stepwell.vocabulary import (
     AI_NODES,
-    DEFAULT_SPANS_EXPORT_BLACKLIST,
     PHASES,
+    SHORT_SPANS,
     WORDS,
     Word,
     ai_word,
     phase_of,
-    standard_word,
     word_of,
 )
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
@@ -174,9 +173,9 @@ def test_the_nodes_of_the_ai_tree() -> None:
 )
 def test_two_spellings_of_one_thing(member: str, path: str) -> None:
     """A standard span and its `ai` node are one row, however it is looked up."""
-    word = standard_word(SPANS[member])
+    word = word_of(SPANS[member])
     assert word is not None
-    assert word is standard_word(SpanName[member]) is ai_word(path)
+    assert word is word_of(SpanName[member]) is ai_word(path)
     assert word is word_of(word.name) is word_of(word.trace_name, word.category)
     assert word.otel_name == SPANS[member]
 
@@ -190,7 +189,7 @@ def test_no_two_rows_share_a_spelling() -> None:
 
 
 def test_names_in_opentelemetry() -> None:
-    """The standard name where there is one, else the path: there are no categories to tell them apart."""
+    """The standard name if there is one, else the path, because there are no categories."""
     found = {path: word.otel_name for path in TREE if (word := ai_word(path))}
     assert found["ai.compute.forward"] == "model_forward"
     assert found["ai.comm.all_reduce"] == "comm.all_reduce"
@@ -200,8 +199,7 @@ def test_names_in_opentelemetry() -> None:
 
 def test_words_that_are_not_there() -> None:
     """A lookup of anything else gives None."""
-    assert standard_word("my_span") is None
-    assert standard_word("forward") is None
+    assert word_of("my_span") is None
     assert ai_word("ai.compute.sideways") is None
     assert word_of("sideways", "compute") is None
     assert word_of("forward") is None
@@ -209,7 +207,7 @@ def test_words_that_are_not_there() -> None:
 
 def test_the_short_spans_are_left_out_of_exports() -> None:
     """Eight of them, as names."""
-    assert set(map(str, DEFAULT_SPANS_EXPORT_BLACKLIST)) == {
+    assert set(map(str, SHORT_SPANS)) == {
         "training_single_iteration",
         "validation_single_iteration",
         "testing_single_iteration",
@@ -219,7 +217,7 @@ def test_the_short_spans_are_left_out_of_exports() -> None:
         "model_backward",
         "optimizer_update",
     }
-    assert len(DEFAULT_SPANS_EXPORT_BLACKLIST) == 8
+    assert len(SHORT_SPANS) == 8
 
 
 @pytest.mark.parametrize(

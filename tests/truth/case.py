@@ -80,7 +80,7 @@ class Case:
 
     @property
     def planted(self) -> str:
-        """What the script does, in one sentence."""
+        """The purpose of the script, in one sentence."""
         return (self.script.__doc__ or "").strip().splitlines()[0]
 
     @property

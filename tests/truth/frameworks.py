@@ -69,7 +69,7 @@ class Module(lightning.LightningModule):
         self.log("val_loss", cross_entropy(self.net(x), y))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return an optimizer that tells the side channel of its steps."""
+        """Return an optimizer that reports its steps to the side channel."""
         optimizer = SGD(self.net.parameters(), lr=self.lr)
         optimizer.register_step_post_hook(self._stepped)
         return optimizer

@@ -1,4 +1,4 @@
-"""Trainings that do not learn as they should: the report says so, and why."""
+"""Trainings that do not learn: the report says so, and why."""
 
 import math
 

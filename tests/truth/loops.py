@@ -324,7 +324,7 @@ def two_loaders_side_by_side() -> None:
 
 @case(WATCH, steps=120, epochs=3)
 def loader_with_workers() -> None:
-    """Two worker processes that start anew with every epoch."""
+    """Two worker processes that are started again in every epoch."""
     model, loader = Net(), batches(40, 0.0, num_workers=2)
     optimizer = SGD(model.parameters(), lr=0.1)
     stepwell.watch(model, optimizer, loader)

@@ -215,7 +215,7 @@ def rank_1_fails() -> None:
     findings=(Says("rank-divergence", ("weights",)),),
 )
 def weights_that_differ() -> None:
-    """The ranks train without DDP: each has weights of its own."""
+    """The ranks train without DDP: each has its own weights."""
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(RANK)
     model, loader = Net(), batches(150, seed=RANK)
@@ -284,7 +284,7 @@ def slow_loaders_of_all_ranks() -> None:
     findings=(Says("hang", ("rank 1", "forward"), (1,)), Says("died", ("killed",))),
 )
 def rank_1_hangs() -> None:
-    """Rank 1 does not come out of the forward pass of step 60, and rank 0 waits; both are killed."""
+    """Rank 1 does not leave the forward pass of step 60, and rank 0 waits; both are killed."""
     loader = batches(150, seed=RANK)
     model = distributed(Net())
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -78,7 +78,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
     valid = sorted(names)
     matches = get_close_matches(name, valid, n=1, cutoff=0.6)
-    return f"did you mean {matches[0]}?" if matches else f"there are: {', '.join(valid)}"
+    return f"did you mean {matches[0]}?" if matches else f"valid names: {', '.join(valid)}"
 
 
 def refuse(problems: list[str], what: str) -> None:
@@ -191,13 +191,13 @@ NUMBER = Kind[float](
 )
 """Any number. NaN and infinity pass, but count as absent: JSON cannot represent them."""
 TEXT = Kind[str](
-    "a text that is not blank", lambda value: type(value) is str and bool(value.strip()), _text
+    "a non-blank string", lambda value: type(value) is str and bool(value.strip()), _text
 )
-TEXTS = Kind["str | list[str]"]("a text or a list of texts", _never, _texts)
+TEXTS = Kind["str | list[str]"]("a string or a list of strings", _never, _texts)
 FLAG = Kind[bool]("True or False", lambda value: value is True or value is False, _flag)
 METADATA = Kind["dict[str, Any]"](
-    "a dict whose keys are texts, such as {'team': 'vision'}", _never, _metadata
+    "a dict with string keys, such as {'team': 'vision'}", _never, _metadata
 )
-MESSAGE = Kind[str]("a text", lambda value: type(value) is str, _message)
+MESSAGE = Kind[str]("a string", lambda value: type(value) is str, _message)
 """Any string, also an empty one, such as the message of an exception."""
 PATH = Kind[str]("a path", lambda value: type(value) is str and value != "", _path)

@@ -107,7 +107,10 @@ def list_command(
     ] = None,
     findings: Annotated[
         bool,
-        typer.Option("--findings", help="Number of findings; takes as long as a report per run."),
+        typer.Option(
+            "--findings",
+            help="A column with the number of findings. Reads every run, so it takes longer.",
+        ),
     ] = False,
     dir: DirOption = None,
     json: JsonOption = False,
@@ -159,7 +162,7 @@ def report_command(
         typer.Option(
             "--output",
             "-o",
-            help="HTML file to write: charts and findings, to open or send around.",
+            help="HTML file to write: charts and findings in one file, to open or share.",
         ),
     ] = None,
     dir: DirOption = None,
@@ -189,7 +192,10 @@ def ui_command(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Other machines reach 0.0.0.0.")
+        str,
+        typer.Option(
+            "--host", help="Address to listen on. With 0.0.0.0, other machines can connect."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option("--port", help="Port. Default: 7837, or a free one.")
@@ -211,7 +217,15 @@ def ui_command(
 
 @app.command("watch", rich_help_panel=INSPECT)
 def watch_command(
-    run: RunArgument = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder, id or name, or a folder of runs. Default: the newest running job, else the "
+            "newest run.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     interval: Annotated[
         float | None,
         typer.Option("--interval", help="Seconds between updates. Default: 1, or 10 when piped."),
@@ -222,8 +236,8 @@ def watch_command(
 ) -> None:
     """Follow a running job: progress, values, time, ranks and findings.
 
-    Without RUN, the newest running job. Only reads files. Ends with the run: exit code 0 if the run
-    finished, otherwise 1. Piped, it prints a line per update.
+    Only reads files. Ends with the run: exit code 0 if it finished, else 1.
+    If the output is piped, prints one line per update.
     """
     # Before Polars is imported: one thread is enough here, and training needs the others.
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -540,16 +554,21 @@ def gc_command(
     ] = None,
     undelivered: Annotated[
         bool,
-        typer.Option("--undelivered", help="Also runs with records that a tracker never received."),
+        typer.Option(
+            "--undelivered", help="Include runs that a tracker has not received completely."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Removal of the listed runs.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove the runs instead of listing them.")
+    ] = False,
     dir: DirOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the runs that match all given filters; --yes removes them.
 
-    Running runs, symbolic links and other folders are never removed. Runs with records that a tracker
-    or collector has not received are kept, unless --undelivered is given.
+    Never removed: running runs, links, and folders that are not runs.
+    Runs that a tracker has not received completely are kept, unless you use
+    --undelivered.
     """
     from stepwell.cli.maintenance import GcOptions, clean_up
 
@@ -598,7 +617,7 @@ def simulate_command(
         list[str],
         typer.Option(
             "--plant",
-            help="Fault: straggler, stall, data or restart; repeatable. Or nothing. Default: all.",
+            help="Fault: straggler, stall, data or restart; repeatable. Default: all; nothing: none.",
         ),
     ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,

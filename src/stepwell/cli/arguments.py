@@ -124,6 +124,17 @@ def choose_runs(
     return runs[:last]
 
 
+def run_argument(run: RecordedRun) -> str:
+    """Return the RUN argument for this run: its id, or its path if it is not in the default folder."""
+    import shlex
+
+    from stepwell.reading.run import runs_dir
+
+    path = Path(run.place)
+    is_default = path.name == run.id and path.parent.absolute() == runs_dir().absolute()
+    return shlex.quote(run.id if is_default else run.place)
+
+
 def folder_of_runs(text: str | None) -> Path | None:
     """Return the path of a folder that contains runs; None for a run folder and anything else."""
     path = Path(text or "").expanduser()

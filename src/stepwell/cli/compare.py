@@ -11,14 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stepwell._core.text import duration, number, percent
+from stepwell._core.text import duration, number, percent, rate
 from stepwell.analysis.compare import Comparison, Difference, Pace, WeightComparison
 from stepwell.analysis.compare.pace import STEP
-from stepwell.analysis.compare.sentences import chance, count, place
+from stepwell.analysis.compare.sentences import chance, place
 from stepwell.analysis.compare.variants import has_repeats
 from stepwell.analysis.findings.phrases import phase_title
 from stepwell.cli.output import print_json
-from stepwell.cli.terminal import console, headline, plain, seconds, table_console, wrapped
+from stepwell.cli.terminal import console, headline, lasted, plain, table_console, wrapped
 
 MOST_DIFFERENCES = 20
 MOST_LAYERS = 12
@@ -40,7 +40,7 @@ def show_comparison(comparison: Comparison, as_json: bool = False) -> None:
     out.print()
     for line in comparison.runs:
         text = headline(line.label, line.status)
-        text.append(f" after {seconds(line.seconds)}")
+        text.append(f" {lasted(line.status, line.seconds * 1e9)}")
         text.append(f", step {line.last_step}" if line.last_step is not None else "")
         out.print(text)
     labels = [line.label for line in comparison.runs]
@@ -295,11 +295,9 @@ def _rates(paces: Sequence[Pace | None]) -> list[tuple[str, list[str]]]:
     lines = {
         "p95": [duration(p.p95_ns) if p else "" for p in paces],
         "samples/s": [
-            count(p.samples_per_second) if p and p.samples_per_second else "" for p in paces
+            rate(p.samples_per_second) if p and p.samples_per_second else "" for p in paces
         ],
-        "tokens/s": [
-            count(p.tokens_per_second) if p and p.tokens_per_second else "" for p in paces
-        ],
+        "tokens/s": [rate(p.tokens_per_second) if p and p.tokens_per_second else "" for p in paces],
         "goodput": [percent(p.goodput) if p and p.goodput is not None else "" for p in paces],
     }
     return [(name, values) for name, values in lines.items() if any(values)]

@@ -15,7 +15,7 @@ from stepwell.cli.progress import ProgressBar, waiting
 from stepwell.cli.terminal import counted
 from stepwell.loggers.delivery.forwarder import BACKENDS, ForwardedLog, forward_log, is_backend
 from stepwell.reading import RecordedRun
-from stepwell.telemetry.exporter import ExportCustomizationMode, ExportFilter
+from stepwell.telemetry.exporter import ExportFilter, ExportMode
 from stepwell.telemetry.exporter_config import find_class
 from stepwell.telemetry.forward import Forwarded, forward
 
@@ -129,9 +129,9 @@ def parse_filter(all_spans: bool, only: Sequence[str], skip: Sequence[str]) -> E
     if sum(map(bool, (all_spans, only, skip))) > 1:
         raise StepwellError("--all, --only and --skip exclude each other: use one of them")
     if all_spans:
-        return ExportFilter(ExportCustomizationMode.EXPORT_ALL_SPANS)
+        return ExportFilter(ExportMode.ALL_SPANS)
     if only:
-        return ExportFilter(ExportCustomizationMode.WHITELIST_SPANS, only)
+        return ExportFilter(ExportMode.ALLOW_LIST, only)
     if skip:
-        return ExportFilter(ExportCustomizationMode.BLACKLIST_SPANS, skip)
+        return ExportFilter(ExportMode.DENY_LIST, skip)
     return ExportFilter()

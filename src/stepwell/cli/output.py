@@ -29,7 +29,7 @@ def print_now(line: str) -> None:
 def to_plain(value: Any) -> Any:
     """Return a value as strict JSON types: non-finite numbers become None, paths text, dataclasses dicts.
 
-    Unlike ``_core.jsonable.plain`` it never cuts: scripts get everything.
+    Unlike ``_core.values.plain`` it never cuts: scripts get everything.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepwell._core.errors import StepwellError
-from stepwell._core.text import duration, number, percent, size
+from stepwell._core.text import duration, percent, size
 from stepwell.analysis.findings import SEVERITIES, Alerts, Finding, Unchecked
 from stepwell.analysis.findings.alerts import as_json as finding_json
 from stepwell.analysis.report import Hint, PhaseLine, Report, cost_sentence, report
@@ -23,6 +23,8 @@ from stepwell.cli.terminal import (
     MARKS,
     console,
     counted,
+    lasted,
+    metric_value,
     plain,
     print_summary,
     table,
@@ -103,13 +105,13 @@ def _unchecked(subjects: list[Unchecked]) -> str:
 
 def _print_hints(out: Console, hints: list[Hint]) -> None:
     for hint in hints:
-        out.print(plain(hint.text))
+        out.print(Text(wrapped(hint.text, out.width)))
         for line in hint.lines:
             out.print(plain(f"    {line}"))
 
 
 def _headline(result: Report, width: int) -> Text:
-    text = f"{result.name}  {result.status} after {duration(result.wall_ns)}"
+    text = f"{result.name}  {result.status} {lasted(result.status, result.wall_ns)}"
     if result.step is not None:
         text += f" at step {result.step}"
     if result.left is not None:
@@ -198,9 +200,11 @@ def _print_values(result: Report) -> None:
     has_best = any(line.best is not None for line in result.values)
     rows = []
     for line in result.values:
-        row: list[str | Text] = [plain(line.name), number(line.last), _step(line.last_step)]
+        last = metric_value(line.name, line.last)
+        row: list[str | Text] = [plain(line.name), last, _step(line.last_step)]
         if has_best:
-            row += ["" if line.best is None else number(line.best), _step(line.best_step)]
+            best = "" if line.best is None else metric_value(line.name, line.best)
+            row += [best, _step(line.best_step)]
         rows.append(row)
     headings = ("last", "step", "best", "step") if has_best else ("last", "step")
     title = "values" if result.ranks == 1 else f"values, mean of {result.ranks} ranks"

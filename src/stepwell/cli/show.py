@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from stepwell._core.text import number, percent, size
+from stepwell._core.text import percent, size
 from stepwell.analysis.overview import OpenLine, Overview, SpanLine
 from stepwell.cli.output import print_json
 from stepwell.cli.terminal import (
@@ -15,6 +15,8 @@ from stepwell.cli.terminal import (
     counted,
     curve,
     headline,
+    lasted,
+    metric_value,
     plain,
     print_summary,
     seconds,
@@ -48,7 +50,7 @@ def show_overview(overview: Overview, as_json: bool = False) -> None:
 
 def _headline(overview: Overview) -> Text:
     text = headline(overview.name, overview.status)
-    text.append(f" after {seconds(overview.wall_s)}")
+    text.append(f" {lasted(overview.status, overview.wall_s * 1e9)}")
     if overview.last_step is not None:
         text.append(f", step {overview.last_step}")
     return text
@@ -89,6 +91,17 @@ def _print_spans(out: Console, overview: Overview) -> None:
     rows = [_span_cells(line, overview) for line in overview.spans]
     headings = ("count", "total", "of run", "p50", "p95", "max")
     table_console().print(table("spans", headings, rows))
+    if note := _open_note(overview):
+        out.print(Text(wrapped(note, out.width)))
+
+
+def _open_note(overview: Overview) -> str:
+    """Return which lines of the table count spans that never ended, and so have no time."""
+    lines = [line for line in overview.spans if 0 < line.open < line.count]
+    if not lines or overview.status == "running":
+        return ""
+    names = ", ".join(f"{line.name} ({line.open:,})" for line in lines)
+    return f"Spans that never ended are counted, but their time is not included: {names}."
 
 
 def _span_cells(line: SpanLine, overview: Overview) -> list[str | Text]:
@@ -113,11 +126,11 @@ def _print_metrics(out: Console, overview: Overview) -> None:
     rows: list[list[str | Text]] = [
         [
             plain(line.name),
-            number(line.first),
-            number(line.last),
-            number(line.low),
+            metric_value(line.name, line.first),
+            metric_value(line.name, line.last),
+            metric_value(line.name, line.low),
             f"{line.low_step}",
-            number(line.high),
+            metric_value(line.name, line.high),
             f"{line.high_step}",
             curve(line.curve),
         ]

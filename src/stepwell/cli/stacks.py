@@ -10,6 +10,7 @@ from rich.text import Text
 from stepwell.analysis.ranks.hang import Hang, hang
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
 from stepwell.analysis.tracebacks import shown_lines
+from stepwell.cli.arguments import run_argument
 from stepwell.cli.output import print_json
 from stepwell.cli.progress import waiting
 from stepwell.cli.terminal import console, headline, plain, seconds, wrapped
@@ -49,7 +50,7 @@ def _nothing(run: RecordedRun, status: str) -> str:
     if status == "finished":
         return "No spans were open when the run finished."
     if status in ("failed", "interrupted"):
-        return f"An exception ended the run. `stepwell report {run.id}` shows where."
+        return f"An exception ended the run. `stepwell report {run_argument(run)}` shows where."
     return "No spans are open." if status == "running" else "No spans were open at the end."
 
 
@@ -91,7 +92,8 @@ def _heading(group: list[Stack]) -> str:
         parts.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")
     times = [_time(stack) for stack in group]
     durations = [time for time in times if time is not None]
-    if durations:
+    # A process that was killed right after the start of its span has no later sign of life.
+    if durations and max(durations) > 0:
         short, long = seconds(min(durations)), seconds(max(durations))
         parts.append(f"for {long}" if short == long else f"for {short} to {long}")
     if first.status != "running":

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepwell._core.text import duration, number
+from stepwell._core.text import duration, number, size
 
 UNLIMITED = 10_000
 """Width of tables in piped output, in columns."""
@@ -95,6 +95,16 @@ def _broken(line: str, width: int, first: str, others: str) -> list[str]:
 def seconds(value: float) -> str:
     """Return a duration in seconds as text: 1.23 s, 45.6 ms, 2 h 03 min."""
     return duration(value * 1e9)
+
+
+def lasted(status: str, ns: float) -> str:
+    """Return how long a run has been running, or after which time it ended: for 12.3 s, after 2 h 03 min."""
+    return f"{'for' if status == 'running' else 'after'} {duration(ns)}"
+
+
+def metric_value(name: str, value: float) -> str:
+    """Return a value of a metric as text; numbers of bytes as sizes: 0.123, 32.3 MB."""
+    return size(value) if name.endswith("_bytes") and value >= 0 else number(value)
 
 
 def counted(count: int, what: str) -> str:

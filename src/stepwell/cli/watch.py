@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from stepwell._core.errors import StepwellError
-from stepwell._core.text import number, percent, rate
+from stepwell._core.text import percent, rate
 from stepwell.analysis.findings import Finding
 from stepwell.analysis.live import LiveRun, RankNow, Snapshot
-from stepwell.cli.arguments import choose_run, folder_of_runs
+from stepwell.cli.arguments import choose_run, folder_of_runs, run_argument
 from stepwell.cli.output import print_line, to_plain
 from stepwell.cli.stacks import rank_ranges
 from stepwell.cli.terminal import (
@@ -27,6 +27,8 @@ from stepwell.cli.terminal import (
     console,
     curve,
     headline,
+    lasted,
+    metric_value,
     plain,
     seconds,
     wrapped,
@@ -59,23 +61,23 @@ def watch_run(run: RecordedRun, interval: float | None, once: bool, as_json: boo
     live = LiveRun(run)
     try:
         if once:
-            return _show_once(live, as_json)
+            return _show_once(live, run_argument(run), as_json)
         out = console()
         if as_json or not out.is_terminal:
             return _print_lines(live, interval or (1.0 if as_json else 10.0), as_json)
-        return _show_live(live, out, interval or 1.0)
+        return _show_live(live, run_argument(run), out, interval or 1.0)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _show_once(live: LiveRun, as_json: bool) -> int:
+def _show_once(live: LiveRun, run: str, as_json: bool) -> int:
     now = live.look(last=True)
     if as_json:
         print_line(as_plain(now))
     else:
         out = console()
         room = out.width if out.is_terminal else UNLIMITED
-        out.print(view_of(now, out.width, now.findings, room=room), soft_wrap=True)
+        out.print(view_of(now, run, out.width, now.findings, room=room), soft_wrap=True)
     return _code(now)
 
 
@@ -95,18 +97,18 @@ def _print_lines(live: LiveRun, interval: float, as_json: bool) -> int:
         _rest(began, interval)
 
 
-def _show_live(live: LiveRun, out: Console, interval: float) -> int:
+def _show_live(live: LiveRun, run: str, out: Console, interval: float) -> int:
     """Draw the page in place. The last one stays on the screen."""
     now = live.look()
-    with Live(view_of(now, out.width), console=out, auto_refresh=False) as screen:
+    with Live(view_of(now, run, out.width), console=out, auto_refresh=False) as screen:
         while not now.is_over:
             began = time.monotonic()
             now = live.look()
-            screen.update(view_of(now, out.width, now.findings, out.height), refresh=True)
+            screen.update(view_of(now, run, out.width, now.findings, out.height), refresh=True)
             if not now.is_over:
                 _rest(began, interval)
         now = live.look(last=True)
-        screen.update(view_of(now, out.width, now.findings), refresh=True)
+        screen.update(view_of(now, run, out.width, now.findings), refresh=True)
     return _code(now)
 
 
@@ -139,6 +141,7 @@ OTHER = "other"
 
 def view_of(
     now: Snapshot,
+    run: str,
     width: int,
     findings: Sequence[Finding] = (),
     height: int = 200,
@@ -147,17 +150,18 @@ def view_of(
     """Return the page: status, progress, values, time, ranks, findings.
 
     It has at most ``height`` lines. Bars fit ``width``; longer names are cut at ``room`` (default: width).
+    ``run`` names the run in commands.
     """
     room = room or width
     parts: list[list[Text]] = [
         [_headline(now), *_progress(now, width)],
         _metrics(now, width, room),
         _time(now, width),
-        _ranks(now, room),
+        _ranks(now, run, room),
         _findings(findings, width),
     ]
     if now.is_over:
-        parts.append([Text(f"stepwell report {now.id}", "dim")])
+        parts.append([Text(f"`stepwell report {run}` explains it.", "dim")])
     lines: list[Text] = []
     for part in parts:
         if part:
@@ -171,10 +175,9 @@ def view_of(
 
 def _headline(now: Snapshot) -> Text:
     text = headline(now.name, now.status)
-    word = "after" if now.is_over else "for"
-    text.append(f" {word} {seconds(now.seconds)}")
+    text.append(f" {lasted(now.status, now.seconds * 1e9)}")
     if now.attempt:
-        text.append(f", attempt {now.attempt + 1}")
+        text.append(f", attempt {now.attempt}")
     if now.error and now.is_over:
         text.append("  ").append_text(plain(now.error.splitlines()[0]))
     return text
@@ -236,7 +239,9 @@ def _metrics(now: Snapshot, width: int, room: int) -> list[Text]:
         name = plain(metric.name)
         name.truncate(widest, overflow="ellipsis", pad=True)
         step = "" if metric.step is None else f"{metric.step}"
-        name.append(f"  {number(metric.last):>10}").append(f" {step:>8}  ", "dim")
+        name.append(f"  {metric_value(metric.name, metric.last):>10}").append(
+            f" {step:>8}  ", "dim"
+        )
         lines.append(name.append(curve(list(metric.curve), bars), "cyan"))
     if lines:
         head = Text(f"{'values':<{widest}}  {'last':>10} {'step':>8}")
@@ -260,7 +265,7 @@ def _time(now: Snapshot, width: int) -> list[Text]:
     return lines
 
 
-def _ranks(now: Snapshot, width: int) -> list[Text]:
+def _ranks(now: Snapshot, run: str, width: int) -> list[Text]:
     """Return a line for each group of ranks with the same open spans."""
     groups: dict[tuple[str, str], list[RankNow]] = {}
     for rank in now.ranks:
@@ -275,7 +280,7 @@ def _ranks(now: Snapshot, width: int) -> list[Text]:
     more = len(groups) - MOST_RANKS
     if more > 0 or now.not_followed:
         count = sum(len(group) for group in list(groups.values())[MOST_RANKS:]) + now.not_followed
-        lines.append(Text(f"and {count} more ranks: stepwell stacks {now.id}", "dim"))
+        lines.append(Text(f"and {count} more ranks: `stepwell stacks {run}`", "dim"))
     return lines
 
 
@@ -323,7 +328,9 @@ def line_of(now: Snapshot) -> list[str]:
         words.append(f"{_left(now.seconds_left)} left")
     if not now.is_over:
         words += [_rates(now)] if _rates(now) else []
-    words += [f"{metric.name} {number(metric.last)}" for metric in now.metrics[:3]]
+    words += [
+        f"{metric.name} {metric_value(metric.name, metric.last)}" for metric in now.metrics[:3]
+    ]
     words += [f"{phase} {percent(share)}" for phase, share in list(now.time.items())[:3]]
     if now.error and now.is_over:
         words.append(now.error.splitlines()[0])

@@ -26,6 +26,7 @@ from stepwell.loggers.frequency import LogFreq, Workers
 
 if TYPE_CHECKING:
     from stepwell.compat.lightning import ItwinaiLogger as ItwinaiLogger
+    from stepwell.compat.torch import TorchTrainer
     from stepwell.integrations.torch.trainer import (
         DeepSpeedStrategy,
         HorovodStrategy,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         RayTorchDistributedStrategy,
         TorchDDPStrategy,
         TorchDistributedStrategy,
-        TorchTrainer,
         TrainingConfiguration,
     )
 
@@ -106,6 +106,10 @@ def __getattr__(name: str) -> Any:
         from stepwell.compat.lightning import ItwinaiLogger
 
         return ItwinaiLogger
+    if name == "TorchTrainer":
+        from stepwell.compat.torch import TorchTrainer
+
+        return TorchTrainer
     if name in __all__:
         from stepwell.integrations.torch import trainer
 

@@ -1,4 +1,4 @@
-"""Followers of live runs: one thread for each run that somebody looks at, whatever the number of viewers."""
+"""Followers of live runs: one thread per viewed run, whatever the number of viewers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from stepwell.reading import RecordedRun
 EVERY_S = 1.0
 LIST_EVERY_S = 2.0
 UNUSED_S = 20.0
-"""A follower ends if nobody has asked it for this long."""
+"""A follower ends after this time without a request."""
 MOST_RANKS = 16
 MOST_FOLLOWERS = 32
 
 
-class Follower:
-    """Looks at a run once a second while somebody is interested. ``latest`` is (version, event)."""
+class LiveFollower:
+    """Looks at a run once a second while it is viewed. ``latest`` is (version, event)."""
 
     def __init__(self, run: RecordedRun) -> None:
         self.latest: tuple[int, bytes] = (0, b"")
@@ -97,12 +97,12 @@ class Followers:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._lock = threading.Lock()
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, LiveFollower] = {}
         self._list_version = 0
         self._list_state: dict[str, Stamp] = {}
         self._list_looked = 0.0
 
-    def of(self, run_id: str, run: RecordedRun) -> Follower:
+    def of(self, run_id: str, run: RecordedRun) -> LiveFollower:
         """Return the follower of a run; start one if there is none."""
         with self._lock:
             follower = self._followers.get(run_id)
@@ -110,7 +110,7 @@ class Followers:
                 alive = {key: each for key, each in self._followers.items() if each.is_alive}
                 if len(alive) >= MOST_FOLLOWERS:
                     alive.pop(next(iter(alive)))
-                follower = alive[run_id] = Follower(run)
+                follower = alive[run_id] = LiveFollower(run)
                 self._followers = alive
             return follower
 

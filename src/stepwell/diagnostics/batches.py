@@ -239,7 +239,7 @@ def _with_inputs(inputs: Any, labels: Any) -> Parts:
 
 
 def _inputs(rest: dict[Any, Any], model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the model among what a batch has beside its labels."""
+    """Return the arguments of the model: the items of a batch without its labels."""
     if all(key in rest for key in PAIR):
         return tuple(rest[key] for key in PAIR), {}
     names, takes_any = _arguments(model)

@@ -109,7 +109,7 @@ def families() -> tuple[MetricFamily, ...]:
 def remove_family(name: str) -> None:
     """Remove a family from all further collections."""
     if _families.pop(name, None) is None:
-        raise StepwellError(f"no family {name!r}; there are: {', '.join(_families)}")
+        raise StepwellError(f"no family {name!r}; valid names: {', '.join(_families)}")
 
 
 def _check(name: str, function: Any) -> None:
@@ -117,7 +117,7 @@ def _check(name: str, function: Any) -> None:
         raise StepwellError(f"family {name!r} must be a function, got {shown(function)}")
     if not name or "/" in name or "." in name or name in RESERVED:
         raise StepwellError(
-            "the name of a family must be a text without slashes and dots, and none of "
+            "the name of a family must be a string without slashes and dots, and none of "
             f"{', '.join(RESERVED)}; got {name!r}"
         )
     there = _families.get(name)

@@ -113,7 +113,7 @@ def _chosen(
             continue
         if not isinstance(group, str):
             raise StepwellError(
-                f"the group rule must return a text or None, got {group!r} for {names[0]}"
+                f"the group rule must return a string or None, got {group!r} for {names[0]}"
             )
         result.setdefault(group, []).append((names[0], parameter))
     return result

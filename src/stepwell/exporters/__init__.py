@@ -22,8 +22,10 @@ from stepwell.telemetry.exporter import (
     Source,
     SpanRecord,
 )
+from stepwell.vocabulary import SHORT_SPANS
 
 __all__ = [
+    "SHORT_SPANS",
     "ChromeExporter",
     "ConsoleExporter",
     "DFTracerExporter",

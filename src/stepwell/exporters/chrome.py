@@ -295,9 +295,7 @@ def export_chrome(
             f'{{"displayTimeUnit":"ns","otherData":{{{json_members(info)}}},"traceEvents":[\n'
         )
         writer = _ChromeWriter(file, base)
-        for trace in process_traces(
-            recorded, process_labels(recorded), steps, ranks, between
-        ):
+        for trace in process_traces(recorded, process_labels(recorded), steps, ranks, between):
             writer.write_process(trace)
         check_not_empty(writer.spans, steps)
         file.write("\n]}\n")

@@ -23,13 +23,13 @@ class ProcessDocumentWatcher:
     """Reads the process.json of a process folder whenever it changes.
 
     Attributes:
-        about: its latest content; empty until it is written.
+        content: its latest content; empty until it is written.
         offset: nanoseconds to add to a clock value to get the time since the epoch; None until known.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.about: dict[str, Any] = {}
+        self.content: dict[str, Any] = {}
         self.offset: int | None = None
         self._version: tuple[int, int] | None = None
         self._boot = boot_id()
@@ -48,7 +48,7 @@ class ProcessDocumentWatcher:
         if document is None:
             return
         self._version = version
-        self.about = document
+        self.content = document
         if self.offset is None:
             # Never changed later: the start and the stop of a span need the same offset.
             self.offset = clock_offset(_anchors(document))
@@ -56,17 +56,17 @@ class ProcessDocumentWatcher:
     @property
     def status(self) -> str:
         """``running`` (also before the file exists), or how the process ended."""
-        if not self.about:
+        if not self.content:
             return "running"
         try:
-            return status_of(self.about)
+            return status_of(self.content)
         except (TypeError, ValueError, OverflowError):
             return "killed"
 
     @property
     def is_of_this_boot(self) -> bool:
         """Whether the process has the same monotonic clock as this one."""
-        return self.about.get("boot") == self._boot
+        return self.content.get("boot") == self._boot
 
     def now(self, ended: bool) -> int:
         """Return the present on its clock; ALWAYS if it has ended or runs on another machine."""
@@ -76,14 +76,14 @@ class ProcessDocumentWatcher:
         """Return the time this many seconds ago (before the last heartbeat if it has ended) on its clock."""
         self.read()
         now = time.time_ns()
-        heartbeat = self.about.get("heartbeat")
+        heartbeat = self.content.get("heartbeat")
         if self.status != "running" and isinstance(heartbeat, int):
             now = heartbeat
         return now - int(seconds * 1e9) - (self.offset or 0)
 
     def folders(self) -> list[Path]:
         """Return the folders with its files: its spool, if it is on this machine, and its folder."""
-        return list(dict.fromkeys((live_folder(self.folder, self.about), self.folder)))
+        return list(dict.fromkeys((live_folder(self.folder, self.content), self.folder)))
 
     def size_of(self, name: str) -> int:
         """Return the present size of one of its files in bytes."""

@@ -75,9 +75,9 @@ class LogFollower:
         self.seek(cursor)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The latest content of process.json; empty until it is written."""
-        return self._document.about
+        return self._document.content
 
     # Position
 
@@ -222,7 +222,7 @@ class LogFollower:
             status, time = self._items.ended
             return StatusRecord(status, time + (self._document.offset or 0))
         status = process_status if process_status in ENDINGS else "finished"
-        heartbeat = self.about.get("heartbeat")
+        heartbeat = self.document.get("heartbeat")
         return StatusRecord(status, heartbeat if isinstance(heartbeat, int) else 0)
 
 

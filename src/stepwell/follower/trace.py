@@ -51,9 +51,9 @@ class Follower:
         self._events = FollowedEvents(self._spans)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The latest content of process.json; empty until it is written."""
-        return self._document.about
+        return self._document.content
 
     @property
     def lost(self) -> int:
@@ -135,7 +135,7 @@ class Follower:
 
     def _last_sign(self, offset: int) -> int:
         """Return when the process was last known to be alive, on its clock."""
-        heartbeat = self.about.get("heartbeat")
+        heartbeat = self.document.get("heartbeat")
         last = heartbeat - offset if isinstance(heartbeat, int) else 0
         return max(min(last, MAX_TIME), self._spans.latest, self._events.latest)
 

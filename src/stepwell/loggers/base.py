@@ -361,7 +361,7 @@ class Logger:
             report_misuse(
                 "batch_idx",
                 f"batch_idx must be the index of the batch, got {shown(batch_idx)}; the value is logged as "
-                "if outside of a batch",
+                "if it had none",
             )
             return targets.all_ids
 
@@ -416,8 +416,8 @@ class Logger:
         if len(values) != len(identifiers):
             report_misuse(
                 "lists",
-                f"log() got {len(values)} items and {len(identifiers)} identifiers; it needs as many of one "
-                "as of the other, and leaves out the surplus",
+                f"log() got {len(values)} items and {len(identifiers)} identifiers. Their numbers must be "
+                "equal; the rest is not logged",
             )
         for value, identifier in zip(values, identifiers, strict=False):
             self.log(value, identifier, kind, step, batch_idx, **more)

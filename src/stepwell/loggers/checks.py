@@ -72,14 +72,14 @@ def _tags(value: Any) -> list[str]:
     return list(value)
 
 
-NAME = Kind[str]("a text or None", lambda value: isinstance(value, str), _name)
+NAME = Kind[str]("a string or None", lambda value: isinstance(value, str), _name)
 ID = Kind[str](
-    "the backend's own id as a text, or None",
+    "the backend's own id as a string, or None",
     lambda value: isinstance(value, str) and value != "",
     _id,
 )
 FOLDER = Kind[Path]("a folder, such as 'mllogs'", _never, _folder)
-TAGS = Kind[list[str]]("a list of texts, such as ['baseline']", _never, _tags)
+TAGS = Kind[list[str]]("a list of strings, such as ['baseline']", _never, _tags)
 TIMEOUT = Kind[float]("a number of seconds", _never, _seconds)
 LOG_FREQ = Kind[LogFreq](
     "'epoch', 'batch' or a positive integer (a number of batches)",

@@ -227,7 +227,7 @@ def finish_contexts(contexts: Sequence[LoggerContext], status: str, timeout: flo
 
 def _readings(run: Run | None) -> Readings:
     recorder = recorder_of(run)
-    document = {} if recorder is None else recorder.about
+    document = {} if recorder is None else recorder.info
     return Readings(reads_node=not document.get("local_rank"))
 
 

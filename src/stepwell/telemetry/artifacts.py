@@ -44,10 +44,10 @@ def store_written(run_folder: Path, write: Callable[[IO[bytes]], object]) -> tup
 
 @contextlib.contextmanager
 def _incoming(run_folder: Path) -> Iterator[tuple[IO[bytes], Callable[[str], None]]]:
-    """A new file, and what puts it in its place; it is removed where that does not happen."""
+    """Yield a new file, and a function that stores it under its hash. An exception removes the file."""
     folder = run_folder / ARTIFACTS
     folder.mkdir(parents=True, exist_ok=True)
-    # Like any other file of the user's: `umask` says who may read it, unlike with `tempfile`.
+    # Not `tempfile`, whose files only the user can read: the user's umask applies.
     name = folder / f".incoming-{uuid.uuid4().hex}"
 
     def keep(sha256: str) -> None:

@@ -21,13 +21,11 @@ from stepwell._core.files import read_json
 from stepwell.follower.records import EventRecord as EventRecord
 from stepwell.follower.records import SpanRecord as SpanRecord
 from stepwell.telemetry.run_document import RUN
-from stepwell.vocabulary import DEFAULT_SPANS_EXPORT_BLACKLIST
+from stepwell.vocabulary import SHORT_SPANS
 
 Record: TypeAlias = SpanRecord | EventRecord
 """A record for exporters: a span that began or ended, or an event."""
 
-SHORT_SPANS = tuple(word.value for word in DEFAULT_SPANS_EXPORT_BLACKLIST)
-"""Spans of every iteration. There are very many, so exporters do not get them by default."""
 INTERNAL_SPANS = ("gc", "diagnostics")
 """Pauses of Python's garbage collection, and the time of diagnostics: not part of the job."""
 

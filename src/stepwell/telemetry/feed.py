@@ -243,7 +243,7 @@ def make_feed(
         own: Feed = exporter.feed(folder, source)
         return own
     follower = Follower(folder, filter.keeps)
-    return Feed(exporter, follower, source or read_source(folder, follower.about), name)
+    return Feed(exporter, follower, source or read_source(folder, follower.document), name)
 
 
 def record_time(record: Any) -> int:

@@ -32,21 +32,21 @@ SHARED_HEARTBEAT = 10.0
 class Recorder:
     """Records this process into ``<run folder>/<process>`` until it is closed.
 
-    ``about`` is its process.json.
+    ``info`` is the fixed part of its process.json.
     """
 
     pauses: GcPauses | None = None
     stacks: StackWatch | None = None
 
-    def __init__(self, run_folder: Path, process: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, run_folder: Path, process: str, info: Mapping[str, Any]) -> None:
         self.folder = run_folder / process
         self.pid = os.getpid()
         cap = SizeCap.from_environment()
         spool = choose_spool(run_folder)
         self.journal = Journal(self.folder if spool is None else spool / process)
-        self.about = {
+        self.info = {
             "process": process,
-            **about,
+            **info,
             "pid": self.pid,
             "start": process_start(self.pid),
             "role": "main",
@@ -55,7 +55,7 @@ class Recorder:
             "started": clock.wall(),
         }
         interval = HEARTBEAT if spool is None else SHARED_HEARTBEAT
-        self.document = ProcessDocument(self.folder / PROCESS, self.about, interval)
+        self.document = ProcessDocument(self.folder / PROCESS, self.info, interval)
         self.pump = Pump(self.journal, self.folder, self.document, cap)
 
     def open(self) -> None:

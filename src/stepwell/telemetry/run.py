@@ -295,7 +295,7 @@ class Run:
             )
             return
         if self._exports is None:
-            self._exports = Exports.of(recorder.folder, recorder.about, self.name, self.labels)
+            self._exports = Exports.of(recorder.folder, recorder.info, self.name, self.labels)
             recorder.pump.every(KEEP_RUNNING_EVERY, self._exports.keep_running)
         self._exports.add(exporter, filter)
 
@@ -494,7 +494,7 @@ def active_run() -> Run | None:
 
 
 def recorder_of(run: Run | None) -> Recorder | None:
-    """Return what records a run in this process; None if there is no run, or it is over or disabled."""
+    """Return the recorder of a run in this process; None if there is no run, or it is over or disabled."""
     return None if run is None else run._recorder
 
 
@@ -510,7 +510,7 @@ def activate(run: Run, recorder: Recorder) -> None:
     _active.exits.start()
     recorder.journal.on_exit = _active.exits.note
     recorder.open()
-    adopt_children(recorder.journal.folder, recorder.about, run)
+    adopt_children(recorder.journal.folder, recorder.info, run)
     if not _active.at_exit:
         _active.at_exit = True
         atexit.register(_finish_at_exit)

@@ -95,13 +95,11 @@ from stepwell.training.provider import (
     TrainingTelemetryProvider,
 )
 from stepwell.vocabulary import (
-    DEFAULT_SPANS_EXPORT_BLACKLIST,
     StandardTrainingJobEventName,
     StandardTrainingJobSpanName,
 )
 
 __all__ = [
-    "DEFAULT_SPANS_EXPORT_BLACKLIST",
     "ApplicationConfig",
     "CheckPointStrategy",
     "CheckpointSaveSpanAttributes",

@@ -171,9 +171,15 @@ class TrainingLoopAttributes(TypedAttributes):
 
     train_iterations_start = required(COUNT, "index of the loop's first iteration")
     train_samples_start = optional(COUNT, "samples trained on before the loop")
-    train_iterations_target = optional(TARGET, "iterations to be reached, those before included")
-    train_samples_target = optional(TARGET, "samples to be reached, those before included")
-    train_tokens_target = optional(POSITIVE, "tokens to be reached, those before included")
+    train_iterations_target = optional(
+        TARGET, "target number of iterations, including those before the loop"
+    )
+    train_samples_target = optional(
+        TARGET, "target number of samples, including those before the loop"
+    )
+    train_tokens_target = optional(
+        POSITIVE, "target number of tokens, including those before the loop"
+    )
     completed_floating_point_operations_overall = optional(
         COUNT, "floating point operations done before the loop"
     )
@@ -185,7 +191,7 @@ class CheckpointSaveSpanAttributes(TypedAttributes):
     checkpoint_strategy = required(STRATEGY_NAME, "sync or async")
     current_iteration = required(COUNT, "the step that the save was called with")
     save_checkpoint_attempt_count = required(
-        POSITIVE, "saves begun so far with this strategy, this one and failed ones included"
+        POSITIVE, "saves begun so far with this strategy, including this one and failed ones"
     )
 
 
@@ -195,18 +201,18 @@ class CheckpointSaveSpanAttributes(TypedAttributes):
 class InitializationAttributes(TypedAttributes):
     """Attributes of the event ``one_logger_initialization``: the application and its process."""
 
-    application_name = required(TEXT, "what the application is called in all its runs")
+    application_name = required(TEXT, "name of the application, the same in all its runs")
     world_size = required(POSITIVE, "number of ranks")
     rank = required(COUNT, "rank of this process")
     local_rank = optional(COUNT, "rank of this process on its node")
     node_name = required(TEXT, "host")
     app_type = required(TEXT, "training")
-    session_tag = optional(TEXT, "shared by all runs that make up one logical job")
-    is_baseline_run = required(FLAG, "whether others are compared with this run")
+    session_tag = optional(TEXT, "shared by all runs of one logical job")
+    is_baseline_run = required(FLAG, "whether this run is a baseline for others")
     enable_for_current_rank = required(FLAG, "whether this rank records")
     stepwell_version = required(TEXT, "version of stepwell")
     summary_data_schema_version = required(TEXT, "version of the names and meanings of attributes")
-    custom_metadata = optional(METADATA, "the user's own facts, with their types")
+    custom_metadata = optional(METADATA, "the user's own metadata; values keep their types")
 
 
 class TrainingTelemetryAttributes(TypedAttributes):
@@ -217,8 +223,8 @@ class TrainingTelemetryAttributes(TypedAttributes):
     micro_batch_size = optional(POSITIVE, "samples of one rank in one pass")
     seq_length = optional(POSITIVE, "tokens in a sample")
     flops_per_sample = optional(POSITIVE, "floating point operations for a sample")
-    train_iterations_target = optional(TARGET, "iterations to be reached")
-    train_samples_target = optional(TARGET, "samples to be reached")
+    train_iterations_target = optional(TARGET, "target number of iterations")
+    train_samples_target = optional(TARGET, "target number of samples")
     log_every_n_train_iterations = required(POSITIVE, "iterations between two updates")
     loss_metric = optional(TEXT, "the metric that is reported as the loss")
     checkpoint_strategy = optional(STRATEGY_NAME, "sync or async")
@@ -227,7 +233,7 @@ class TrainingTelemetryAttributes(TypedAttributes):
     is_test_iterations_enabled = required(FLAG, "whether testing iterations are recorded")
     is_save_checkpoint_enabled = required(FLAG, "whether checkpoint saves are recorded")
     is_log_throughput_enabled = required(FLAG, "whether throughput is reported")
-    custom_metadata = optional(METADATA, "the user's own facts, with their types")
+    custom_metadata = optional(METADATA, "the user's own metadata; values keep their types")
 
 
 # Events of loops
@@ -337,7 +343,7 @@ class SaveCheckpointSuccessEventAttributes(TypedAttributes):
     productive_train_iterations_sec = required(SECONDS, "time in those of this process")
     productive_validation_iterations_sec = required(SECONDS, "time in validation until then")
     productive_train_tflops = optional(
-        RATE, "floating point operations in a checkpoint, in units of 10¹²; no rate"
+        RATE, "floating point operations in a checkpoint, in units of 10¹²; not a rate"
     )
     checkpoint_size = optional(COUNT, "bytes on disk")
     checkpoint_directory = optional(PATH, "folder that the checkpoint is in")

@@ -49,21 +49,21 @@ class ApplicationFields:
     application_name: str = setting(
         "",
         TEXT,
-        "the same in all runs of the application; default: its script",
+        "name of the application, the same in all its runs; default: the name of the script",
         factory=script_name,
     )
     session_tag_or_fn: OrFn[str | None] | None = value_or_fn(
-        None, TEXT, "shared by all runs that make up one logical job, restarts above all"
+        None, TEXT, "shared by all runs of one logical job, including restarts"
     )
     world_size_or_fn: OrFn[int | None] | None = value_or_fn(
-        None, POSITIVE, "number of ranks; default: what the launcher says"
+        None, POSITIVE, "number of ranks; default: as set by the launcher"
     )
     is_baseline_run_or_fn: OrFn[bool] = value_or_fn(
-        False, FLAG, "whether others are compared with this run"
+        False, FLAG, "whether this run is a baseline for others"
     )
     enable_for_current_rank: OrFn[bool] = value_or_fn(True, FLAG, "whether this rank records")
     custom_metadata: Mapping[str, Any] | None = setting(
-        None, METADATA, "own facts about the run, kept with their types"
+        None, METADATA, "your own metadata; values keep their types"
     )
     summary_data_schema_version: str = setting(
         "1.0.0", TEXT, "version of the names and meanings of attributes"
@@ -96,10 +96,10 @@ class TrainingFields:
         None, POSITIVE, "floating point operations for a sample; gives throughput in TFLOP/s"
     )
     train_iterations_target_or_fn: OrFn[int | None] | None = value_or_fn(
-        None, TARGET, "iterations to be reached"
+        None, TARGET, "target number of iterations"
     )
     train_samples_target_or_fn: OrFn[int | None] | None = value_or_fn(
-        None, TARGET, "samples to be reached"
+        None, TARGET, "target number of samples"
     )
     log_every_n_train_iterations: int = setting(50, POSITIVE, "iterations between two updates")
     loss_metric: str | None = setting(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from stepwell._core import errors
 from stepwell._core.errors import StepwellError
 from stepwell._core.values import shown
-from stepwell.telemetry.exporter import ExportCustomizationMode, Exporter, ExportFilter
+from stepwell.telemetry.exporter import Exporter, ExportFilter, ExportMode
 from stepwell.telemetry.exporter_config import ConfiguredExporter, load_exporters
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.span_recorder import SpanRecorder
@@ -68,7 +68,7 @@ class TrainingTelemetryBuilder:
 
     def with_export_customization(
         self: B,
-        export_customization_mode: ExportCustomizationMode,
+        export_customization_mode: ExportMode,
         span_name_filter: Iterable[str | Enum] | None = None,
     ) -> B:
         """Select the spans that exporters get. The run itself always contains all."""

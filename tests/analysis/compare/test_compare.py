@@ -109,9 +109,7 @@ def test_metrics_side_by_side_by_hand(tmp_path: Path) -> None:
     assert (loss.better, loss.against, loss.since) == (1, 0, 0)
     assert only.runs[0] is None
     assert only.better is None
-    assert found.summary[0] == (
-        "b is better at loss: 0 against 2 at step 8, ahead from the start on."
-    )
+    assert found.summary[0] == ("b is better at loss: 0 against 2 at step 8, ahead from the start.")
 
 
 def test_the_table_is_a_frame(tmp_path: Path) -> None:
@@ -349,7 +347,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 def test_a_run_that_is_nothing_but_nan_is_not_as_good(tmp_path: Path) -> None:
-    """There is no value to compare: it is said that it is broken, and not that they are alike."""
+    """There is no value to compare: the sentence says that it is broken, not that the runs are equal."""
     fine = record(tmp_path, "fine", {"loss": lambda s: 1 / (s + 1)})
     broken = record(tmp_path, "broken", {"loss": lambda s: math.nan})
     assert compare.compare([fine, broken]).summary == [
@@ -359,7 +357,7 @@ def test_a_run_that_is_nothing_but_nan_is_not_as_good(tmp_path: Path) -> None:
 
 
 def test_runs_without_a_common_metric(tmp_path: Path) -> None:
-    """Whatever their names tell."""
+    """Whatever their names are."""
     one = record(tmp_path, "one", {"loss": lambda s: 1 / (s + 1)})
     other = record(tmp_path, "other", {"speed": lambda s: 1.0})
     assert compare.compare([one, other]).summary[0] == "The runs have no metric in common."

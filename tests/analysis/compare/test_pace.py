@@ -139,7 +139,7 @@ def test_runs_without_steps_say_nothing_of_time(tmp_path: Path) -> None:
 
 
 def test_steps_that_do_not_vary_at_all(tmp_path: Path) -> None:
-    """No spread is no reason for doubt: four times as long is slower."""
+    """Without a spread, four times as long is still slower."""
 
     def record(name: str, seconds: float) -> RecordedRun:
         with FakeClock() as clock, stepwell.init(name, dir=tmp_path) as run:

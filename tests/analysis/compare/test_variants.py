@@ -202,7 +202,7 @@ def test_settings_that_were_only_derived(tmp_path: Path, monkeypatch: pytest.Mon
 def test_scripts_and_arguments_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: tuple[str, str], alike: bool
 ) -> None:
-    """Such runs are no repeats, also with the same configuration: which was better, and what differs."""
+    """Such runs are not repeats, even with the same configuration: which was better, and what differs."""
     runs = []
     for number, command in enumerate(commands, 1):
         monkeypatch.setattr("sys.argv", command.split())

@@ -47,7 +47,7 @@ def two_workers() -> Iterator[Cluster]:
 
 
 def report_of(run: RecordedRun, **how: Any) -> dict[str, Any]:
-    """Return the report without the cost of recording, which is measured anew each time."""
+    """Return the report without the cost of recording, which is measured again each time."""
     return {**dataclasses.asdict(report(run, **how)), "cost": None}
 
 

@@ -50,7 +50,7 @@ def _away(run: RecordedRun) -> Report:
 
 
 def _without_cost(made: Report) -> dict[str, Any]:
-    """Return the report without the cost of recording, which is measured anew each time."""
+    """Return the report without the cost of recording, which is measured again each time."""
     return {**dataclasses.asdict(made), "cost": None}
 
 
@@ -59,7 +59,7 @@ def test_a_hang(tmp_path: Path) -> None:
     run = stepwell.open_run(tmp_path / "run")
     away = _away(run)
     assert {"hang", "died"} <= {finding.rule for finding in away.findings}
-    assert any("rank 1 never came" in finding.sentence for finding in away.findings)
+    assert any("rank 1 never arrived" in finding.sentence for finding in away.findings)
     assert _without_cost(away) == _without_cost(report(run))
 
 

@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def hold_up(step: int) -> None:
-    """What a rank does alone after a step, while the others go on until they need it."""
+    """Work of one rank after a step, while the others continue until they need it."""
     if RANK == 0 and CASE.startswith("save") and step % 40 == 39:
         with stepwell.span("checkpoint"):
             CLOCK.advance(0.5)

@@ -1,4 +1,4 @@
-"""Alerts: the same rules while a run goes on, told once to whoever asked."""
+"""Alerts: the same rules during a run; each finding is delivered once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_webhook_gets_json(waits: Any, hook: Any) -> None:
 def test_a_webhook_that_fails_is_tried_again(
     waits: Any, hook: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A few times, with a warning; the others have heard it once."""
+    """It is retried a few times, with a warning; the other receivers get the finding once."""
     address, got, answers = hook
     answers += [503, 503]
     heard: list[Finding] = []

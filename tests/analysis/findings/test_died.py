@@ -60,7 +60,7 @@ def _end(
     ],
 )
 def test_the_rank_that_ended_first(ends: list[End], first: list[int]) -> None:
-    """It is told first; what others say of a closed connection is a consequence."""
+    """It is named first; errors of other ranks about a closed connection are consequences."""
     assert [end.rank for end in _split(ends)[0]] == first
 
 
@@ -127,7 +127,7 @@ def _sentence(folder: Path, statement: str) -> tuple[str, str]:
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    """SIGKILL of one rank is told first, with step and place; then the error of the other rank."""
+    """SIGKILL of one rank is named first, with step and place; then the error of the other rank."""
     status, sentence = _sentence(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert status == "failed"
     first = "Rank 1 was killed at step 5 inside forward, without an exception. Rank 0 then failed: "

@@ -80,7 +80,7 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
 
 
 def test_numbers_alone(tmp_path: Path) -> None:
-    """Nothing but steps and numbers is recorded: nobody knows what is between the parts of a step."""
+    """Only steps and numbers are recorded, so the parts of a step are unknown."""
 
     def record(name: str, pause: float) -> RecordedRun:
         with FakeClock() as clock, stepwell.init(name, dir=tmp_path) as run:

@@ -1,4 +1,4 @@
-"""What the rules say of losses: each fault gets its one sentence, and healthy curves get none."""
+"""Rules about losses: each fault gets one sentence, and healthy curves get none."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_the_time_left_of_one_that_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_not_told_apart(tmp_path: Path) -> None:
-    """Steps without parts: it says how to tell them apart."""
+    """Steps without parts: it says how to record the parts."""
     with FakeClock() as clock, stepwell.init("steps", dir=tmp_path) as run:
         for step in range(30):
             run.set_step(step)
@@ -237,7 +237,7 @@ def test_an_error_without_a_message(tmp_path: Path) -> None:
 
 
 def test_the_longest_step_may_be_the_first(tmp_path: Path) -> None:
-    """It is no typical one, and still the longest."""
+    """It is not typical, but still the longest."""
     line = report(train(tmp_path, times=lambda step: {"backward": 0.9} if step == 0 else {})).steps
     assert line is not None
     assert line.max_step == 0

@@ -50,7 +50,7 @@ def nothing(run: RecordedRun) -> None:
 
 
 def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
-    """Neither with validation and checkpoints, which come now and then as they are meant to."""
+    """Nor with validation and checkpoints at intended intervals."""
     nothing(train(tmp_path))
     often = {49: {"validate": 0.3, "save checkpoint": 0.05}}
     nothing(train(tmp_path, times=lambda step: often.get(step % 50, {})))
@@ -95,7 +95,7 @@ def _die(folder: Path) -> None:
 
 
 def test_died_when_it_was_killed(tmp_path: Path) -> None:
-    """What it was inside of, for want of an exception."""
+    """Its open spans, because there is no exception."""
     simulate(tmp_path / "run", RunPlan(2, 50, (HangFault(1, 40, ns=2 * SECOND),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found["died"].sentence.startswith(
@@ -106,12 +106,12 @@ def test_died_when_it_was_killed(tmp_path: Path) -> None:
 
 
 def test_hanging(tmp_path: Path) -> None:
-    """The rank that never came is named, with what the others wait in."""
+    """The rank that never arrived is named, with what the others wait in."""
     simulate(tmp_path / "run", RunPlan(3, 50, (HangFault(1, 40),)))
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found["hang"].ranks == (1,)
     assert found["hang"].steps == (40,)
-    assert "rank 1 never came" in found["hang"].sentence
+    assert "rank 1 never arrived" in found["hang"].sentence
 
 
 def test_hanging_is_not_what_takes_long_the_first_time(tmp_path: Path) -> None:
@@ -612,7 +612,7 @@ def test_rank_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_straggling(tmp_path: Path) -> None:
-    """The rank, the phase and how much slower it is; nobody else is blamed."""
+    """The rank, the phase and how much slower it is; no other rank is named."""
     fault = StragglerFault(2, "forward", range(300), 15 * MS)
     simulate(tmp_path / "slow", RunPlan(4, 300, (fault,)))
     found = only(stepwell.open_run(tmp_path / "slow"), "straggler")
@@ -905,7 +905,7 @@ def test_memory_of_a_short_run(tmp_path: Path) -> None:
 
 
 def test_goodput_of_restarts(tmp_path: Path) -> None:
-    """What was done again and waited for."""
+    """Repeated steps and waiting time."""
     fault = Restart(650, gap_ns=5 * SECOND)
     plan = RunPlan(2, 1000, (fault,), pace=PlannedDurations(checkpoint=200 * MS))
     simulate(tmp_path / "run", plan)
@@ -988,7 +988,7 @@ def test_first_steps(tmp_path: Path) -> None:
 
 
 def test_dropped(tmp_path: Path) -> None:
-    """Records that were lost are told."""
+    """Lost records are reported."""
     run = train(tmp_path)
     (document,) = run.path.glob("*/process.json")
     about = json.loads(document.read_text())
@@ -1000,7 +1000,7 @@ def test_dropped(tmp_path: Path) -> None:
 def test_a_rule_that_fails_does_not_take_the_others_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a note of its own."""
+    """It is a separate note."""
     monkeypatch.delenv("STEPWELL_STRICT")
 
     def broken(facts: Facts) -> list[Finding]:

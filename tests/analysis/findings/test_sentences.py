@@ -1,4 +1,4 @@
-"""What findings say is true and has the number, also where it would be easy to say it wrongly."""
+"""Sentences of findings are true and have the numbers, also in difficult cases."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_second_batch_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_every_tenth_step_on_a_busy_machine(tmp_path: Path) -> None:
-    """The rhythm is heard through what other programs do in between."""
+    """The period is recognised in spite of delays by other programs."""
 
     def times(step: int) -> dict[str, float]:
         odd = step in (16, 38, 41, 73, 87)
@@ -130,7 +130,7 @@ def test_validation_that_gets_worse_from_the_start_does_not_stay(tmp_path: Path)
 
 
 def test_a_step_that_hangs_is_no_pause(tmp_path: Path) -> None:
-    """What is under way is told as that, and what to do about it goes by where it is."""
+    """A problem in progress is described as such, and the advice depends on the phase."""
     with FakeClock() as clock, stepwell.init("hung", dir=tmp_path) as run:
         for step in range(41):
             run.set_step(step)

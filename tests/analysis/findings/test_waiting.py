@@ -81,7 +81,7 @@ def test_a_rank_that_sleeps_once(tmp_path: Path, ranks: int) -> None:
 def test_a_rank_that_is_late_every_20_steps(
     tmp_path: Path, case: str, phase: str, words: str
 ) -> None:
-    """What it does is named: its own span, a garbage collection, or that nothing was recorded there."""
+    """Its work is named: its own span, a garbage collection, or code in no span."""
     found = only(planted(tmp_path, case, 2), "straggler")
     assert (found.ranks, found.steps) == ((1,), EVERY_20)
     assert (found.evidence["phase"], found.evidence["period"]) == (phase, 20)

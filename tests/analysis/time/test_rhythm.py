@@ -1,4 +1,4 @@
-"""Things that come at a regular distance, told from those that come as they like."""
+"""Regular intervals, and how they differ from irregular ones."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def assert_untouched(trainer: Any) -> None:
 
 
 class Recorded:
-    """What is in the run now, which goes on."""
+    """The content of the run so far."""
 
     def __init__(self, run: Any = None, finish: bool = False) -> None:
         run = run or stepwell.active_run()

@@ -151,7 +151,7 @@ def test_the_logger_of_itwinai(tmp_path: Path, shelf: Path, package: str) -> Non
 @pytest.mark.full
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_a_saved_configuration(tmp_path: Path, shelf: Path, package: str) -> None:
-    """What LightningCLI saves of a fit names our classes, and another fit can be made from it."""
+    """The configuration that LightningCLI saves names our classes, and another fit can use it."""
     pytest.importorskip(package)
     run(tmp_path, package, COMMON + OURS + MODEL)
     check(tmp_path, "cli/train_loss")

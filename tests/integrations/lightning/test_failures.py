@@ -106,7 +106,7 @@ def test_keyboard_interrupt() -> None:
 
 
 def test_the_users_own_spans_around_a_fit_stay_open() -> None:
-    """What was open before the fit is not ended by its failure."""
+    """Spans that were open before the fit are not ended by its failure."""
     Hooked = hooked()
     with stepwell.telemetry.timed_span("experiment") as span:
         with pytest.raises(ValueError, match="as asked"):

@@ -90,7 +90,7 @@ def test_the_application_ends_with_the_run() -> None:
 
 
 def test_fit_validate_and_test(tmp_path: Path) -> None:
-    """Validation is inside of training, testing beside it; the sanity check is in no average."""
+    """Validation is inside training, testing beside it; the sanity check is in no average."""
     Hooked, callback = hooked()
     trainer = Hooked(**options(max_epochs=2, enable_checkpointing=True))
     model = Model()
@@ -130,7 +130,7 @@ def test_fit_validate_and_test(tmp_path: Path) -> None:
 
 
 def test_a_validation_is_all_that_lightning_does_for_it(tmp_path: Path) -> None:
-    """Making its iterator and what callbacks do at its end, too; the checkpoint after it is no part of it."""
+    """It includes creating its iterator and callbacks at its end, but not the checkpoint after it."""
 
     class Slow(DataLoader[Any]):
         def __iter__(self) -> Any:
@@ -175,7 +175,7 @@ def test_a_validation_in_training_mode(is_forgotten: bool) -> None:
 
 @pytest.mark.parametrize("every", [4, BATCHES])
 def test_resume(tmp_path: Path, every: int) -> None:
-    """After a resume, in the middle of an epoch or at its end, the counters go on."""
+    """After a resume, in the middle of an epoch or at its end, the counters continue."""
     saver = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=every, filename="one")
     Hooked = hooked()
     more = {"enable_checkpointing": True, "callbacks": [saver]}
@@ -254,7 +254,7 @@ def test_early_stop() -> None:
 
 
 def test_several_fits_in_one_process() -> None:
-    """Each has a loop of its own, whose counters begin anew; one of them goes on with a trainer."""
+    """Each has its own loop, whose counters start again; one of them continues with a trainer."""
     Hooked = hooked()
     trainer = Hooked(**options(max_epochs=1))
     trainer.fit(Model(), loader())
@@ -272,7 +272,7 @@ def test_several_fits_in_one_process() -> None:
 
 
 def test_an_application_after_the_first_has_ended() -> None:
-    """A fit behind on_app_end is an application of its own."""
+    """A fit after on_app_end is a separate application."""
     Hooked, callback = hooked()
     for _ in range(2):
         Hooked(**options(max_steps=1)).fit(Model(), loader())

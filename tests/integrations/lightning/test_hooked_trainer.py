@@ -25,7 +25,7 @@ Model = model_class()
 
 
 def test_class_and_callback_in_both_forms() -> None:
-    """What hook_trainer_cls gives is a class that can be taken apart into itself and its callback."""
+    """hook_trainer_cls returns a class that can be unpacked into itself and its callback."""
     Hooked = hooked()
     cls, callback = Hooked
     assert cls is Hooked
@@ -57,7 +57,7 @@ def test_callbacks_may_be_given_in_any_form(form: str) -> None:
 
 
 def test_hooking_twice_is_harmless() -> None:
-    """A hooked class stays as it is, a class hooked twice is recorded once, also with a callback more."""
+    """Hooking a hooked class changes nothing: it is recorded once, also with another callback."""
     first = hooked()
     assert hook_trainer_cls(first) is first
     second = hook_trainer_cls(pl.Trainer)

@@ -173,7 +173,7 @@ def test_batches_since_the_last_time() -> None:
 
 
 def test_members_of_a_collection_have_their_own_frequencies(pl: Any) -> None:
-    """A value that two of them hear of is one row."""
+    """A value for two loggers is one row."""
     both = LoggersCollection([Own(log_freq=5), Another(log_freq="batch")])
     logger = StepwellLogger(both)
     trainer_of(pl, logger, max_epochs=1).fit(model_of(pl), data())
@@ -195,7 +195,7 @@ def test_members_without_a_log_freq_follow_lightning(pl: Any) -> None:
 
 
 def test_ranks_that_do_not_log(pl: Any) -> None:
-    """A logger for another worker hears of nothing here."""
+    """A logger for another worker gets nothing here."""
     logger = StepwellLogger(Own(log_freq="batch", log_on_workers=1))
     trainer_of(pl, logger, max_epochs=1).fit(model_of(pl), data())
     assert logger.experiment.is_initialized
@@ -208,7 +208,7 @@ def test_ranks_that_do_not_log(pl: Any) -> None:
     [(ValueError("it went wrong"), "failed"), (KeyboardInterrupt(), "interrupted")],
 )
 def test_how_it_ended(pl: Any, error: BaseException, status: str) -> None:
-    """What fails is ended at once, with what was saved before."""
+    """A failed fit ends at once, with the checkpoints saved before."""
     logger = StepwellLogger(Own(log_freq="batch"), log_model=True)
     saves = pl.callbacks.ModelCheckpoint(every_n_train_steps=2)
     trainer = trainer_of(pl, logger, callbacks=[saves])
@@ -329,7 +329,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_through_fabric() -> None:
-    """Lightning's Fabric takes it too, where nobody knows of batches."""
+    """Lightning's Fabric accepts it too; there, batches are unknown."""
     fabric = pytest.importorskip("lightning.fabric")
     logger = StepwellLogger(Own())
     running = fabric.Fabric(accelerator="cpu", devices=1, loggers=logger)

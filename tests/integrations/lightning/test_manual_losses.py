@@ -1,4 +1,4 @@
-"""Manual optimization: every optimizer has a loss of its own."""
+"""Manual optimization: every optimizer has its own loss."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_full_disk_while_saving(tmp_path: Path) -> None:
 
 
 def test_asynchronous_with_a_slow_writer(tmp_path: Path) -> None:
-    """Success is told after the file was complete, though training went on long before."""
+    """Success is reported after the file is complete, although training continued long before."""
     went_on = threading.Semaphore(0)
 
     class GoingOn(Model):  # type: ignore[misc, valid-type]
@@ -151,7 +151,7 @@ def test_asynchronous_with_a_slow_writer(tmp_path: Path) -> None:
 
 
 def test_asynchronous_with_two_files_at_one_step(tmp_path: Path) -> None:
-    """Each of them is told of once, by itself."""
+    """Each of them is reported once, separately."""
 
     class Saving(Model):  # type: ignore[misc, valid-type]
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -218,7 +218,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_distributed_asynchronous_checkpoint(tmp_path: Path, group: Any, fails: bool) -> None:
-    """What came of the future is told; the first save already, though nothing said it was one."""
+    """The outcome of the future is reported, even for the first save, which was not announced."""
     plugin = Distributed(fails)
     trainer = hooked()(**saving(tmp_path, max_steps=4, plugins=[plugin]))
     trainer.fit(Model(), loader())
@@ -241,7 +241,7 @@ def test_the_distributed_asynchronous_checkpoint(tmp_path: Path, group: Any, fai
 
 
 class Held(TorchCheckpointIO):
-    """Writes in a thread of its own, when it is let."""
+    """Writes in a separate thread, when released."""
 
     def __init__(self) -> None:
         self.may_write = threading.Event()
@@ -265,7 +265,7 @@ def _complaints_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_complaints_are_recorded")
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_save_that_outlasts_the_application(tmp_path: Path, declared: bool) -> None:
-    """Its success is recorded when it comes, once, and without a complaint; also told by the user before."""
+    """Its success is recorded once, without a warning, even if the user reported it before."""
     writer = Held()
     Hooked, callback = hooked()
     Hooked(**saving(tmp_path, max_steps=2, plugins=[writer])).fit(Model(), loader())

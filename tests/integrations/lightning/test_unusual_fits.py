@@ -57,7 +57,7 @@ def test_manual_optimization() -> None:
 
 
 def test_the_rest_of_an_epoch_left_out() -> None:
-    """A batch that the model refuses is no iteration."""
+    """A batch that the model rejects is not an iteration."""
 
     class Refusing(Model):  # type: ignore[misc, valid-type]
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
@@ -90,7 +90,7 @@ def test_a_loader_without_length() -> None:
 
 
 def test_explicit_calls_never_count_twice(tmp_path: Path) -> None:
-    """What the user tells is there once, whether Lightning shows it too or not."""
+    """Work that the user reports is recorded once, whether Lightning reports it too or not."""
     Hooked, callback = hooked()
 
     class Telling(Model):  # type: ignore[misc, valid-type]
@@ -197,7 +197,7 @@ def test_samples_of_a_loader_that_does_not_tell_its_size() -> None:
 
 
 def test_more_spans_in_a_step_than_a_segment_has_room_for() -> None:
-    """The parts of the step go on in the next one, and the time in them is counted."""
+    """The parts of the step continue in the next one, and their time is counted."""
 
     class Busy(Model):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -219,7 +219,7 @@ def test_more_spans_in_a_step_than_a_segment_has_room_for() -> None:
 
 
 def test_a_run_that_ends_in_the_middle_of_a_fit() -> None:
-    """It has what happened until then, all of it closed; the fit goes on unrecorded."""
+    """It has all records until then, all of them closed; the fit continues without recording."""
 
     class Ends(Model):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -146,7 +146,7 @@ def test_without_waiting(tmp_path: Path) -> None:
 
 
 def test_an_error_and_a_smaller_group(tmp_path: Path) -> None:
-    """What a collective raises comes out; a group has its own number of ranks."""
+    """Exceptions of a collective are raised; a group has its own number of ranks."""
     program = """
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
     annotate()
@@ -194,7 +194,7 @@ def test_data_parallel(tmp_path: Path) -> None:
 
 
 def test_sharded(tmp_path: Path) -> None:
-    """A sharded model shows what it gathers and scatters, inside of the passes that need it."""
+    """A sharded model records its gathers and scatters, inside the passes that need them."""
     program = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

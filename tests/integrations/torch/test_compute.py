@@ -84,7 +84,7 @@ def test_gradient_accumulation(recorded: Run, model: Any) -> None:
 
 
 def test_inside_spans_of_the_user(recorded: Run, model: Any) -> None:
-    """What is recorded lies in whatever span is open around it."""
+    """Records are inside the span that is open around them."""
     with annotate(model), recorded.span("mine"):
         model(torch.ones(1, 4)).sum().backward()
     spans = finished(recorded)
@@ -147,7 +147,7 @@ def test_a_pass_inside_a_pass_is_one(recorded: Run, model: Any) -> None:
 
 
 def test_an_exception_in_forward(recorded: Run, model: Any) -> None:
-    """The span is closed with the error, which comes out untouched, and recording goes on."""
+    """The span is closed with the error, which is raised unchanged, and recording continues."""
     with annotate(model):
         with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
             model(torch.ones(1, 3))
@@ -201,7 +201,7 @@ def test_an_interrupt_passes_no_hook(recorded: Run, model: Any) -> None:
 
 
 def test_a_step_that_fails(recorded: Run, model: Any) -> None:
-    """No hook tells of it: the span is unfinished, the step does not advance, all goes on."""
+    """No hook is called: the span is unfinished, the step does not advance, and recording continues."""
     optimizer, loader = make_optimizer(model), make_loader()
     with annotate(model, optimizer, loader):
 
@@ -219,7 +219,7 @@ def test_a_step_that_fails(recorded: Run, model: Any) -> None:
 
 
 def test_an_optimizer_with_a_closure(recorded: Run, model: Any) -> None:
-    """The passes that LBFGS asks for lie inside of its step."""
+    """The passes of LBFGS are inside its step."""
     model[1].p = 0.0
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, max_eval=3)
     x, y = torch.rand(8, 4), torch.rand(8, 1)
@@ -356,7 +356,7 @@ def test_nodes_obey_their_switches(recorded: Run, model: Any) -> None:
 
 
 def test_disabled_in_the_middle_of_a_call(recorded: Run, model: Any) -> None:
-    """A span that was entered is closed, one that was not closes nobody else's."""
+    """A span that was entered is closed; one that was not entered closes no other span."""
     handles = []
     with annotate(model):
         handles.append(model[0].register_forward_pre_hook(lambda *_: ai.disable()))

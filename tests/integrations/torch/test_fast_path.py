@@ -67,7 +67,7 @@ def rows(run: Run) -> list[tuple[str, str | None, str]]:
 
 
 def test_plain(recorded: Run, model: Calling) -> None:
-    """What is open outside is the parent, and what is opened inside is a child."""
+    """A span that is open outside is the parent, and one that is opened inside is a child."""
 
     def act() -> None:
         assert fast_path.entry
@@ -110,7 +110,7 @@ def test_called_while_an_error_is_handled(recorded: Run, model: Calling) -> None
 
 
 def test_an_interrupt(recorded: Run, model: Calling) -> None:
-    """No hook is told of it: the call is given an end with the next one, which is not inside of it."""
+    """No hook is called: the next call ends it, and is not inside it."""
 
     def act() -> None:
         raise KeyboardInterrupt
@@ -144,7 +144,7 @@ def test_a_call_inside_a_call(recorded: Run, model: Calling) -> None:
 
 
 def test_a_step_with_a_closure(recorded: Run, model: Calling) -> None:
-    """Forward and backward are inside of the optimizer's step."""
+    """Forward and backward are inside the optimizer's step."""
     optimizer = make_optimizer(model)
     handle = annotate(optimizer=optimizer)
 
@@ -163,7 +163,7 @@ def test_a_step_with_a_closure(recorded: Run, model: Calling) -> None:
 
 
 def test_a_pass_inside_a_pass(recorded: Run, model: Calling) -> None:
-    """A backward pass inside of one is a part of it."""
+    """A backward pass inside another is part of it."""
 
     class Again(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
@@ -182,7 +182,7 @@ def test_a_pass_inside_a_pass(recorded: Run, model: Calling) -> None:
 
 
 def test_two_threads(recorded: Run, model: Calling) -> None:
-    """Each has its own, in its own thread, whoever ends first."""
+    """Each has its own, in its own thread, whichever ends first."""
     begun, done = threading.Event(), threading.Event()
 
     def act() -> None:
@@ -216,7 +216,7 @@ def test_two_threads(recorded: Run, model: Calling) -> None:
 
 
 def test_in_another_segment(recorded: Run, model: Calling) -> None:
-    """A call during which the segment fills up goes on in the next one."""
+    """A call during which the segment fills up continues in the next segment."""
 
     def act() -> None:
         for _ in range(20_000):
@@ -234,7 +234,7 @@ def test_in_another_segment(recorded: Run, model: Calling) -> None:
 
 
 def test_arguments_and_switches(recorded: Run, model: Calling) -> None:
-    """A node that has been told something, or to be left out, is that from the next call on."""
+    """Arguments of a node, or disabling it, take effect from the next call on."""
     from stepwell import ai
 
     try:
@@ -286,7 +286,7 @@ def test_another_run(recorded: Run, model: Calling, tmp_path: Any) -> None:
 
 
 def test_two_threads_that_fetch(recorded: Run, model: Calling) -> None:
-    """Neither ends the other's: a fetch that goes the other way is no call that the quick one knows of."""
+    """Neither ends the other's span: a fetch on the slow path is unknown to the fast path."""
     begun, done = threading.Event(), threading.Event()
 
     class Loader:
@@ -368,7 +368,7 @@ def test_threads_that_take_turns(recorded: Run, model: Calling) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_forked_during_a_pass(recorded: Run, model: Calling) -> None:
-    """The process that was forked goes on with the pass, whichever way it is recorded."""
+    """The forked process continues the pass, on either path."""
     from stepwell import ai
 
     parent = os.getpid()

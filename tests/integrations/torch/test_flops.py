@@ -46,7 +46,7 @@ def run(**options: Any) -> Any:
 
 
 def test_counted() -> None:
-    """What is worked out by hand, which is what PyTorch's own counter says."""
+    """The result by hand, which equals that of PyTorch's own counter."""
     model, (x, y) = make_model(), next(iter(make_loader()))
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.mse_loss(model(x), y).backward()

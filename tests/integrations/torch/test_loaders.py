@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 
 def test_epochs_break_and_two_iterators(recorded: Run) -> None:
-    """What was fetched counts: in whole epochs, up to a break, and from two iterators in turn."""
+    """Fetched batches count: in whole epochs, up to a break, and from two iterators in turn."""
     loader = make_loader()
     with annotate(loader=loader):
         for _ in range(2):
@@ -67,7 +67,7 @@ def test_workers(recorded: Run, persistent: bool) -> None:
 
 
 def test_a_loader_that_fails(recorded: Run) -> None:
-    """The exception comes out untouched, on the fetch that it hit."""
+    """The exception is raised unchanged, and recorded on its fetch."""
 
     class Bad(IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[int]:

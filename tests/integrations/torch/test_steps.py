@@ -47,7 +47,7 @@ def test_metrics_join_on_it(recorded: Run, parts: Any) -> None:
 
 @pytest.mark.parametrize("way", ["run", "tree"])
 def test_the_user_counts(recorded: Run, parts: Any, way: str) -> None:
-    """A step that the user sets stays, whether it goes on or stands still."""
+    """A step that the user sets is used, whether it advances or not."""
 
     def each(i: int) -> None:
         if way == "run":

@@ -215,7 +215,6 @@ def test_data_of_unknown_length() -> None:
         ({"logger": "mlflow"}, "logger"),
         ({"metrics": ["accuracy"]}, "metrics"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
-        ({"checkpoint_evry": 1}, "no argument 'checkpoint_evry'"),
         ({"from_checkpoint": "nowhere"}, "from_checkpoint must be a folder .*, got 'nowhere'"),
         ({"config": 3}, "config"),
         ({"config": {"loss": "mes"}}, "loss must be one of bce, .*or a function, got 'mes'"),

@@ -163,7 +163,7 @@ def test_a_compiled_model(how: str) -> None:
 
 
 def test_an_active_run_is_left_open() -> None:
-    """Only what was started is finished; what was resumed goes on counting."""
+    """Only a run that was started here is finished; a resumed one continues counting."""
     with stepwell.init("mine") as run:
         model, optimizer, loader = parts()
         with stepwell.watch(model, optimizer, loader, step=100, epoch=7, target_steps=104) as watch:
@@ -263,7 +263,7 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(wrong: dict[str, Any]) -> None:
-    """They are told at once, and nothing is left behind."""
+    """They are reported at once, and nothing is left behind."""
     with pytest.raises(stepwell.StepwellError, match=next(iter(wrong))):
         stepwell.watch(**wrong)
     assert stepwell.active_run() is None
@@ -305,7 +305,7 @@ def test_passes_that_are_stopped(shuffle: bool) -> None:
 def test_an_optimizer_of_another_model(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is no problem of ours, and is not called so."""
+    """That is not an internal problem, and is not reported as one."""
     monkeypatch.delenv("STEPWELL_STRICT")
     model, _, loader = parts()
     optimizer = make_optimizer(make_model())
@@ -358,7 +358,7 @@ def test_model_optimizer_and_batch_size_are_in_the_configuration(recorded: stepw
 
 
 def test_the_first_step_imports_nothing(tmp_path: Path) -> None:
-    """What a look at the model needs is imported by ``watch``, not inside of the first step."""
+    """Modules needed to inspect the model are imported by ``watch``, not in the first step."""
     code = """
 import sys, torch, stepwell
 model = torch.nn.Linear(2, 1)

@@ -161,7 +161,7 @@ def test_a_scheduler_that_is_never_stepped() -> None:
 
 
 def test_an_optimizer_of_another_model(caplog: pytest.LogCaptureFixture) -> None:
-    """One clear warning, not a problem inside stepwell, and training goes on."""
+    """One clear warning, not a problem inside stepwell, and training continues."""
     with caplog.at_level(logging.WARNING, logger="stepwell"):
         run = train(40, trained=torch.nn.Linear(8, 4))
     assert [record.getMessage() for record in caplog.records] == [

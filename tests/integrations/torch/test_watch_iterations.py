@@ -144,7 +144,7 @@ def test_several_loaders_side_by_side() -> None:
 
 
 def test_an_iterator_that_is_kept() -> None:
-    """One that nobody goes on with is not in the way of the next; one that is begun again is an epoch."""
+    """An abandoned pass does not disturb the next one; one that is started again is an epoch."""
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer, loader) as watch:
         kept = iter(loader)

@@ -31,7 +31,7 @@ def test_the_users_own_loss_is_theirs() -> None:
 
 @pytest.mark.full
 def test_many_losses() -> None:
-    """None is lost or taken for somebody else's, over several segments and updates."""
+    """None is lost or attributed to another step, over several segments and updates."""
     model, optimizer, _ = parts()
     x, y = torch.rand(1, 4), torch.rand(1, 1)
     with stepwell.watch(model, optimizer, [(x, y)] * 3000, diagnostics=False) as watch:
@@ -186,7 +186,7 @@ def test_the_user_logs_a_loss_now_and_then(when: str) -> None:
 
 
 def test_the_user_logs_the_last_loss() -> None:
-    """There is no step after it that could notice."""
+    """There is no later step."""
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer, loader) as watch:
         *_, last = train(model, optimizer, loader)

@@ -88,7 +88,7 @@ def test_a_save_that_fails(tmp_path: Path) -> None:
 
 
 def test_the_explicit_functions_come_first(tmp_path: Path) -> None:
-    """A save inside of a recorded one is not another one."""
+    """A save inside a recorded save is not another one."""
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer, loader) as watch:
         train(model, optimizer, loader)
@@ -98,7 +98,7 @@ def test_the_explicit_functions_come_first(tmp_path: Path) -> None:
 
 
 def test_a_save_ends_validation(tmp_path: Path) -> None:
-    """Saving the best model after an evaluation is no part of it."""
+    """Saving the best model after an evaluation is not part of it."""
     model, optimizer, loader = parts()
     with stepwell.watch(model, optimizer, loader) as watch:
         train(model, optimizer, loader)

@@ -37,7 +37,7 @@ def seconds(spans: pl.DataFrame, name: str, steps: int, around: str) -> float:
 
 @pytest.mark.parametrize("loss", [False, True])
 def test_means_of_the_steps(loss: bool) -> None:
-    """As the spans tell; what is evaluated between them is left out."""
+    """As in the spans; evaluations between them are left out."""
     model, optimizer, _ = parts()
     with stepwell.watch(model, optimizer, batches(STEPS // 2), loss=loss) as watch:
         for _ in range(2):

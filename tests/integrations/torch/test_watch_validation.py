@@ -99,7 +99,7 @@ def test_validation_that_the_user_records() -> None:
 
 
 def test_evaluated_in_another_thread() -> None:
-    """While training goes on: that ends no iteration, and makes no validation of it."""
+    """During training: this neither ends an iteration nor counts as a validation."""
     model, optimizer, loader = parts()
     average = make_model().eval()
     with stepwell.watch([model, average], optimizer, loader) as watch:
@@ -320,7 +320,7 @@ def test_metrics_of_the_last_batch() -> None:
 
 
 def test_a_pass_that_fails_is_in_its_validation() -> None:
-    """It is, with all the time until training goes on."""
+    """It is, with all the time until training continues."""
     model, optimizer, loader = parts()
     with FakeClock(), stepwell.watch(model, optimizer, loader) as watch:
         train(model, optimizer, loader)

@@ -30,7 +30,7 @@ def read(run: Run | None) -> tuple[RecordedRun, pl.DataFrame]:
 
 
 def updates(run: RecordedRun) -> list[dict[str, Any]]:
-    """What the updates of the training loop told."""
+    """The attributes of the updates of the training loop."""
     events = run.events().collect().sort("time_ns")
     found = events.filter(pl.col("name") == "training_metrics_update")
     return [json.loads(text) for text in found["attributes"]]

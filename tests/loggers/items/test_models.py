@@ -52,7 +52,7 @@ def test_models_are_their_weights_at_the_call(recorded: Run, logger: Own, kind: 
 
 
 def test_the_module_is_in_the_file_of_its_weights(recorded: Run, logger: Own) -> None:
-    """Its tensors are there once: also tied ones, and those that are no part of the weights."""
+    """Its tensors are stored once, including tied ones and those that are not weights."""
     model = torch.nn.Sequential(torch.nn.Linear(400, 400, bias=False), torch.nn.Linear(400, 400))
     model[1].weight = model[0].weight
     model.register_buffer("cache", torch.ones(1000), persistent=False)
@@ -89,7 +89,7 @@ class NamedMLflow(LinesBackend):
 def test_a_module_that_cannot_be_pickled_is_its_weights(
     recorded: Run, logger: Own, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """Who logs to MLflow is told why; for others nothing is missing."""
+    """With an MLflow logger there is a warning with the reason; others miss nothing."""
     model = net()
     model.lock = threading.Lock()
     logger.log(model, "net", kind="model")
@@ -274,7 +274,7 @@ def test_datasets_are_described_not_copied(recorded: Run, logger: Own, tmp_path:
 
 
 def test_a_watched_model(recorded: Run, logger: Own) -> None:
-    """Weights at the call; from then on both norms inside of every so many steps, exactly."""
+    """Weights at the call; from then on both norms in exactly every n-th step."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
@@ -327,7 +327,7 @@ def test_watching_in_every_batch_adds_nothing_by_itself(recorded: Run, logger: O
 
 
 def test_a_watched_model_that_is_gone(recorded: Run, logger: Own) -> None:
-    """Its optimizer goes on, and so does what is watched beside it."""
+    """Its optimizer continues, and so do other watched models."""
     gone, model = net(), net()
     parameters = [*gone.parameters()]
     optimizer = torch.optim.SGD([*parameters, *model.parameters()], lr=0.1)

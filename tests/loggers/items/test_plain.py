@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_an_item_knows_its_place(recorded: Run, logger: Own) -> None:
-    """Step and epoch of the run, or the step that is passed; and who hears of it."""
+    """Step and epoch of the run, or the given step; and the loggers that get it."""
     logger.log("a", "first", kind="text")
     recorded.set_step(4, epoch=2)
     logger.log("b", "second", kind="text")
@@ -39,7 +39,7 @@ def test_an_item_knows_its_place(recorded: Run, logger: Own) -> None:
 def test_items_are_no_events_and_files_are_artifacts(
     recorded: Run, logger: Own, tmp_path: Path
 ) -> None:
-    """For whoever reads the run."""
+    """For readers of the run."""
     (tmp_path / "out" / "sub").mkdir(parents=True)
     (tmp_path / "out" / "sub" / "a.txt").write_text("a")
     logger.log(tmp_path / "out", "folder", kind="artifact")

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_system(recorded: Run, logger: Own) -> None:
-    """What the machine says, with numbers that make sense; neither item nor name is needed."""
+    """Plausible readings of the machine; neither item nor name is needed."""
     pytest.importorskip("psutil")
     until = time.process_time() + 0.2
     while time.process_time() < until:
@@ -72,7 +72,7 @@ def test_carbon_where_energy_is_not_known(
 def test_carbon_is_estimated_where_that_is_asked_for(
     recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so; emissions only where somebody says what a kWh stands for."""
+    """It says so; emissions only if the carbon intensity is given."""
     from stepwell.loggers.items import readings
 
     class NoCounter:
@@ -125,7 +125,7 @@ def test_carbon_is_measured_where_there_is_a_counter(
 def test_prov_documents_are_asked_for(
     recorded: Run, logger: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are made of the run as it is, in the background, and kept as files."""
+    """They are created from the present run, in the background, and stored as files."""
     logger.save_hyperparameters({"lr": 0.125})
     documents, has_returned = writer.make_documents, threading.Event()
 

@@ -1,4 +1,4 @@
-"""What cannot be kept is said, and does no harm."""
+"""Items that cannot be stored give a message, and do no harm."""
 
 from __future__ import annotations
 

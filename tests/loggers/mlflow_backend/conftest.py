@@ -1,4 +1,4 @@
-"""What tests of the MLflow backend share: where to deliver to, and a plain environment."""
+"""Fixtures of the MLflow backend's tests: destinations, and a plain environment."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def backend(uri: str, **options: Any) -> MLFlowBackend:
 
 
 class Found:
-    """What MLflow's own client finds of a run."""
+    """A run as read by MLflow's own client."""
 
     def __init__(self, uri: str, run_id: str) -> None:
         from mlflow import MlflowClient

@@ -1,4 +1,4 @@
-"""What is delivered to MLflow is found there: in a database, and on a real server over HTTP."""
+"""Delivered records are in MLflow: in a database, and on a real server over HTTP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_curve_is_found_with_its_steps_times_and_values(uri: str, log: Log) ->
 
 
 def test_an_infinity_is_the_largest_number_there(uri: str, log: Log) -> None:
-    """A property of MLflow's SQL store; the journal has it as it was."""
+    """A property of MLflow's SQL store; the journal has the exact value."""
     found = delivered(log, backend(uri), metric("up", math.inf), metric("down", -math.inf))
     assert found.history("up") == [(0, sys.float_info.max)]
     assert found.history("down") == [(0, -sys.float_info.max)]
@@ -135,7 +135,7 @@ def test_a_parameter_that_somebody_else_logged_meanwhile_loses_no_batch(uri: str
 def test_a_store_of_plain_files_has_each_value_once_too(
     tmp_path: Path, log: Log, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would add a repeated one; MLflow refuses such a store unless it is told not to."""
+    """It would add a duplicate; MLflow refuses such a store by default."""
     (tmp_path / "a").mkdir()
     shutil.copy(empty_database, tmp_path / "a" / "mlflow.db")
     plain = backend((tmp_path / "a").as_uri())

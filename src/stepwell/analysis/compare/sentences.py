@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell._core.text import duration, number, percent
+from stepwell._core.text import duration, number, percent, rate
 from stepwell.analysis.compare.differences import Difference, text_of
 from stepwell.analysis.compare.metrics import MetricComparison
 from stepwell.analysis.compare.pace import Pace, PaceComparison
@@ -167,7 +167,7 @@ def _better(metric: MetricComparison, labels: Sequence[str], by: str) -> str:
 def _since(metric: MetricComparison, by: str) -> str:
     roughly = "about " if metric.is_smoothed else ""
     if metric.since is None or metric.since == metric.first_at:
-        return f"from {roughly}the start on"
+        return f"from {roughly}the start"
     return f"from {roughly}{since_place(by, metric.since)} on"
 
 
@@ -338,7 +338,7 @@ def pace_sentences(
     if apart := _extremes(names, rates):
         (most, high), (least, low) = apart
         if low < high / FASTER:
-            text = f"{most} {count(high)} samples/s, {least} {count(low)} samples/s"
+            text = f"{most} {rate(high)} samples/s, {least} {rate(low)} samples/s"
             sentences.append(f"Throughput: {text}.")
     if apart := _extremes(names, shares):
         (most, high), (least, low) = apart

@@ -83,7 +83,7 @@ class LiveRank:
     @property
     def document(self) -> dict[str, Any]:
         """The latest content of process.json."""
-        return self.spans.about
+        return self.spans.document
 
     @property
     def rank(self) -> int:

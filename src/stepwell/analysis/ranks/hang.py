@@ -1,4 +1,4 @@
-"""Hangs: which ranks wait in which operation, for how long, and which ranks never came."""
+"""Hangs: which ranks wait in which operation, for how long, and which ranks never arrived."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Hang:
-    """Ranks that wait, and ranks that never came. ``missing`` is empty if all are there."""
+    """Ranks that wait, and ranks that never arrived. ``missing`` is empty if all are there."""
 
     step: int | None
     attempt: int
@@ -96,7 +96,7 @@ class Hang:
         if first.place is not None and not self.missing:
             text += f", at {first.place}"
         for missing in self.missing[:3]:
-            text += f"; rank {missing.rank} never came: {_whereabouts(missing)}"
+            text += f"; rank {missing.rank} never arrived: {_whereabouts(missing)}"
         if len(self.missing) > 3:
             text += f"; nor did {len(self.missing) - 3} more"
         for other in self.waiting[1:] if not self.missing else ():

@@ -56,11 +56,8 @@ from stepwell.exporters.file import FileExporter
 from stepwell.exporters.python_logging import LoggingExporter as LoggerExporter
 from stepwell.telemetry.exporter import ExportCustomizationMode
 from stepwell.training import CheckPointStrategy, SaveCheckpointFailureEventAttributes
-from stepwell.vocabulary import (
-    DEFAULT_SPANS_EXPORT_BLACKLIST,
-    StandardTrainingJobEventName,
-    StandardTrainingJobSpanName,
-)
+from stepwell.vocabulary import SHORT_SPANS as DEFAULT_SPANS_EXPORT_BLACKLIST
+from stepwell.vocabulary import StandardTrainingJobEventName, StandardTrainingJobSpanName
 
 Recorder = TrainingRecorder = DefaultRecorder
 TrainingTelemetryProvider = OneLoggerProvider

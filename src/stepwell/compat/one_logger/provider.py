@@ -171,7 +171,7 @@ class OneLoggerTrainingProvider:
     ) -> OneLoggerTrainingProvider:
         """Choose the spans that exporters receive. The run itself always contains all spans."""
         names = list(span_name_filter or ()) or None
-        if names and export_customization_mode is ExportCustomizationMode.BLACKLIST_SPANS:
+        if names and export_customization_mode is ExportCustomizationMode.DENY_LIST:
             names = [*names, *INTERNAL_SPANS]
         _provider().with_export_customization(export_customization_mode, names)
         return self

@@ -55,7 +55,7 @@ def export_otlp(
     with replaced_text_file(target) as file:
         for folder in recorded_processes(recorded.path):
             follower = Follower(folder)
-            if selected is None or follower.about.get("rank") in selected:
+            if selected is None or follower.document.get("rank") in selected:
                 counts = _write_process(file, folder, follower)
                 spans, events = spans + counts[0], events + counts[1]
     metrics_target = _metrics_path(target)
@@ -65,7 +65,7 @@ def export_otlp(
 
 
 def _write_process(file: TextIO, folder: Path, follower: Follower) -> tuple[int, int]:
-    source = read_source(folder, follower.about)
+    source = read_source(folder, follower.document)
     builder = SpanBuilder(f"{source.process}\0{source.started_ns}")
     spans = events = 0
     while records := follower.poll():

@@ -42,7 +42,7 @@ class LogFeed(Feed):
 
     def __init__(self, backend: Backend, folder: Path, source: Source | None = None) -> None:
         self.follower = LogFollower(folder, backend.number, limit=backend.batch)
-        source = source or read_source(folder, self.follower.about)
+        source = source or read_source(folder, self.follower.document)
         super().__init__(backend, self.follower, source)
         self.backend = backend
         self.folder = folder
@@ -54,7 +54,7 @@ class LogFeed(Feed):
 
     @property
     def stage(self) -> str:
-        """What it does while it does not deliver. Waiting for another rank is not a failure."""
+        """The current activity if nothing is delivered. Waiting for another rank is not a failure."""
         return WAITING if self._is_early else super().stage
 
     def count_left(self) -> int | None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -108,7 +107,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-ESCAPE = re.compile(r"_x([0-9A-F]{1,6})_")
 ALIKE = re.compile(r"_(?=x[0-9A-F]{1,6}(.))", re.DOTALL)
 HASH_LENGTH = 12
 EMPTY_NAME = "_x110000_"
@@ -116,22 +114,13 @@ EMPTY_NAME = "_x110000_"
 
 
 def escape(name: str, allowed: Callable[[str], bool]) -> str:
-    """Replace each character that is not allowed, such as ``{`` by ``_x7B_``. ``unescape`` reverses it.
+    """Replace each character that is not allowed, such as ``{`` by ``_x7B_``. No two names give the same.
 
     ``allowed`` must return True for letters, digits and ``_``.
     """
     # An underscore that looks like the start of an escape is escaped itself.
     plain = ALIKE.sub(lambda f: "_" if f[1] != "_" and allowed(f[1]) else "_x5F_", name)
     return "".join(c if allowed(c) else f"_x{ord(c):X}_" for c in plain)
-
-
-def unescape(name: str) -> str:
-    """Return the name that ``escape`` was called with."""
-    return ESCAPE.sub(lambda match: _character(int(match[1], 16)), name)
-
-
-def _character(code: int) -> str:
-    return chr(code) if code <= sys.maxunicode else ""
 
 
 def shortened(name: str, longest: int) -> str:

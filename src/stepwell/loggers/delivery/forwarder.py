@@ -162,7 +162,7 @@ def _whole_processes(folders: list[Path], to: str) -> Iterator[Registered]:
     """Yield each process that logged anything, as if it had one logger for all its records."""
     logged = [folder for folder in folders if _has_logged(folder)]
     ranks = {
-        folder: int(ProcessDocumentWatcher(folder).about.get("rank") or 0) for folder in logged
+        folder: int(ProcessDocumentWatcher(folder).content.get("rank") or 0) for folder in logged
     }
     for folder, rank in ranks.items():
         options = {"rank": rank, "ranks": sorted(set(ranks.values()))}

@@ -42,7 +42,7 @@ def start_sampling(recorder: Recorder) -> GcPauses | None:
     """
     settings = SamplerSettings.from_environment(os.environ)
     if settings.seconds is not None:
-        records_node = not recorder.about.get("local_rank")
+        records_node = not recorder.info.get("local_rank")
         SystemSampler(recorder, settings, settings.seconds, records_node).begin()
     if settings.pause_ms is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stepwell._core.errors import StepwellError, warn_once
+from stepwell._core.errors import StepwellError
 from stepwell._core.values import shown
 from stepwell.telemetry.identity import config_to_dict
 
@@ -63,39 +63,6 @@ EARLIER_NAMES = {
 """Names of older releases, used if the current name is not given."""
 TRUTHS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 EXAMPLES = {bool: "True or False", int: "a whole number", float: "a number"}
-
-PROFILER = (
-    "the run records the time of each phase; for more, use torch.profiler with our trace_handler"
-)
-RAY = "Ray is not supported; start the processes with torchrun"
-WITHOUT_EFFECT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "enable_torch_profiling",
-            "profiling_wait_epochs",
-            "profiling_warmup_epochs",
-            "store_torch_profiling_traces",
-        ),
-        PROFILER,
-    ),
-    **dict.fromkeys(
-        (
-            "ray_data_config",
-            "ray_horovod_config",
-            "ray_run_config",
-            "ray_scaling_config",
-            "ray_search_space",
-            "ray_torch_config",
-            "ray_tune_config",
-            "time_ray",
-        ),
-        RAY,
-    ),
-    "log_all_workers": "use log_on_workers=-1 of the logger",
-}
-"""Arguments of itwinai's TorchTrainer without effect here, with the alternative."""
-ALWAYS_SO = ("disable_tqdm", "measure_epoch_time", "measure_gpu_data")
-"""Arguments that are accepted silently: there is no progress bar, and these are always recorded."""
 
 
 class TrainingConfiguration:
@@ -238,20 +205,6 @@ def as_configuration(config: Any) -> TrainingConfiguration:
     except TypeError as error:
         raise StepwellError(str(error)) from None
     return TrainingConfiguration(**{str(name): value for name, value in values.items()})
-
-
-def check_others(others: Mapping[str, Any]) -> None:
-    """Warn about arguments without effect. Raise StepwellError for an unknown argument."""
-    for name, value in others.items():
-        if name not in (*ALWAYS_SO, *WITHOUT_EFFECT):
-            raise StepwellError(f"TorchTrainer() has no argument {name!r}: remove it")
-        if value and name in WITHOUT_EFFECT:
-            warn_once(
-                f"trainer {name}",
-                "TorchTrainer(%s=…) has no effect: %s.",
-                name,
-                WITHOUT_EFFECT[name],
-            )
 
 
 def make_optimizer(config: TrainingConfiguration, parameters: Any) -> Any:

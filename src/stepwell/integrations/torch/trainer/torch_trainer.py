@@ -31,7 +31,6 @@ from stepwell.integrations.torch.trainer.checkpoints import (
 )
 from stepwell.integrations.torch.trainer.configuration import (
     as_configuration,
-    check_others,
     find_loss,
     make_optimizer,
     make_scheduler,
@@ -103,7 +102,6 @@ class TorchTrainer:
         from_checkpoint: folder of a checkpoint to resume from.
         initial_best_validation_metric: a validation loss must be below this to be the best.
         run_name: name of the run and of the backends' runs.
-        others: further arguments of itwinai's TorchTrainer. Arguments without effect cause a warning.
 
     Attributes:
         config: a TrainingConfiguration.
@@ -149,7 +147,6 @@ class TorchTrainer:
         from_checkpoint: str | os.PathLike[str] | None = None,
         initial_best_validation_metric: str | float = "inf",
         run_name: str | None = None,
-        **others: Any,
     ) -> None:
         if logger is not None and not isinstance(logger, Logger):
             raise StepwellError(f"logger must be a logger of stepwell.loggers, got {shown(logger)}")
@@ -157,7 +154,6 @@ class TorchTrainer:
             raise StepwellError(
                 f"metrics must be a dict of names and functions, got {shown(metrics)}"
             )
-        check_others(others)
         self.config = as_configuration(config)
         self.epochs = POSITIVE.check("epochs", epochs)
         self.model = model
@@ -178,7 +174,6 @@ class TorchTrainer:
             )
         self.best_validation_metric = float(initial_best_validation_metric)
         self.run_name = run_name
-        self.parameters: dict[str, Any] = {}
         self.current_epoch = 0
         self.train_glob_step = self.validation_glob_step = self.test_glob_step = 0
         self._loaded: dict[str, Any] = {}
@@ -479,21 +474,6 @@ class TorchTrainer:
             self.best_validation_metric = saved["best_validation_metric"]
         for stage, step in zip(STAGES, saved.get("glob_steps", ()), strict=False):
             setattr(self, f"{stage}_glob_step", step)
-
-    # For subclasses that were written for itwinai
-
-    def save_parameters(self, **parameters: Any) -> None:
-        """Store the arguments of a constructor in ``parameters``."""
-        self.parameters.update(parameters)
-
-    @staticmethod
-    def locals2params(names: Mapping[str, Any], pop_self: bool = True) -> dict[str, Any]:
-        """Return the arguments among the local variables of a constructor."""
-        hidden = {"__class__", *(["self"] if pop_self else [])}
-        return {name: value for name, value in names.items() if name not in hidden}
-
-    def ray_report(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: Ray is not supported."""
 
     # Internals
 
