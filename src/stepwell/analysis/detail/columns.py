@@ -78,10 +78,10 @@ class StepLog:
         return steps
 
 
-class MetricColumns:
+class ProcessMetrics:
     """The metrics of one process. ``above`` has those of its parent, if it is a worker."""
 
-    def __init__(self, source: ProcessSource, above: MetricColumns | None = None) -> None:
+    def __init__(self, source: ProcessSource, above: ProcessMetrics | None = None) -> None:
         self.source = source
         self._above = above
         segments = source.process.of_kind("metrics")
@@ -175,13 +175,13 @@ class MetricColumns:
         return path, marks, make
 
 
-def metric_columns(source: RunSource, ranks: Iterable[int] | None = None) -> list[MetricColumns]:
+def metric_columns(source: RunSource, ranks: Iterable[int] | None = None) -> list[ProcessMetrics]:
     """Return the metrics of each process of some ranks, or of all."""
     columns = []
-    mains: dict[str, MetricColumns] = {}
+    mains: dict[str, ProcessMetrics] = {}
     for process in source.processes(None if ranks is None else list(ranks)):
         above = mains.get(str(process.process.about["parent"])) if process.is_worker else None
-        own = MetricColumns(process, above)
+        own = ProcessMetrics(process, above)
         if not process.is_worker:
             mains[process.process.name] = own
         columns.append(own)

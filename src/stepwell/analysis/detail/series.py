@@ -16,7 +16,7 @@ from stepwell._core import clock
 from stepwell._core.checks import one_of
 from stepwell.analysis.compare.axis import COUNTED, Amounts, amounts_if_known
 from stepwell.analysis.detail.cache import cached_json, memory, shelf_path
-from stepwell.analysis.detail.columns import MetricColumns, Values, metric_columns
+from stepwell.analysis.detail.columns import ProcessMetrics, Values, metric_columns
 from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.journal.names import MAX_NAME
@@ -215,7 +215,7 @@ class RankValues:
 
 
 @dataclass(frozen=True)
-class Curve:
+class StepCurve:
     """One value for each step, or for each time: the mean, the lowest and the highest."""
 
     steps: Ints
@@ -260,11 +260,11 @@ class RunMetrics:
                 memory.put(key, rows, 32 * len(rows.values) + 500)
         return rows
 
-    def curve(self, name: str) -> Curve:
+    def curve(self, name: str) -> StepCurve:
         """Return the mean over ranks of a metric, step by step."""
         return _by_step(self.values(name))
 
-    def places(self, x: str, curve: Curve) -> Floats:
+    def places(self, x: str, curve: StepCurve) -> Floats:
         """Return the position of each value of a curve on an axis, NaN for none."""
         steps = curve.steps.astype(np.float64)
         if x == "step":
@@ -344,7 +344,7 @@ class _CountedRun(RecordedRun):
         yield from super().by_process(rank, partial=True)
 
 
-def _latest(parts: list[tuple[MetricColumns, Values]]) -> RankValues:
+def _latest(parts: list[tuple[ProcessMetrics, Values]]) -> RankValues:
     """Return the values of all processes without those that a later attempt logged again."""
     parts = [(columns, values) for columns, values in parts if len(values)]
     attempts = {columns.source.attempt for columns, _ in parts}
@@ -369,25 +369,25 @@ def _latest(parts: list[tuple[MetricColumns, Values]]) -> RankValues:
     )
 
 
-def _by_step(rows: RankValues) -> Curve:
+def _by_step(rows: RankValues) -> StepCurve:
     return _grouped(rows, rows.steps)
 
 
-def _by_time(rows: RankValues) -> Curve:
+def _by_time(rows: RankValues) -> StepCurve:
     return _grouped(rows, rows.times)
 
 
-def _grouped(rows: RankValues, key: Ints) -> Curve:
+def _grouped(rows: RankValues, key: Ints) -> StepCurve:
     """Return the mean, lowest and highest value for each key, in order."""
     is_single = not len(rows.ranks) or bool((rows.ranks == rows.ranks[0]).all())
     if (key[1:] > key[:-1]).all():
-        return Curve(rows.steps, rows.times, rows.values, rows.values, rows.values, is_single)
+        return StepCurve(rows.steps, rows.times, rows.values, rows.values, rows.values, is_single)
     order = np.argsort(key, kind="stable")
     key, values = key[order], rows.values[order]
     first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
     counts = np.diff(np.append(first, len(key)))
     with np.errstate(invalid="ignore"):
-        return Curve(
+        return StepCurve(
             rows.steps[order][first],
             np.maximum.reduceat(rows.times[order], first),
             np.add.reduceat(values, first) / counts,
@@ -408,7 +408,7 @@ class _Window:
 
 
 def _series(
-    name: str, rank: int | None, curve: Curve, at: Floats, is_spread: bool, window: _Window
+    name: str, rank: int | None, curve: StepCurve, at: Floats, is_spread: bool, window: _Window
 ) -> MetricSeries:
     # The band of a mean over ranks is that of the means. Several values of one rank at a step have their own.
     has_own_band = is_spread or curve.is_single

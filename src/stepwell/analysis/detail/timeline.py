@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.analysis.detail.boxes import NO_ID, Entries, merge_entries, to_boxes
-from stepwell.analysis.detail.columns import MetricColumns
+from stepwell.analysis.detail.columns import ProcessMetrics
 from stepwell.analysis.detail.pyramid import MAX_EXPONENT, load_lane
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id
 from stepwell.analysis.time.phases import phase_of_span
@@ -215,7 +215,7 @@ def _steps(source: RunSource, start: int, end: int, width: int) -> list[StepMark
     for process in source.processes(source.ranks[:1]):
         if process.is_worker:
             continue
-        log = MetricColumns(process).steps
+        log = ProcessMetrics(process).steps
         changed = log.steps >= 0
         changed[1:] &= log.steps[1:] != log.steps[:-1]
         times, numbers = log.clock[changed] + process.shift, log.steps[changed]
