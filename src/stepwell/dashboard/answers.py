@@ -114,15 +114,14 @@ def beginning(run: RecordedRun) -> int:
     return min(starts, default=run.created_ns)
 
 
-def head(run: RecordedRun, known: Report | None = None) -> Json:
-    """Return the name, the status and the extent of a run, from its documents alone."""
+def head(run: RecordedRun, processes: pl.DataFrame, known: Report | None = None) -> Json:
+    """Return the name, the status and the extent of a run, from its processes and its report if known."""
     documents = [d for d in run.documents() if d["role"] != "worker"]
     last = max((d["attempt"] for d in documents), default=0)
     latest = [d for d in documents if d["attempt"] == last]
     began = beginning(run)
     ends = [int(d.get("heartbeat") or 0) for d in documents]
     status = worst_of(map(status_of, latest)) if latest else "empty"
-    processes = run.processes().collect().filter(pl.col("role") != "worker")
     current = processes.filter(pl.col("attempt") == last)
     died = next((f for f in known.findings if f.rule == "died"), None) if known else None
     return {
@@ -140,26 +139,32 @@ def head(run: RecordedRun, known: Report | None = None) -> Json:
         "ranks": len({d["rank"] for d in documents}),
         "attempts": len({d["attempt"] for d in documents}),
         "tags": run.tags,
-        "has": contents(run),
+        "has": contents(run, is_quick=known is None),
     }
 
 
-def contents(run: RecordedRun) -> dict[str, bool]:
-    """Return which kinds of records a run has, without reading the records."""
+def main_processes(run: RecordedRun) -> pl.DataFrame:
+    """Return the table of processes without workers."""
+    return run.processes().collect().filter(pl.col("role") != "worker")
+
+
+def contents(run: RecordedRun, is_quick: bool = False) -> dict[str, bool]:
+    """Return which kinds of records a run has. If it must be quick, logged files all count as media."""
     names, kinds = set(recorded_names(run)), set()
     for tables in run.by_process(partial=True):
         kinds |= {kind for kind in ("spans", "metrics") if tables.process.of_kind(kind)}
     ranks = {d["rank"] for d in run.documents() if d["role"] != "worker"}
     families = {name.partition("/")[0] for name in names}
-    logged = set(run.items().select("kind").collect()["kind"].unique())
+    has_files = (run.path / "artifacts").is_dir()
+    logged = set() if is_quick else set(run.items().select("kind").collect()["kind"].unique())
     return {
         "metrics": "metrics" in kinds,
-        "media": bool(logged - {"param", "parameters", "hyperparameters", None}),
+        "media": has_files if is_quick else bool(logged - {"param", "parameters", None}),
         "spans": "spans" in kinds,
         "ranks": len(ranks) > 1,
         "model": bool(families & {*MEASURES, "learning_rate", "holdout"}),
         "system": any(name.startswith(SYSTEM) for name in names),
-        "artifacts": not run.artifacts().head(1).collect().is_empty(),
+        "artifacts": has_files,
     }
 
 
@@ -198,7 +203,8 @@ def status_text(run: RecordedRun, status: str) -> str:
 def overview(run: RecordedRun) -> Json:
     """Return the report of a run with what its first page shows beside it."""
     result = report(run)
-    top = head(run, result)
+    processes = main_processes(run)
+    top = head(run, processes, result)
     top["status_text"] = status_text(run, result.status)
     rates = result.throughput
     return {
@@ -220,7 +226,7 @@ def overview(run: RecordedRun) -> Json:
             "tokens_per_second": rates.tokens_per_second,
             "mfu": None,
         },
-        "attempts": _attempts(run),
+        "attempts": _attempts(run, processes),
         "cost": {"text": cost_sentence(result)},
         "charts": first_charts(metric_names(run)),
         "is_partial": False,
@@ -229,8 +235,9 @@ def overview(run: RecordedRun) -> Json:
 
 def partial_overview(run: RecordedRun) -> Json:
     """Return the part of an overview that needs no records, while the rest is being computed."""
+    processes = main_processes(run)
     return {
-        "head": head(run),
+        "head": head(run, processes),
         "findings": [],
         "unchecked": [],
         "hints": [],
@@ -242,7 +249,7 @@ def partial_overview(run: RecordedRun) -> Json:
         "left": None,
         "goodput": None,
         "throughput": None,
-        "attempts": _attempts(run),
+        "attempts": _attempts(run, processes),
         "cost": {"text": ""},
         # Of the names that look like a loss or a rate, all but very few are metrics.
         "charts": first_charts(recorded_names(run)),
@@ -259,9 +266,8 @@ def _finding(finding: Finding) -> Json:
     }
 
 
-def _attempts(run: RecordedRun) -> list[Json]:
+def _attempts(run: RecordedRun, table: pl.DataFrame) -> list[Json]:
     began = beginning(run)
-    table = run.processes().collect().filter(pl.col("role") != "worker")
     documents = [d for d in run.documents() if d["role"] != "worker"]
     lines = []
     for attempt in sorted(table["attempt"].unique()):
@@ -378,7 +384,7 @@ def _straggler(slow: Straggler) -> str:
 
 
 def _rank_lines(run: RecordedRun, grids: Sequence[Grid], slow: Sequence[Straggler]) -> list[Json]:
-    table = run.processes().collect().filter(pl.col("role") != "worker")
+    table = main_processes(run)
     table = table.filter(pl.col("attempt") == pl.col("attempt").max()).sort("rank")
     own = _rank_times(grids)
     waited: dict[int, int] = {}

@@ -29,6 +29,7 @@ from stepwell.dashboard.live import Followers, final_event
 from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
 from stepwell.dashboard.page import PAGE_TYPES, page_file
 from stepwell.dashboard.parameters import Parameters
+from stepwell.dashboard.worker import Workers
 from stepwell.reading import RecordedRun
 
 JSON = "application/json"
@@ -47,7 +48,10 @@ class Dashboard:
     def __init__(self, folder: Path) -> None:
         self.catalogue = Catalogue(folder)
         self.followers = Followers(self.catalogue)
-        self.summaries = views.Summaries(self.catalogue, self.followers.change_list)
+        self.workers = Workers()
+        self.summaries = views.Summaries(
+            self.catalogue, self.followers.change_list, partial(self.workers.answer, "summary")
+        )
         self._closing = threading.Event()
 
     def routes(self) -> list[Route]:
@@ -59,9 +63,7 @@ class Dashboard:
             "/timeline": views.timeline_answer,
             "/spans": views.search_answer,
             "/grid": views.grid_answer,
-            "/ranks": lambda run, given: answers.ranks(run),
             "/model": lambda run, given: answers.model(run, given.text("measure")),
-            "/provenance": lambda run, given: answers.provenance(run),
         }
         of_run = [
             self._route(f"/api/runs/{{run}}{path}", partial(self._of_run, path, make))
@@ -75,6 +77,10 @@ class Dashboard:
             Route("/api/live", self._live, methods=["GET"]),
             self._route("/api/runs/{run}", self._overview),
             *of_run,
+            *(
+                self._route(f"/api/runs/{{run}}/{name}", partial(self._of_whole_run, name))
+                for name in ("ranks", "provenance")
+            ),
             self._route("/api/runs/{run}/spans/{span}", self._span),
             self._route("/api/runs/{run}/artifacts/{sha256}", self._artifact),
             self._route("/api/runs/{run}/trace", self._trace),
@@ -115,14 +121,17 @@ class Dashboard:
         key = (run_id, path, *sorted(request.query_params.multi_items()))
         return self._json(key, run, lambda: make(run, given))
 
+    def _of_whole_run(self, name: str, request: Request) -> Response:
+        run_id = request.path_params["run"]
+        run = self.catalogue.find(run_id)
+        body = self.catalogue.answer((run_id, name), run, lambda: self.workers.answer(name, run))
+        return _json_response(body)
+
     def _json(self, key: Hashable, run: RecordedRun | None, make: Callable[[], Any]) -> Response:
-        body = self.catalogue.answer(key, run, lambda: encode(make()))
-        return Response(body, media_type=JSON, headers={"cache-control": "no-store"})
+        return _json_response(self.catalogue.answer(key, run, lambda: encode(make())))
 
     def _runs(self, request: Request) -> Response:
-        return Response(
-            encode(self.summaries.answer()), media_type=JSON, headers={"cache-control": "no-store"}
-        )
+        return _json_response(encode(self.summaries.answer()))
 
     def _overview(self, request: Request) -> Response:
         run_id = request.path_params["run"]
@@ -130,17 +139,20 @@ class Dashboard:
         body = self.catalogue.answer(
             (run_id, "overview"),
             run,
-            lambda: encode(answers.overview(run)),
+            lambda: self.workers.answer("overview", run),
             instead=lambda: encode(answers.partial_overview(run)),
         )
-        return Response(body, media_type=JSON, headers={"cache-control": "no-store"})
+        return _json_response(body)
 
     def _compare(self, request: Request) -> Response:
         given = Parameters(request.query_params)
         ids = list(dict.fromkeys(given.texts("run", most=20)))
         runs = [self.catalogue.find(run_id) for run_id in ids]
         changing = next((run for run in runs if run.status == "running"), runs[0] if runs else None)
-        return self._json(("compare", *ids), changing, lambda: answers.comparison(runs))
+        body = self.catalogue.answer(
+            ("compare", *ids), changing, lambda: self.workers.answer("compare", *runs)
+        )
+        return _json_response(body)
 
     def _span(self, request: Request) -> Response:
         run = self.catalogue.find(request.path_params["run"])
@@ -152,7 +164,7 @@ class Dashboard:
         detail = views.span_answer(run, span, given.whole("start"))
         if detail is None:
             return _problem(404, f"There is no span {span} in this run")
-        return Response(encode(detail), media_type=JSON, headers={"cache-control": "no-store"})
+        return _json_response(encode(detail))
 
     def _artifact(self, request: Request) -> Response:
         run = self.catalogue.find(request.path_params["run"])
@@ -276,6 +288,7 @@ class Dashboard:
         self._closing.set()
         self.summaries.close()
         self.catalogue.close()
+        self.workers.close()
 
 
 def make_app(folder: Path, token: str, hosts: Iterable[str], port: int) -> tuple[Access, Dashboard]:
@@ -298,6 +311,10 @@ def make_app(folder: Path, token: str, hosts: Iterable[str], port: int) -> tuple
 
 def _event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
+
+
+def _json_response(body: bytes) -> Response:
+    return Response(body, media_type=JSON, headers={"cache-control": "no-store"})
 
 
 def _problem(status: int, message: object) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -9,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from stepwell.analysis.detail import (
-    RunEntry,
-    compute_summary,
+    bare_entry,
     grid_at,
     list_summaries,
     metric_list,
@@ -20,7 +20,7 @@ from stepwell.analysis.detail import (
     timeline_at,
 )
 from stepwell.dashboard.answers import Json, plain, plain_list
-from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
+from stepwell.dashboard.catalogue import Catalogue
 from stepwell.dashboard.parameters import Parameters
 from stepwell.reading import RecordedRun
 
@@ -28,6 +28,9 @@ AXES = ("step", "epoch", "samples", "tokens", "time")
 WAYS = ("mean", "rank", "spread")
 BUDGET_S = 0.4
 """Time to compute summaries of runs in one request; the rest is computed in the background."""
+LIVE_S = 30.0
+REST = 10
+"""The entry of a live run is used for this long, or for this many times the time that it took."""
 MOST_COLUMNS = 200
 """Settings and metrics that are offered as columns."""
 
@@ -156,13 +159,26 @@ def grid_answer(run: RecordedRun, given: Parameters) -> Json:
 
 
 class Summaries:
-    """The list of runs. Findings and goodput are computed in the background, newest run first."""
+    """The list of runs. Findings and goodput are computed in the background, newest run first.
 
-    def __init__(self, catalogue: Catalogue, changed: Callable[[], None]) -> None:
+    Args:
+        catalogue: the runs.
+        changed: called when more is known about them.
+        compute: returns the complete entry of a run as JSON.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        changed: Callable[[], None],
+        compute: Callable[[RecordedRun], bytes],
+    ) -> None:
         self._catalogue = catalogue
         self._changed = changed
+        self._compute = compute
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[Stamp, RunEntry]] = {}
+        self._known: dict[str, Json] = {}
+        self._due: dict[str, float] = {}
         self._wanted: list[str] = []
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -170,26 +186,28 @@ class Summaries:
     def answer(self) -> Json:
         """Return all runs, with what is known about them by now."""
         if self._catalogue.is_single:
-            summaries = [compute_summary(run) for run in self._catalogue.runs().values()]
-            pending: list[str] = []
+            entries = [bare_entry(run) for run in self._catalogue.runs().values()]
+            pending = [entry.id for entry in entries]
         else:
-            summaries, pending = list_summaries(self._catalogue.folder, budget_s=BUDGET_S)
+            entries, pending = list_summaries(self._catalogue.folder, budget_s=BUDGET_S)
+        rows: list[Json] = [plain(asdict(entry)) for entry in entries]
         with self._lock:
-            summaries = [self._latest(each) for each in summaries]
-            pending = [
-                each.id for each in summaries if each.id in pending and each.findings is None
+            waiting = set(pending)
+            rows = [
+                self._known.get(row["id"], row) if row["id"] in waiting else row for row in rows
             ]
+            pending = [each for each in pending if self._is_due(each)]
             self._wanted = pending
             if pending and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(
-                    target=self._compute, name="stepwell-summaries", daemon=True
+                    target=self._compute_all, name="stepwell-summaries", daemon=True
                 )
                 self._thread.start()
-        keys = Counter(key for each in summaries for key in each.config)
-        names = Counter(name for each in summaries for name in each.metrics)
+        keys = Counter(key for row in rows for key in row["config"])
+        names = Counter(name for row in rows for name in row["metrics"])
         return {
             "folder": str(self._catalogue.folder),
-            "runs": [plain(asdict(each)) for each in summaries],
+            "runs": rows,
             "config_keys": [key for key, _ in keys.most_common(MOST_COLUMNS)],
             "metric_names": [name for name, _ in names.most_common(MOST_COLUMNS)],
             "pending": len(pending),
@@ -198,20 +216,21 @@ class Summaries:
     def goodput(self, run_id: str) -> float | None:
         """Return the goodput of a run if it is known."""
         with self._lock:
-            entry = self._known.get(run_id)
-        return None if entry is None else entry[1].goodput
+            row = self._known.get(run_id)
+        return None if row is None else row["goodput"]
 
     def close(self) -> None:
         """Stop computing."""
         self._is_closed = True
 
-    def _latest(self, summary: RunEntry) -> RunEntry:
-        entry = self._known.get(summary.id)
-        if summary.findings is None and entry is not None:
-            return entry[1]
-        return summary
+    def _is_due(self, run_id: str) -> bool:
+        """Return whether the entry of a run must be computed, for a live run from time to time."""
+        row = self._known.get(run_id)
+        if row is None or row["status"] != "running":
+            return row is None
+        return time.monotonic() >= self._due[run_id]
 
-    def _compute(self) -> None:
+    def _compute_all(self) -> None:
         told = time.monotonic()
         while not self._is_closed:
             with self._lock:
@@ -221,14 +240,16 @@ class Summaries:
             run = self._catalogue.runs().get(run_id)
             if run is None:
                 continue
-            stamp = stamp_of(run)
+            began = time.monotonic()
             try:
-                summary = compute_summary(run)
+                row = json.loads(self._compute(run))
             except Exception:
                 # A damaged run is listed without its details.
                 continue
+            now = time.monotonic()
             with self._lock:
-                self._known[run_id] = stamp, summary
+                self._known[run_id] = row
+                self._due[run_id] = now + max(LIVE_S, REST * (now - began))
             if time.monotonic() - told > 2.0:
                 told = time.monotonic()
                 self._changed()

@@ -25,6 +25,7 @@ from stepwell.analysis.detail.span_search import (
 from stepwell.analysis.detail.summaries import (
     LossSummary,
     RunEntry,
+    bare_entry,
     compute_summary,
     list_summaries,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "SpanSearch",
     "StepMark",
     "TimelineWindow",
+    "bare_entry",
     "compute_summary",
     "grid_at",
     "list_summaries",

@@ -115,7 +115,7 @@ def list_summaries(
 
 def compute_summary(run: RecordedRun) -> RunEntry:
     """Return the complete entry of a run, and cache it. This may take as long as a report of the run."""
-    entry = _bare(run)
+    entry = bare_entry(run)
     if newer_format(run.about) is not None:
         return entry
     try:
@@ -136,11 +136,11 @@ def _known(run: RecordedRun) -> tuple[RunEntry, bool]:
     """Return what is known of a run without reading its records, and whether that is all."""
     if newer_format(run.about) is not None or run.mirror is not None:
         # The records of a run on object storage would have to be downloaded.
-        return _bare(run), True
+        return bare_entry(run), True
     entry = _stored(run)
     if entry is not None:
         return entry, True
-    bare = _bare(run)
+    bare = bare_entry(run)
     recent: tuple[RunEntry, float] | None = memory.get(_memory_key(run))
     if bare.status != "running" or recent is None:
         return bare, False
@@ -192,7 +192,8 @@ def _described(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _bare(run: RecordedRun) -> RunEntry:
+def bare_entry(run: RecordedRun) -> RunEntry:
+    """Return the entry of a run without anything that must be computed from its records."""
     newer = newer_format(run.about)
     every = map(read_document, process_folders(run.folder)) if newer is None else ()
     documents = [document for document in every if document is not None]

@@ -1,0 +1,99 @@
+"""Answers about large runs, computed in a process of their own.
+
+A report on ten million spans takes seconds and hundreds of megabytes. In the server it would delay every
+other request. Here it has its own interpreter, a low priority, and its memory is free again afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepwell._core.errors import StepwellError
+from stepwell.analysis.detail import compute_summary
+from stepwell.analysis.recording_cost import disk_bytes
+from stepwell.dashboard import answers
+from stepwell.dashboard.answers import encode, plain
+from stepwell.reading import RecordedRun, open_run
+
+LARGE = 16 << 20
+"""Size on disk from which on a run is large: more than a million spans."""
+NICE = 5
+
+
+def _compare(runs: Sequence[RecordedRun]) -> Any:
+    return answers.comparison(runs)
+
+
+def _summary(runs: Sequence[RecordedRun]) -> Any:
+    return plain(asdict(compute_summary(runs[0])))
+
+
+ANSWERS = {
+    "overview": lambda runs: answers.overview(runs[0]),
+    "ranks": lambda runs: answers.ranks(runs[0]),
+    "provenance": lambda runs: answers.provenance(runs[0]),
+    "compare": _compare,
+    "summary": _summary,
+}
+"""The answers that read all records of a run."""
+
+
+class Workers:
+    """Computes answers, those about large runs in other processes. They end with the server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_closed = False
+
+    def answer(self, name: str, *runs: RecordedRun) -> bytes:
+        """Return one of ``ANSWERS`` about these runs as JSON."""
+        if not any(map(is_large, runs)):
+            return encode(ANSWERS[name](runs))
+        command = [sys.executable, "-m", __name__, name, *(str(run.path) for run in runs)]
+        with self._lock:
+            if self._is_closed:
+                raise StepwellError("the server is ending")
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            self._running.add(process)
+        try:
+            body, problem = process.communicate()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        if process.returncode:
+            lines = problem.decode("utf-8", "replace").strip().splitlines()
+            raise StepwellError(lines[-1] if lines else f"it ended with {process.returncode}")
+        return body
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._is_closed = True
+            for process in self._running:
+                process.kill()
+
+
+def is_large(run: RecordedRun) -> bool:
+    """Return whether reading all of a run takes long."""
+    return run.mirror is None and disk_bytes(run.folder) > LARGE
+
+
+def main(name: str, *paths: str) -> None:
+    """Print an answer about the runs in these folders."""
+    os.nice(NICE)
+    runs = [open_run(Path(path)) for path in paths]
+    sys.stdout.buffer.write(encode(ANSWERS[name](runs)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
