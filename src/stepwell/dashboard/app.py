@@ -24,7 +24,7 @@ from stepwell._core.errors import StepwellError
 from stepwell.dashboard import answers, views
 from stepwell.dashboard.access import Access
 from stepwell.dashboard.answers import encode
-from stepwell.dashboard.catalogue import Catalogue, UnknownRunError
+from stepwell.dashboard.catalogue import Catalogue, IncompleteAnswer, UnknownRunError
 from stepwell.dashboard.live import Followers, final_event
 from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
 from stepwell.dashboard.page import PAGE_TYPES, page_file
@@ -128,7 +128,11 @@ class Dashboard:
         return _json_response(body)
 
     def _json(self, key: Hashable, run: RecordedRun | None, make: Callable[[], Any]) -> Response:
-        return _json_response(self.catalogue.answer(key, run, lambda: encode(make())))
+        def body() -> bytes:
+            answer = make()
+            return IncompleteAnswer(encode(answer)) if answer.get("missing") else encode(answer)
+
+        return _json_response(self.catalogue.answer(key, run, body))
 
     def _runs(self, request: Request) -> Response:
         return _json_response(encode(self.summaries.answer()))

@@ -139,6 +139,8 @@ class Catalogue:
             with self._lock:
                 self._pending.pop(key, None)
         now = time.monotonic()
+        if isinstance(body, IncompleteAnswer):
+            return body
         with self._lock:
             old = self._kept.pop(key, None)
             self._bytes += len(body) - (len(old.body) if old is not None else 0)
@@ -151,6 +153,10 @@ class Catalogue:
     def close(self) -> None:
         """Stop the threads. Answers that are being made are not waited for."""
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+class IncompleteAnswer(bytes):
+    """An answer to which more can be added when it is asked for again. It is not kept."""
 
 
 class UnknownRunError(StepwellError):
