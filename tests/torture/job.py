@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell._core.system import process_start
+from stepwell._core.system import is_alive
 from tests.harness import environment, wait_until
 from tests.harness.programs import Program, free_port, start_rank
 from tests.loggers.faulty_proxy import FaultyProxy
@@ -151,9 +151,16 @@ class Job:
 
     # Its processes
 
-    def sidecars(self, rank: int = 0) -> list[int]:
-        first = self.book(rank)[:1]
-        return [int(pid) for entry in first for pid in entry["sidecars"] if process_start(int(pid))]
+    def sidecars(self, rank: int = 0, attempt: int | None = None) -> list[int]:
+        """The sidecars of a rank that still run."""
+        first = self.book(rank, attempt)[:1]
+        pairs = [pair for entry in first for pair in entry["sidecars"]]
+        return [pid for pid, start in pairs if start and is_alive(pid, start)]
+
+    def all_sidecars(self) -> list[int]:
+        """Those of earlier attempts too: the sidecar of a killed rank delivers for up to a minute."""
+        attempts = range(self.attempt + 1)
+        return [pid for attempt in attempts for pid in self.sidecars(attempt=attempt)]
 
     def workers(self, rank: int) -> list[int]:
         """DataLoader workers of a rank."""
@@ -168,7 +175,7 @@ class Job:
             with suppress(ProcessLookupError):
                 os.killpg(rank.pid, signal.SIGKILL)
             rank.wait(60)
-        for pid in self.sidecars():
+        for pid in self.all_sidecars():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

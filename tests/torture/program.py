@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import stepwell
+from stepwell._core.system import process_start
 from stepwell.exporters.file import FileExporter
 from stepwell.loggers import LoggersCollection, MLFlowLogger, TensorBoardLogger
 
@@ -64,8 +65,10 @@ def main(options: dict[str, Any]) -> None:
     run.add_exporter(FileExporter(f"{options['files']}/spans-{rank}-{attempt}.jsonl"))
     if "handler" in options:
         signal.signal(signal.SIGUSR1, _record_in_handler)
-    sidecars = [getattr(one, "process_id", None) for one in run.exporters]
-    book.write(pid=os.getpid(), sidecars=[pid for pid in sidecars if pid], run=str(run.path))
+    pids = [getattr(one, "process_id", None) for one in run.exporters]
+    # With their starts, because the numbers of processes are used again.
+    sidecars = [[pid, process_start(pid)] for pid in pids if pid]
+    book.write(pid=os.getpid(), sidecars=sidecars, run=str(run.path))
     loader = DataLoader(Data(options["steps"]), BATCH, num_workers=1)
     for step, (x, y) in enumerate(loader):
         _train_step(model, optimizer, x, y, step, logger, book, options)

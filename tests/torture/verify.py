@@ -12,7 +12,7 @@ import polars as pl
 from stepwell.journal.document import ENDINGS
 from stepwell.reading import RecordedRun
 from tests.durability.helpers import only_run
-from tests.harness import has_ended, run_stepwell, wait_until
+from tests.harness import run_stepwell, wait_until
 from tests.torture.faults import Fault
 from tests.torture.job import WORLD, Job
 
@@ -117,8 +117,7 @@ def check_trackers(job: Job, fault: Fault) -> None:
     """Each tracker has each record once, after what is missing was forwarded."""
     if fault.loses_folder:
         return
-    for pid in job.sidecars():
-        wait_until(lambda pid=pid: has_ended(pid), 150)
+    wait_until(lambda: not job.all_sidecars(), 150)
     run = only_run(job.runs)
     for to in ("tensorboard", *([f"mlflow={job.proxy.url}"] if job.proxy else [])):
         run_stepwell("forward", str(run.path), "--to", to, cwd=job.folder, check=True, timeout=240)
