@@ -12,7 +12,7 @@ from stepwell._core.errors import StepwellError
 from stepwell.analysis.compare.axis import amounts_if_known
 from stepwell.analysis.compare.variants import SIGNIFICANT, mean, welch
 from stepwell.analysis.goodput import goodput
-from stepwell.analysis.time import phase_columns, steps
+from stepwell.analysis.timeline import phase_columns, steps
 from stepwell.reading import RecordedRun
 
 STEP = "step"

@@ -80,7 +80,7 @@ def find_low_goodput(facts: Facts) -> Iterator[Finding]:
 
 def _is_busy(facts: Facts) -> bool:
     """Return whether the ranks computed for so much of the time that goodput cannot be low."""
-    wall = sum(part.wall_ns for part in facts.accounts.parts)
+    wall = sum(part.wall_ns for part in facts.timelines)
     busy = int(facts.steps.select(pl.sum_horizontal(COMPUTING).sum()).item() or 0)
     return busy >= BUSY * wall
 

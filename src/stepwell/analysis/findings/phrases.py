@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepwell.analysis.time.phases import OWN_SPAN
+from stepwell.analysis.timeline.phases import OWN_SPAN
 
 PHASE_WORDS = {
     "startup": "setting up",

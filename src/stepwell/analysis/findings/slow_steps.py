@@ -19,7 +19,7 @@ from stepwell.analysis.findings.facts import FEWEST, WARM_UP, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.phrases import capital, listed, phase_word
-from stepwell.analysis.time import Burst, Outlier, phase_columns
+from stepwell.analysis.timeline import Burst, Outlier, phase_columns
 
 ELSEWHERE = ("data", "garbage collection")
 """Phases whose bursts other rules report. So is ``other``, if the phases of steps were recorded."""

@@ -14,7 +14,7 @@ from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import listed, phase_word
 from stepwell.analysis.ranks.stragglers import ALONE
-from stepwell.analysis.time.phases import OWN_NAME, code_of
+from stepwell.analysis.timeline.phases import OWN_NAME, code_of
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks import Straggler

@@ -11,7 +11,7 @@ from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import contention
 from stepwell.analysis.findings.phrases import phase_word
 from stepwell.analysis.throughput import samples_per_step
-from stepwell.analysis.time import Drift
+from stepwell.analysis.timeline import Drift
 
 LEAST = 1.4
 CRITICAL = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.analysis.time.phases import (
+from stepwell.analysis.timeline.phases import (
     BEFORE,
     CODE_MASK,
     DURING,

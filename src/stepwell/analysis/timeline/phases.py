@@ -176,6 +176,7 @@ def lookup_table(codes: frozenset[int]) -> Mask:
 
 
 IS_COMPUTING = lookup_table(COMPUTING)
+IS_PASS = lookup_table(COMPUTING - {TRAINING})
 IS_DATA = lookup_table(frozenset((DATA, TRANSFER)))
 IS_OTHER = ~lookup_table(frozenset((DATA, TRANSFER, NOTHING)))
 IS_WORK = lookup_table(frozenset(range(NOTHING)) - {STARTUP, CODES["restore"]})

@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stepwell.analysis.time.intervals import Ints
-from stepwell.analysis.time.phases import CLAIMING, OWN_SPAN, PHASES, STARTUP
-from stepwell.analysis.time.steps import phase_columns
+from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.phases import CLAIMING, OWN_SPAN, PHASES, STARTUP
+from stepwell.analysis.timeline.tables import phase_columns
 
 WARM_UP = 3
 """First steps of an attempt, which are usually slow and left out."""
