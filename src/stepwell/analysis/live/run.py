@@ -159,7 +159,7 @@ def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:
     """Return the share of each phase, and the seconds per rank that these cover."""
     sums: dict[str, int] = {}
     for rank in ranks:
-        for phase, ns in rank.clock.shares(max(until, rank.until())).items():
+        for phase, ns in rank.lane.shares(max(until, rank.until())).items():
             sums[phase] = sums.get(phase, 0) + ns
     whole = sum(sums.values())
     order = sorted(sums, key=lambda phase: (phase == "other", -sums[phase]))
