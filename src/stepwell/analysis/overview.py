@@ -11,6 +11,7 @@ import polars as pl
 from stepwell._core import clock
 from stepwell.analysis.recording_cost import disk_bytes
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
+from stepwell.analysis.timeline import run_wall_ns
 from stepwell.analysis.tracebacks import is_lost_peer, shown_lines
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
@@ -123,7 +124,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         attempts=mains["attempt"].n_unique(),
         ranks=mains["rank"].n_unique(),
         workers=processes.height - mains.height,
-        wall_s=_wall(run, mains),
+        wall_s=(run_wall_ns(run) or 0) / 1e9,
         last_step=mains["step"].max(),  # type: ignore[arg-type]
         spans=_longest(spans, most),
         span_count=sum(line.count for line in spans),
@@ -155,26 +156,6 @@ def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
     first = min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0))
     where = f" (in {first['raised_in']})" if first["raised_in"] else ""
     return first["error"] + where, shown_lines(first["traceback"])
-
-
-def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
-    last = None
-    if (mains["status"] == "killed").any():
-        # Heartbeats are seconds apart: the end of the last span is more exact.
-        end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-        last = run.spans().select(end.max()).collect().item()
-    return wall_seconds(mains, last) or 0.0
-
-
-def wall_seconds(mains: pl.DataFrame, last_ns: int | None = None) -> float | None:
-    """Return seconds from the first start to the last sign of life, over all attempts; None without a start.
-
-    ``last_ns`` is a further sign of life, such as the time of the last record.
-    """
-    alive = pl.when(pl.col("status") == "running").then(clock.wall())
-    ends = [mains.select(alive.otherwise(pl.col("heartbeat_ns")).max()).item(), last_ns]
-    start, times = mains["started_ns"].min(), [end for end in ends if end is not None]
-    return (max(times) - start) / 1e9 if times and isinstance(start, int) else None
 
 
 def _spans(run: RecordedRun) -> list[SpanLine]:
