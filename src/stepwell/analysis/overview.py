@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from stepwell._core import clock
+from stepwell.analysis.ranks.stacks import stacks
 from stepwell.analysis.recording_cost import disk_bytes
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
 from stepwell.analysis.timeline import run_wall_ns
@@ -134,7 +134,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         artifacts=run.artifacts().select(pl.len()).collect().item(),
         dropped=int(processes["dropped"].sum() or 0),
         disk_bytes=disk_bytes(run.path),
-        open=_open(run, processes),
+        open=_open(run),
         throughput=throughput([latest_update([events])]),
         summary=own_summary(run),
     )
@@ -263,24 +263,12 @@ def _curve(values: pl.Series) -> list[float]:
     return [float(v) for v in parts if isinstance(v, float)]
 
 
-def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
-    # Only the latest attempt: spans that an earlier one left open are obsolete.
-    latest = pl.col("attempt") == processes["attempt"].max()
-    table = run.open_spans().filter(latest).sort("process", "thread", "depth").collect()
-    if table.is_empty():
-        return []
-    lives = {row["process"]: row["status"] == "running" for row in processes.to_dicts()}
-    # Heartbeats are seconds apart: the end of the last span is more exact.
-    ended = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-    spans = run.spans().filter(latest).group_by("rank").agg(ended.max().alias("last_ns")).collect()
-    seen = processes.group_by("rank").agg(pl.col("heartbeat_ns").max())
-    seen = seen.join(spans, on="rank", how="left")
-    last = dict(seen.select("rank", pl.max_horizontal("heartbeat_ns", "last_ns")).iter_rows())
+def _open(run: RecordedRun) -> list[OpenLine]:
+    """Return the innermost open span of each thread of the latest attempt."""
     lines = []
-    for (process, thread), part in table.group_by("process", "thread", maintain_order=True):
-        innermost = part.row(-1, named=True)
-        end = clock.wall() if lives.get(str(process)) else last[innermost["rank"]]
-        path = " › ".join(part["name"].to_list())
-        seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
-        lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))
+    for stack in stacks(run):
+        if stack.innermost is not None:
+            path = " › ".join(frame.name for frame in stack.frames)
+            seconds = stack.innermost.seconds
+            lines.append(OpenLine(stack.rank, stack.process, stack.thread, path, seconds))
     return lines
