@@ -15,11 +15,10 @@ from stepwell.analysis.goodput import goodput
 from stepwell.analysis.goodput.job import Evidence
 from stepwell.analysis.ranks.grid import make_grids
 from stepwell.analysis.timeline import phase_columns, steps, timelines
+from stepwell.analysis.timeline.tables import WARM_UP
 from stepwell.reading import RecordedRun
 
 STEP = "step"
-WARM_UP = 3
-"""The first steps of an attempt, which are usually slow."""
 FEWEST = 20
 """Least number of steps to judge which run is faster."""
 BLOCKS = 10

@@ -12,7 +12,7 @@ import polars as pl
 from stepwell.analysis.engine.engines import OFTEN, Engine, LocalEngine
 from stepwell.analysis.engine.tasks import EMPTY, WANTED, TaskResult, make_tasks, read_task
 from stepwell.analysis.memory import trim_malloc
-from stepwell.analysis.ranks.grid import LARGE, Grid, make_grids
+from stepwell.analysis.ranks.grid import Grid, make_grids
 from stepwell.analysis.ranks.stacks import in_order
 from stepwell.analysis.throughput import Joules, Update
 from stepwell.analysis.timeline.timeline import sort_timelines
@@ -101,6 +101,8 @@ def summarise(run: RecordedRun, engine: Engine | None = None) -> Summary:
     return summary
 
 
+LARGE = 100_000
+"""Ranks times steps of grids from which on their memory is returned to the system."""
 OfGrids = Callable[[Summary, list[Grid]], Any]
 """A function of a summary and the grids of all attempts."""
 

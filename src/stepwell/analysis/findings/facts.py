@@ -35,10 +35,6 @@ from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM, joint_status
 
-WARM_UP = 3
-"""The first steps of an attempt, which are usually slow."""
-MANY = 200
-"""Above this number of processes, rows are selected by a filter instead of by slices."""
 FEWEST = 20
 """Least number of steps to judge their times."""
 
@@ -144,36 +140,8 @@ class Facts:
 
     @cached_property
     def steady(self) -> pl.DataFrame:
-        """The steps without warm-up and without incomplete steps.
-
-        Left out are the first steps of each attempt, and the last step of an unfinished attempt: it
-        still runs, or its time ends when the process was killed.
-        """
-        parts = [part for part in self.timelines if part.iterations is not None]
-        if len(parts) > MANY:
-            order = pl.int_range(pl.len()).over("rank", "attempt")
-            return self._without_open(self.steps.filter(order >= WARM_UP), parts)
-        # Slices, because they copy nothing: few processes may have very many steps.
-        kept, first, seen = [self.steps.clear()], 0, set()
-        for part in parts:
-            after = first + len(part.iterations or ())
-            is_new = (part.rank, part.attempt) not in seen
-            seen.add((part.rank, part.attempt))
-            kept.append(self.steps[first + WARM_UP * is_new : after - part.ends_under_way])
-            first = after
-        return pl.concat(kept)
-
-    def _without_open(self, steps: pl.DataFrame, parts: list[Timeline]) -> pl.DataFrame:
-        keys = ("rank", "attempt", "step")
-        under_way = [
-            (part.rank, part.attempt, int(part.iterations.steps[-1]))
-            for part in parts
-            if part.iterations is not None and part.ends_under_way
-        ]
-        if not under_way:
-            return steps
-        schema = {key: steps.schema[key] for key in keys}
-        return steps.join(pl.DataFrame(under_way, schema, orient="row"), on=keys, how="anti")
+        """The steps without warm-up, and without the last step of an unfinished attempt."""
+        return steps(self.timelines, steady=True)
 
     @cached_property
     def loop_ns(self) -> dict[int, int]:

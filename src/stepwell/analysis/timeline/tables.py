@@ -193,6 +193,8 @@ STEPS = pl.Schema(
         **{name: pl.Int64() for name in PHASES},
     }
 )
+WARM_UP = 3
+"""First steps of an attempt, which are usually slow and left out."""
 NULLABLE = ("epoch", "gap_ns")
 """Columns in which a negative number means none."""
 LARGE = 50_000
@@ -201,8 +203,11 @@ Columns = dict[str, NDArray[Any]]
 QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99}
 
 
-def steps(run: Timelines) -> pl.DataFrame:
+def steps(run: Timelines, *, steady: bool = False) -> pl.DataFrame:
     """Return one row for each rank, attempt and step, in the order of execution.
+
+    With ``steady``, without the first steps of each attempt, and without the last step of an unfinished
+    attempt: it still runs, or its time ends when the process was killed.
 
     ``start_ns`` and ``duration_ns`` describe the training iteration, ``gap_ns`` the time since the iteration
     before it. ``period_ns`` is all of the time that belongs to the step, from the wait for its batch to the
@@ -220,7 +225,9 @@ def steps(run: Timelines) -> pl.DataFrame:
     groups = [[part] for part in parts] if count >= LARGE * len(parts) else [parts]
     own = dict.fromkeys(name for part in parts for name in part.own)
     schema = pl.Schema({**STEPS, **{name: pl.Int64() for name in own}})
-    return pl.concat([_steps_frame([_columns(part) for part in group], schema) for group in groups])
+    return pl.concat(
+        [_steps_frame([_columns(part, steady) for part in group], schema) for group in groups]
+    )
 
 
 def phase_columns(table: pl.DataFrame) -> list[str]:
@@ -248,17 +255,18 @@ def _steps_frame(parts: list[Columns], schema: pl.Schema) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _columns(part: Timeline) -> Columns:
+def _columns(part: Timeline, steady: bool) -> Columns:
     iterations = part.iterations
     assert iterations is not None
     cells = part.cells[:, 1:-1]
     count = len(iterations)
+    kept = slice(WARM_UP, max(WARM_UP, count - part.ends_under_way)) if steady else slice(None)
     used = np.flatnonzero(part.cells.any(axis=1)).tolist()
     period = np.zeros(count, np.int64)
     for code in used:
         period += cells[code]
     gaps = np.concatenate(([-1], iterations.starts[1:] - iterations.ends[:-1]))
-    return {
+    columns = {
         "rank": np.full(count, part.rank, np.int32),
         "attempt": np.full(count, part.attempt, np.int32),
         "step": iterations.steps,
@@ -269,6 +277,7 @@ def _columns(part: Timeline) -> Columns:
         "period_ns": period,
         **{part.phases[code]: cells[code] for code in used},
     }
+    return {name: values[kept] for name, values in columns.items()}
 
 
 def percentiles(table: pl.DataFrame) -> pl.DataFrame:
