@@ -21,12 +21,12 @@ from stepwell.analysis.findings import (
     unchecked,
 )
 from stepwell.analysis.findings.curves import MetricCurve
-from stepwell.analysis.findings.phrases import phase_title
 from stepwell.analysis.overview import own_summary
 from stepwell.analysis.progress import TimeLeft, drop_incomplete, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.throughput import Throughput, throughput
 from stepwell.analysis.timeline import background
+from stepwell.analysis.timeline.phases import phase_title
 from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.reading import RecordedRun
 

@@ -13,7 +13,7 @@ from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import is_starved
-from stepwell.analysis.findings.phrases import listed, phase_word
+from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.timeline import Burst, phase_of_span
 from stepwell.analysis.timeline.phases import (
@@ -23,6 +23,7 @@ from stepwell.analysis.timeline.phases import (
     OWN_SPAN,
     TRAINING,
     code_of,
+    phase_word,
 )
 
 WARN = 0.1
