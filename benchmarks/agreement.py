@@ -78,7 +78,7 @@ def record(folder: Path, steps: int = STEPS, width: int = 4096) -> Times:
 
 def own_times(folder: Path) -> Times:
     """By phase, step by step where it has any: they sum to what the ledger has."""
-    from stepwell.analysis.time import ledger, steps
+    from stepwell.analysis.timeline import ledger, steps
 
     (run,) = stepwell.list_runs(folder / "runs")
     table = steps(run)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import stepwell
 from stepwell import Run
@@ -19,6 +20,9 @@ from tests.process_state import restored_process
 
 # One thread for a process of tests, as there are as many processes as cores; PyTorch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test depends on elapsed time: machines are shared and slow down.
+settings.register_profile("stepwell", deadline=None)
+settings.load_profile("stepwell")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -12,7 +12,7 @@ import pytest
 from stepwell.analysis.findings import findings
 from stepwell.analysis.ranks import stragglers
 from stepwell.reading import RecordedRun
-from tests.analysis.time.writing import Process, Thread, Written, write_run
+from tests.analysis.timeline.writing import Process, Thread, Written, write_run
 
 MS = 1_000_000
 STEPS = 100

@@ -10,7 +10,7 @@ import pytest
 from stepwell.analysis.findings import Finding, findings
 from stepwell.analysis.ranks import hang
 from stepwell.reading import RecordedRun
-from tests.analysis.time.writing import Process, Thread, Written, write_run
+from tests.analysis.timeline.writing import Process, Thread, Written, write_run
 
 S = 1_000_000_000
 

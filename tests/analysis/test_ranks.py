@@ -16,7 +16,7 @@ import pytest
 import stepwell
 from stepwell.analysis.ranks import Straggler, hang, read_grids, skew, stacks, stragglers, waits
 from stepwell.analysis.ranks.arrivals import median_of_others
-from stepwell.analysis.time.steps import steps
+from stepwell.analysis.timeline.tables import steps
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from stepwell.testing.simulate import HangFault, PlannedDurations, Restart, RunPlan, simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import stepwell
 from stepwell.analysis.report import report
-from tests.analysis.time.writing import Process, Thread, Written, write_run
+from tests.analysis.timeline.writing import Process, Thread, Written, write_run
 
 
 def test_the_background_thread_tells_what_it_took(tmp_path: Path) -> None:

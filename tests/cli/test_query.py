@@ -70,8 +70,8 @@ def test_only_the_tables_that_are_used_are_read(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr("stepwell.analysis.time.ledger", fail)
-    monkeypatch.setattr("stepwell.analysis.time.steps", fail)
+    monkeypatch.setattr("stepwell.analysis.timeline.ledger", fail)
+    monkeypatch.setattr("stepwell.analysis.timeline.steps", fail)
     assert query("SELECT max(value) AS m FROM metrics", runs / "one").item() == 10.0
     with pytest.raises(Exception, match="it was read"):
         query("SELECT * FROM ledger", runs / "one")

@@ -13,7 +13,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis.live import LiveRun
-from stepwell.analysis.live.phase_clock import PhaseClock
+from stepwell.analysis.live.lane import LiveLane
 from stepwell.analysis.live.rank import MOST_SPANS, RecentSpans
 from stepwell.follower.records import SpanRecord
 from stepwell.journal.format import SPAN_SLOTS
@@ -208,7 +208,7 @@ def record(kind: str, id: int, parent: int | None, name: str, at: int) -> SpanRe
 def test_the_time_of_each_instant_has_one_owner() -> None:
     """By hand: 2 s of start-up, a step of 1 s data and 3 s forward with 1 s of nothing, then 0.5 s more."""
     second = 1_000_000_000
-    clock = PhaseClock()
+    lane = LiveLane()
     for kind, id, parent, name, at in [
         ("start", 1, None, "training loop", 100.0),
         ("start", 2, 1, "train step", 102.0),
@@ -220,8 +220,8 @@ def test_the_time_of_each_instant_has_one_owner() -> None:
         ("stop", 4, 2, "forward", 106.0),
         ("stop", 2, 1, "train step", 107.0),
     ]:
-        clock.take(record(kind, id, parent, name, int(at * second)))
-    shares = clock.shares(int(107.5 * second))
+        lane.take(record(kind, id, parent, name, int(at * second)))
+    shares = lane.shares(int(107.5 * second))
     assert {phase: ns / second for phase, ns in shares.items()} == {
         "startup": 2.0,
         "data": 1.0,
@@ -230,9 +230,28 @@ def test_the_time_of_each_instant_has_one_owner() -> None:
         "other": 0.5,
     }
     # A minute later all of it is gone, but for what is open.
-    later = clock.shares(int(170.2 * second))
+    later = lane.shares(int(170.2 * second))
     assert set(later) == {"other"}
     assert later["other"] == pytest.approx(60.2 * second)
+
+
+def test_skipped_time_has_no_owner() -> None:
+    """By hand: 2 s forward, 5 s of which nothing was read, then 1 s data and 0.5 s of nothing."""
+    second = 1_000_000_000
+    lane = LiveLane()
+    lane.note_steps()
+    lane.take(record("start", 1, None, "forward", 100 * second))
+    lane.take(record("start", 2, 1, "attention", 102 * second))
+    lane.restart(107 * second)
+    assert lane.inside == []
+    lane.take(record("start", 7, None, "wait for data", 107 * second))
+    lane.take(record("stop", 7, None, "wait for data", 108 * second))
+    shares = lane.shares(int(108.5 * second))
+    assert {phase: ns / second for phase, ns in shares.items()} == {
+        "forward": 2.0,
+        "data": 1.0,
+        "other": 0.5,
+    }
 
 
 def test_the_next_attempt_takes_over(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from stepwell._core import clock
+from stepwell.analysis.ranks.stacks import stacks
 from stepwell.analysis.recording_cost import disk_bytes
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
+from stepwell.analysis.timeline import run_wall_ns
 from stepwell.analysis.tracebacks import is_lost_peer, shown_lines
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
@@ -123,7 +124,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         attempts=mains["attempt"].n_unique(),
         ranks=mains["rank"].n_unique(),
         workers=processes.height - mains.height,
-        wall_s=_wall(run, mains),
+        wall_s=(run_wall_ns(run) or 0) / 1e9,
         last_step=mains["step"].max(),  # type: ignore[arg-type]
         spans=_longest(spans, most),
         span_count=sum(line.count for line in spans),
@@ -133,7 +134,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         artifacts=run.artifacts().select(pl.len()).collect().item(),
         dropped=int(processes["dropped"].sum() or 0),
         disk_bytes=disk_bytes(run.path),
-        open=_open(run, processes),
+        open=_open(run),
         throughput=throughput([latest_update([events])]),
         summary=own_summary(run),
     )
@@ -155,26 +156,6 @@ def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
     first = min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0))
     where = f" (in {first['raised_in']})" if first["raised_in"] else ""
     return first["error"] + where, shown_lines(first["traceback"])
-
-
-def _wall(run: RecordedRun, mains: pl.DataFrame) -> float:
-    last = None
-    if (mains["status"] == "killed").any():
-        # Heartbeats are seconds apart: the end of the last span is more exact.
-        end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-        last = run.spans().select(end.max()).collect().item()
-    return wall_seconds(mains, last) or 0.0
-
-
-def wall_seconds(mains: pl.DataFrame, last_ns: int | None = None) -> float | None:
-    """Return seconds from the first start to the last sign of life, over all attempts; None without a start.
-
-    ``last_ns`` is a further sign of life, such as the time of the last record.
-    """
-    alive = pl.when(pl.col("status") == "running").then(clock.wall())
-    ends = [mains.select(alive.otherwise(pl.col("heartbeat_ns")).max()).item(), last_ns]
-    start, times = mains["started_ns"].min(), [end for end in ends if end is not None]
-    return (max(times) - start) / 1e9 if times and isinstance(start, int) else None
 
 
 def _spans(run: RecordedRun) -> list[SpanLine]:
@@ -282,24 +263,12 @@ def _curve(values: pl.Series) -> list[float]:
     return [float(v) for v in parts if isinstance(v, float)]
 
 
-def _open(run: RecordedRun, processes: pl.DataFrame) -> list[OpenLine]:
-    # Only the latest attempt: spans that an earlier one left open are obsolete.
-    latest = pl.col("attempt") == processes["attempt"].max()
-    table = run.open_spans().filter(latest).sort("process", "thread", "depth").collect()
-    if table.is_empty():
-        return []
-    lives = {row["process"]: row["status"] == "running" for row in processes.to_dicts()}
-    # Heartbeats are seconds apart: the end of the last span is more exact.
-    ended = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
-    spans = run.spans().filter(latest).group_by("rank").agg(ended.max().alias("last_ns")).collect()
-    seen = processes.group_by("rank").agg(pl.col("heartbeat_ns").max())
-    seen = seen.join(spans, on="rank", how="left")
-    last = dict(seen.select("rank", pl.max_horizontal("heartbeat_ns", "last_ns")).iter_rows())
+def _open(run: RecordedRun) -> list[OpenLine]:
+    """Return the innermost open span of each thread of the latest attempt."""
     lines = []
-    for (process, thread), part in table.group_by("process", "thread", maintain_order=True):
-        innermost = part.row(-1, named=True)
-        end = clock.wall() if lives.get(str(process)) else last[innermost["rank"]]
-        path = " › ".join(part["name"].to_list())
-        seconds = max(0.0, (end - innermost["start_ns"]) / 1e9)
-        lines.append(OpenLine(innermost["rank"], str(process), str(thread), path, seconds))
+    for stack in stacks(run):
+        if stack.innermost is not None:
+            path = " › ".join(frame.name for frame in stack.frames)
+            seconds = stack.innermost.seconds
+            lines.append(OpenLine(stack.rank, stack.process, stack.thread, path, seconds))
     return lines

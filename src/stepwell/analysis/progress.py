@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepwell.analysis.ranks.grid import Grid
-from stepwell.analysis.time.account import RankTime
-from stepwell.analysis.time.phases import ITERATION, LIKE_ITERATION, code_of, phase_of_span
-from stepwell.reading.segments import ALWAYS, may_touch
-from stepwell.reading.spans import SpanReader
-from stepwell.reading.tables import ProcessTables
+from stepwell.analysis.timeline import IncompleteSteps
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
@@ -36,12 +30,6 @@ OVERDUE_S = 5.0
 """A step that is later than this may be overdue."""
 LATEST = 200
 """Number of latest steps that the current pace is computed from."""
-BY_EXCEPTION = ("failed", "interrupted")
-PARTS = ("forward", "backward", "optimizer")
-COLUMNS = {"name", "category", "start_ns", "status"}
-
-IncompleteSteps = dict[int, set[int]]
-"""Steps that were begun but that no rank completed, by attempt."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +44,17 @@ class TimeLeft:
     ns: int | None
 
 
-def time_left(facts: Facts, incomplete: IncompleteSteps) -> TimeLeft | None:
+def time_left(facts: Facts) -> TimeLeft | None:
     """Return the time left; None if the planned number of steps is unknown, or no step is completed.
 
     Incomplete steps count neither as done nor for the pace.
     """
-    steps = drop_incomplete(facts.steady, incomplete)
-    steps = steps if steps.height else drop_incomplete(facts.steps, incomplete)
+    steps = drop_incomplete(facts.steady, facts.incomplete)
+    steps = steps if steps.height else drop_incomplete(facts.steps, facts.incomplete)
     if steps.is_empty():
         return None
     rank = steps.filter(pl.col("rank") == steps["rank"].min()).sort("start_ns")
-    every = drop_incomplete(facts.steps, incomplete).filter(pl.col("rank") == rank["rank"][0])
+    every = drop_incomplete(facts.steps, facts.incomplete).filter(pl.col("rank") == rank["rank"][0])
     last = every["step"].max()
     done = int(last) + 1 if isinstance(last, int) else 0
     target = _target(facts, every)
@@ -146,131 +134,9 @@ def whole_number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None
     return None
 
 
-def find_incomplete_steps(facts: Facts) -> IncompleteSteps:
-    """Return the steps at the end of attempts that no rank completed: in progress, or ended by an exception
-    or a kill.
-
-    Call it before the evidence of the facts is dropped, so that it need not be read again.
-    """
-    at_the_end = [part for part in _with_steps(facts) if _may_be_left(part)]
-    left = _left(facts, at_the_end)
-    incomplete: IncompleteSteps = defaultdict(set)
-    for part in at_the_end:
-        if part.process in left:
-            incomplete[part.attempt].add(_last(part))
-    for part in _with_steps(facts):
-        done = {step for step in incomplete.get(part.attempt, ()) if _has_done(part, step, left)}
-        if done:
-            incomplete[part.attempt] -= done
-    return {attempt: steps for attempt, steps in incomplete.items() if steps}
-
-
 def drop_incomplete(steps: pl.DataFrame, incomplete: IncompleteSteps) -> pl.DataFrame:
     """Return a table of steps without the incomplete ones."""
     for attempt, numbers in incomplete.items():
         is_it = (pl.col("attempt") == attempt) & pl.col("step").is_in(sorted(numbers))
         steps = steps.filter(~is_it)
     return steps
-
-
-def _with_steps(facts: Facts) -> list[RankTime]:
-    return [part for part in facts.accounts.parts if part.iterations is not None]
-
-
-def _last(part: RankTime) -> int:
-    assert part.iterations is not None
-    return int(part.iterations.steps[-1])
-
-
-def _has_done(part: RankTime, step: int, left: set[str]) -> bool:
-    """Return whether a rank completed a step. Each step before its last one is completed."""
-    assert part.iterations is not None
-    if _last(part) == step:
-        return part.process not in left
-    return bool((part.iterations.steps == step).any())
-
-
-def _may_be_left(part: RankTime) -> bool:
-    """Return whether its last iteration may not have ended normally."""
-    if part.iterations is None or part.status == "finished":
-        return False
-    if part.status == "running":
-        return int(part.iterations.ends[-1]) >= part.end_ns
-    # A process that exits on SIGTERM leaves its iteration with an exception, and counts as killed, too.
-    return part.iterations.are_spans or int(part.iterations.ends[-1]) >= part.end_ns
-
-
-def _left(facts: Facts, parts: list[RankTime]) -> set[str]:
-    """Return the processes whose last iteration is incomplete."""
-    if not parts:
-        return set()
-    grids = {grid.attempt: grid for grid in facts.summary.evidence.grids}
-    incomplete, unknown = set(), {}
-    for part in parts:
-        grid = grids.get(part.attempt)
-        done = None if part.status in BY_EXCEPTION else _is_done(facts, grid, part)
-        if done is None:
-            unknown[part.process] = part
-        elif not done:
-            incomplete.add(part.process)
-    for history in facts.summary.history:
-        asked = unknown.pop(history.process, None)
-        if asked is not None and asked.iterations is not None:
-            incomplete |= (
-                {history.process}
-                if (history.left_ns or 0) >= asked.iterations.starts[-1]
-                else set()
-            )
-    # Only the processes of earlier attempts of a finished run are left.
-    rank = next(iter(unknown.values())).rank if len(unknown) == 1 else None
-    for tables in facts.run.by_process(rank, partial=True) if unknown else ():
-        asked = unknown.get(tables.process.name)
-        began = None if asked is None or asked.iterations is None else asked.iterations.starts[-1]
-        if began is not None and _is_left(tables, int(began)):
-            incomplete.add(tables.process.name)
-    return incomplete
-
-
-def _is_done(facts: Facts, grid: Grid | None, part: RankTime) -> bool | None:
-    """Return whether the grid has the last step of a rank as completed; None if it does not have the step.
-
-    A step counts as completed once the optimizer is done: only the rest of the loop's body is missing.
-    """
-    if grid is None or part.rank not in grid.ranks:
-        return None
-    column = int(np.searchsorted(grid.steps, _last(part)))
-    if column >= len(grid.steps) or grid.steps[column] != _last(part):
-        return None
-    if (part.rank, _last(part)) in grid.failed:
-        return False
-    row = grid.ranks.index(part.rank)
-    if grid.is_done[row, column]:
-        return True
-    has_stepped = any(
-        layer.phase == "optimizer" and layer.ns[row, column] > 0 for layer in grid.layers
-    )
-    return has_stepped and not _is_in_pass(facts, part.process)
-
-
-def _is_in_pass(facts: Facts, process: str) -> bool:
-    """Return whether a process is in a pass or an optimizer step, or was when it died."""
-    inside = facts.open_spans.filter(pl.col("process") == process).select("name", "category")
-    return any(
-        phase_of_span(name, category or "") in PARTS for name, category in inside.iter_rows()
-    )
-
-
-def _is_left(tables: ProcessTables, since: int) -> bool:
-    """Return whether an iteration that began at ``since`` or later did not end normally. Reads only the last
-    spans.
-    """
-    reader, window = SpanReader(tables.process), (since - tables.offset, ALWAYS[1])
-    for segment in reader.segments:
-        if may_touch(segment, window):
-            rows = reader.rows(segment, depths=False)
-            frame = tables.span_frame(segment, rows, None, COLUMNS)
-            odd = frame.filter((frame["start_ns"] >= since) & (frame["status"] != "ok"))
-            for name, category in odd.select("name", "category").iter_rows():
-                if code_of(name, category or "") & (ITERATION | LIKE_ITERATION):
-                    return True
-    return False

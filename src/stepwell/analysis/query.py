@@ -16,7 +16,7 @@ from functools import partial
 import polars as pl
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.time.steps import STEPS
+from stepwell.analysis.timeline.tables import STEPS
 from stepwell.reading import RecordedRun, open_run
 from stepwell.reading.run import SCHEMAS
 from stepwell.reading.tables import scan
@@ -145,13 +145,13 @@ def _runs(run: RecordedRun) -> pl.DataFrame:
 
 
 def _steps(run: RecordedRun) -> pl.DataFrame:
-    from stepwell.analysis.time import steps
+    from stepwell.analysis.timeline import steps
 
     return steps(run).select(pl.lit(run.id).alias("run"), pl.all())
 
 
 def _ledger(run: RecordedRun) -> pl.DataFrame:
-    from stepwell.analysis.time import ledger
+    from stepwell.analysis.timeline import ledger
 
     table = ledger(run, by=("rank", "attempt")).with_columns(pl.col("phase").cast(pl.String))
     return table.select(pl.lit(run.id).alias("run"), pl.all()).select(LEDGER.names())

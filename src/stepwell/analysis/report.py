@@ -21,19 +21,13 @@ from stepwell.analysis.findings import (
     unchecked,
 )
 from stepwell.analysis.findings.curves import MetricCurve
-from stepwell.analysis.findings.phrases import phase_title
 from stepwell.analysis.overview import own_summary
-from stepwell.analysis.progress import (
-    IncompleteSteps,
-    TimeLeft,
-    drop_incomplete,
-    find_incomplete_steps,
-    time_left,
-)
-from stepwell.analysis.ranks.grid import BETWEEN
+from stepwell.analysis.progress import TimeLeft, drop_incomplete, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
 from stepwell.analysis.throughput import Throughput, throughput
-from stepwell.analysis.time import background
+from stepwell.analysis.timeline import background
+from stepwell.analysis.timeline.phases import phase_title
+from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.reading import RecordedRun
 
 MOST_VALUES = 10
@@ -140,12 +134,11 @@ def report(
         scheduler: the address of the Dask scheduler. Without it, a cluster is started on this machine.
     """
     facts = Facts(run, choose_engine(engine, scheduler))
-    incomplete = find_incomplete_steps(facts)
     all_findings = _ends_first(findings(facts))
     processes = facts.processes.filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == max(processes["attempt"], default=0))
     metrics = facts.curves.everything.height
-    walls = sum(part.wall_ns for part in facts.accounts.parts)
+    walls = sum(part.wall_ns for part in facts.timelines)
     needs_goodput = facts.attempts > 1 and facts.steps.height > 0
     return Report(
         id=run.id,
@@ -160,9 +153,9 @@ def report(
         findings=all_findings,
         time=_time(facts),
         background=_background(facts),
-        steps=_steps(facts, incomplete),
+        steps=_steps(facts),
         values=_values(facts),
-        left=_left(facts, incomplete, all_findings),
+        left=_left(facts, all_findings),
         cost=recording_cost(run, facts.summary.spans, metrics, walls, facts.documents),
         goodput=facts.goodput.share if needs_goodput else None,
         throughput=throughput(facts.summary.updates),
@@ -194,10 +187,8 @@ def _ends_first(unsorted: list[Finding]) -> list[Finding]:
     return sorted(unsorted, key=lambda f: (f.rule not in ENDED_BY, SEVERITIES.index(f.severity)))
 
 
-def _left(
-    facts: Facts, incomplete: IncompleteSteps, all_findings: list[Finding]
-) -> TimeLeft | None:
-    left = time_left(facts, incomplete) if facts.status == "running" else None
+def _left(facts: Facts, all_findings: list[Finding]) -> TimeLeft | None:
+    left = time_left(facts) if facts.status == "running" else None
     if left is not None and any(finding.rule == "hang" for finding in all_findings):
         # While it hangs, the pace from before says nothing.
         left = replace(left, ns=None)
@@ -238,14 +229,14 @@ def _quantile(values: pl.Series, share: float) -> int:
 
 
 def _background(facts: Facts) -> list[BackgroundLine]:
-    table = background(facts.accounts).group_by("kind").agg(pl.col("ns").sum()).sort("kind")
+    table = background(facts.timelines).group_by("kind").agg(pl.col("ns").sum()).sort("kind")
     return [BackgroundLine(str(kind), int(ns)) for kind, ns in table.iter_rows()]
 
 
-def _steps(facts: Facts, incomplete: IncompleteSteps) -> StepLine | None:
+def _steps(facts: Facts) -> StepLine | None:
     """Return percentiles of the steps after the first few, and the longest of all steps."""
-    every = drop_incomplete(facts.steps, incomplete)
-    steady = drop_incomplete(facts.steady, incomplete) if facts.steady.height >= 20 else every
+    every = drop_incomplete(facts.steps, facts.incomplete)
+    steady = drop_incomplete(facts.steady, facts.incomplete) if facts.steady.height >= 20 else every
     if steady.is_empty():
         return None
     # A later step did not end.
@@ -253,7 +244,7 @@ def _steps(facts: Facts, incomplete: IncompleteSteps) -> StepLine | None:
     usual, ns = _own_ns(steady), _own_ns(every)
     longest = ns.arg_max() or 0
     return StepLine(
-        _count_steps(facts) - sum(map(len, incomplete.values())),
+        _count_steps(facts) - sum(map(len, facts.incomplete.values())),
         _quantile(usual, 0.5),
         _quantile(usual, 0.95),
         int(ns[longest]),
@@ -269,7 +260,7 @@ def _own_ns(steps: pl.DataFrame) -> pl.Series:
 
 def _count_epochs(facts: Facts) -> int | None:
     """Return the number of epochs begun, even if their numbers repeat; with restarts, of distinct ones."""
-    parts = [part for part in facts.accounts.parts if part.iterations is not None]
+    parts = [part for part in facts.timelines if part.iterations is not None]
     if not parts:
         return None
     epochs = [part.iterations.epochs for part in parts if part.iterations is not None]
@@ -285,7 +276,7 @@ def _count_epochs(facts: Facts) -> int | None:
 def _count_steps(facts: Facts) -> int:
     """Return the number of distinct steps of each attempt, over all ranks."""
     by_attempt: dict[int, NDArray[np.int64]] = {}
-    for part in facts.accounts.parts:
+    for part in facts.timelines:
         if part.iterations is not None:
             steps, others = part.iterations.steps, by_attempt.get(part.attempt)
             if others is None:

@@ -22,7 +22,7 @@ import polars as pl
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import read_json, replacing
-from stepwell.analysis.overview import wall_seconds
+from stepwell.analysis.timeline import run_wall_ns
 from stepwell.journal.format import PROCESS
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import newer_format
@@ -139,9 +139,10 @@ def run_details(run: RecordedRun) -> dict[str, Any]:
     loss = metrics.filter(pl.col("name") == (name or "")).sort("step", "time_ns")
     # The mean of the ranks that logged it at the last step, as in the report.
     last = loss.group_by("rank").last().filter(pl.col("step").eq_missing(pl.col("step").max()))
+    # Heartbeats are seconds apart: the last metric of a killed run may be later.
+    wall = run_wall_ns(run, metrics.select(pl.col("time_ns").max()).item())
     return {
-        # Heartbeats are seconds apart: the last metric of a killed run may be later.
-        "duration_s": wall_seconds(processes, metrics.select(pl.col("time_ns").max()).item()),
+        "duration_s": None if wall is None else wall / 1e9,
         "step": latest["step"].max(),
         "loss_name": name,
         "loss": last["value"].mean(),

@@ -1,8 +1,9 @@
-"""Samples and tokens per second, from the updates of training loops."""
+"""Samples and tokens per second, from the updates of training loops; energy, from metrics."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,17 @@ from typing import Any
 import polars as pl
 
 from stepwell._core.text import rate
+from stepwell.journal.format import METRIC
 from stepwell.reading import RecordedRun
+from stepwell.reading.tables import ProcessTables
 from stepwell.vocabulary import StandardTrainingJobEventName
 
 UPDATE = StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value
 UPDATE_COLUMNS = ("name", "attempt", "time_ns", "attributes")
+ENERGY = re.compile("energy(?:_cpu)?_(measured|estimated)_joules$")
+"""The end of the names of energy metrics."""
+Joules = dict[str, float]
+"""Energy by its origin: measured or estimated."""
 Update = tuple[int, int, str]
 """Attempt, time in nanoseconds, and attributes as JSON."""
 
@@ -93,3 +100,31 @@ def rates_of(attributes: Mapping[str, Any]) -> Throughput | None:
         for name in Throughput.__dataclass_fields__
     ]
     return Throughput(*rates) if any(rates) else None
+
+
+def joules_of(tables: ProcessTables, metrics: Iterable[pl.DataFrame] | None = None) -> Joules:
+    """Return the energy that one process recorded. Each process counts from its own start.
+
+    ``metrics`` are its frames with ``name`` and ``value``, if they have been read already.
+    """
+    names = {name for kind, _, name in tables.process.names.values() if kind == METRIC}
+    kinds = {name: match[1] for name in names if (match := ENERGY.search(name))}
+    if not kinds:
+        return {}
+    is_energy = pl.col("name").is_in(list(kinds)) & pl.col("value").is_finite()
+    read = tables.metrics({"name", "value"}) if metrics is None else metrics
+    frames = [frame.select("name", "value").filter(is_energy) for frame in read]
+    latest = pl.concat(frames).group_by("name").agg(pl.col("value").max()) if frames else None
+    return add_joules(
+        {kinds[name]: value}
+        for name, value in (latest.sort("name").rows() if latest is not None else ())
+    )
+
+
+def add_joules(parts: Iterable[Joules]) -> Joules:
+    """Return the sum of several amounts of energy, by origin."""
+    total: Joules = {}
+    for part in parts:
+        for kind, joules in part.items():
+            total[kind] = total.get(kind, 0.0) + joules
+    return total

@@ -16,7 +16,7 @@ from stepwell.analysis.compare import Comparison, Difference, Pace, WeightCompar
 from stepwell.analysis.compare.pace import STEP
 from stepwell.analysis.compare.sentences import chance, place
 from stepwell.analysis.compare.variants import has_repeats
-from stepwell.analysis.findings.phrases import phase_title
+from stepwell.analysis.timeline.phases import phase_title
 from stepwell.cli.output import print_json
 from stepwell.cli.terminal import console, headline, lasted, plain, table_console, wrapped
 

@@ -21,11 +21,12 @@ from stepwell.analysis.detail import metric_list
 from stepwell.analysis.diagnostics import holdout_table
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.ranks.grid import BETWEEN, Grid, read_grids
+from stepwell.analysis.ranks.grid import Grid, read_grids
 from stepwell.analysis.ranks.hang import hang
 from stepwell.analysis.ranks.stacks import Stack, stacks
 from stepwell.analysis.ranks.stragglers import Straggler, stragglers
 from stepwell.analysis.report import Report, cost_sentence, report
+from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.analysis.tracebacks import shown_lines
 from stepwell.journal.document import status_of, worst_of
 from stepwell.reading import RecordedRun

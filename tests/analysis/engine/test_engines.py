@@ -17,13 +17,20 @@ import pytest
 
 import stepwell
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.engine import LocalEngine, choose_engine, summarise
+from stepwell.analysis.engine import (
+    LocalEngine,
+    Summary,
+    choose_engine,
+    summarise,
+    summarise_with_grids,
+)
 from stepwell.analysis.engine.tasks import Task, TaskResult, make_tasks, read_task
+from stepwell.analysis.findings import Facts
 from stepwell.analysis.goodput import goodput
-from stepwell.analysis.ranks import stragglers
-from stepwell.analysis.ranks.grid import Compact
+from stepwell.analysis.ranks import Grid, Straggler, stragglers
 from stepwell.analysis.report import report
-from stepwell.analysis.time import ledger, steps
+from stepwell.analysis.timeline import ledger, steps
+from stepwell.analysis.timeline.step_phases import Compact
 from stepwell.reading import RecordedRun
 from stepwell.testing.simulate import make_plan, simulate
 from tests.analysis.engine.cluster import Cluster, cluster
@@ -57,11 +64,27 @@ def test_summary_says_what_the_run_says(run: RecordedRun) -> None:
     assert summary.processes.equals(run.processes().collect())
     logged = run.metrics().select(summary.metrics.columns).collect()
     assert summary.metrics.sort(summary.metrics.columns).equals(logged.sort(logged.columns))
-    assert steps(summary.accounts).equals(steps(run))
-    assert ledger(summary.accounts).equals(ledger(run))
-    assert stragglers(run, summary.evidence.grids) == stragglers(run)
-    assert goodput(run, evidence=summary.evidence) == goodput(run)
+    assert steps(summary.timelines).equals(steps(run))
+    assert ledger(summary.timelines).equals(ledger(run))
+    assert stragglers(summary.timelines) == stragglers(run)
     assert summary.spans[0] == run.spans().collect().height
+
+
+def test_grids_are_made_once_and_dropped(run: RecordedRun) -> None:
+    """Their functions give what the run gives; one that fails leaves the others alone."""
+
+    def fail(summary: Summary, grids: list[Grid]) -> None:
+        raise ValueError("no grid")
+
+    def slow_ranks(summary: Summary, grids: list[Grid]) -> list[Straggler]:
+        return stragglers(summary.timelines, grids)
+
+    summary, (failed, slow) = summarise_with_grids(run, [fail, slow_ranks])
+    assert slow.result() == stragglers(run)
+    with pytest.raises(ValueError, match="no grid"):
+        failed.result()
+    assert all(timeline.phases_by_step is None for timeline in summary.timelines)
+    assert Facts(run).goodput == goodput(run)
 
 
 def test_every_process_is_in_one_task(run: RecordedRun) -> None:
@@ -86,10 +109,12 @@ def test_part_is_smaller_than_spans(run: RecordedRun) -> None:
     """A worker sends no arrays of spans: the longest array has one entry for each step."""
     tasks, _ = make_tasks(run)
     part = read_task(tasks[0])
-    (time_of_rank,), (row,) = part.times, part.rows
+    (timeline,) = part.timelines
+    row = timeline.phases_by_step
+    assert row is not None
     spans = part.folders[0][0].spans
     assert spans > 5 * len(row.steps)
-    assert time_of_rank.cells.shape[1] == len(row.steps) + 2
+    assert timeline.cells.shape[1] == len(row.steps) + 2
     assert all(len(pair[1].full) == len(row.steps) for pair in row.layers.values())
 
 
@@ -98,7 +123,7 @@ def test_part_that_was_sent_says_the_same(run: RecordedRun) -> None:
     tasks, _ = make_tasks(run)
     part = read_task(tasks[0])
     packed = pickle.dumps(part)
-    (before,), (after,) = part.times, pickle.loads(packed).times
+    (before,), (after,) = part.timelines, pickle.loads(packed).timelines
     for name in ("steps", "epochs", "cells"):
         assert np.array_equal(getattr(after, name), getattr(before, name))
     assert before.iterations is not None
@@ -108,7 +133,8 @@ def test_part_that_was_sent_says_the_same(run: RecordedRun) -> None:
     assert np.shares_memory(after.iterations.steps, after.steps)
     steps = len(before.steps)
     phases = int(before.cells.any(axis=1).sum())
-    layers = len(part.rows[0].layers) + len(part.rows[0].between)
+    assert before.phases_by_step is not None
+    layers = len(before.phases_by_step.layers) + len(before.phases_by_step.between)
     assert len(packed) < 8 * steps * (phases + 4) + 8 * steps * (layers + 3) + 40_000
 
 

@@ -26,7 +26,7 @@ Curve = Floats | tuple[NDArray[np.int64], Floats]
 def _recorded() -> Facts:
     with TemporaryDirectory() as folder:
         facts = Facts(train(Path(folder), steps=40, values=None))
-        # Read now: the folder goes.
+        # Read now: the folder is removed.
         assert facts.summary.documents
         assert facts.status == "finished"
         return facts
@@ -36,7 +36,7 @@ def facts_of(curves: Mapping[str, Curve], config: Mapping[str, Any] | None = Non
     """Return what rules see of a run that logged these curves."""
     known = _recorded()
     made = Facts(known.run)
-    made.__dict__.update(summary=known.summary, steps=known.steps, _patterns=known._patterns)
+    made.__dict__.update(_read=known._read, steps=known.steps, _patterns=known._patterns)
     made.run = SimpleNamespace(config=dict(config or {}), id="run")  # type: ignore[assignment]
     frames = []
     for name, curve in curves.items():

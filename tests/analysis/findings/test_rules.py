@@ -14,7 +14,7 @@ import pytest
 import stepwell
 from stepwell.analysis.findings import RULES, Facts, Finding, findings
 from stepwell.analysis.report import report
-from stepwell.analysis.time.lanes import Loop
+from stepwell.analysis.timeline.lanes import Loop
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from stepwell.testing.simulate import (

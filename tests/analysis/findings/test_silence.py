@@ -11,7 +11,7 @@ from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.hang import find_hang
 from stepwell.reading import RecordedRun
-from tests.analysis.time.writing import WALL, Process, Thread, Written, write_run
+from tests.analysis.timeline.writing import WALL, Process, Thread, Written, write_run
 
 S = 1_000_000_000
 LINES = [

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import stepwell  # noqa: E402
-from stepwell.analysis.time import ledger  # noqa: E402
+from stepwell.analysis.timeline import ledger  # noqa: E402
 from stepwell.testing import FakeClock  # noqa: E402
 from tests.integrations.torch.loops import BATCHES, counts, make_loader, make_model, train  # noqa: E402
 from tests.integrations.torch.watched import evaluate, outliving, parts, read, updates  # noqa: E402

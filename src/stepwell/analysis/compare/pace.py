@@ -12,12 +12,13 @@ from stepwell._core.errors import StepwellError
 from stepwell.analysis.compare.axis import amounts_if_known
 from stepwell.analysis.compare.variants import SIGNIFICANT, mean, welch
 from stepwell.analysis.goodput import goodput
-from stepwell.analysis.time import phase_columns, steps
+from stepwell.analysis.goodput.job import Evidence
+from stepwell.analysis.ranks.grid import make_grids
+from stepwell.analysis.timeline import phase_columns, steps, timelines
+from stepwell.analysis.timeline.tables import WARM_UP
 from stepwell.reading import RecordedRun
 
 STEP = "step"
-WARM_UP = 3
-"""The first steps of an attempt, which are usually slow."""
 FEWEST = 20
 """Least number of steps to judge which run is faster."""
 BLOCKS = 10
@@ -95,7 +96,7 @@ class PaceComparison:
 
 def paces(runs: Sequence[RecordedRun]) -> list[Pace | None]:
     """Return the pace of each run; None if it recorded no step."""
-    return [_pace(run, steady) for run, steady in zip(runs, _tables(runs), strict=True)]
+    return [_pace(run, *_read(run)) for run in runs]
 
 
 def compare_paces(
@@ -105,8 +106,9 @@ def compare_paces(
 
     ``variants`` are groups of runs, by their index.
     """
-    tables = _tables(runs)
-    every = [_pace(run, steady) for run, steady in zip(runs, tables, strict=True)]
+    read = [_read(run) for run in runs]
+    tables = [table for table, _ in read]
+    every = [_pace(run, *its) for run, its in zip(runs, read, strict=True)]
     judged = {i: pace for i, pace in enumerate(every) if pace is not None and pace.steps >= FEWEST}
     groups = [tuple(group) for group in variants if all(i in judged for i in group)]
     if len(groups) < 2:
@@ -127,14 +129,19 @@ def compare_paces(
     return every, comparison if is_slower else None
 
 
-def _tables(runs: Sequence[RecordedRun]) -> list[pl.DataFrame]:
-    order = pl.int_range(pl.len()).over("rank", "attempt")
-    tables = [steps(run) for run in runs]
-    steady = [table.filter(order >= WARM_UP) for table in tables]
-    return [s if s.height >= FEWEST else t for s, t in zip(steady, tables, strict=True)]
+def _read(run: RecordedRun) -> tuple[pl.DataFrame, float | None]:
+    """Return the steps of a run without the first ones, if enough are left, and its goodput."""
+    parts = timelines(run)
+    table = steps(parts)
+    steady = table.filter(pl.int_range(pl.len()).over("rank", "attempt") >= WARM_UP)
+    try:
+        share = goodput(run, evidence=Evidence(parts, make_grids(parts))).share
+    except StepwellError:
+        share = None
+    return steady if steady.height >= FEWEST else table, share
 
 
-def _pace(run: RecordedRun, table: pl.DataFrame) -> Pace | None:
+def _pace(run: RecordedRun, table: pl.DataFrame, productive: float | None) -> Pace | None:
     if table.is_empty():
         return None
     each = table["period_ns"]
@@ -158,7 +165,7 @@ def _pace(run: RecordedRun, table: pl.DataFrame) -> Pace | None:
         rate,
         _each(run, "samples", table, rate),
         _each(run, "tokens", table, rate),
-        _goodput(run),
+        productive,
     )
 
 
@@ -174,13 +181,6 @@ def _each(run: RecordedRun, by: str, table: pl.DataFrame, rate: float) -> float 
     first, last = float(table["step"].min()), float(table["step"].max()) + 1  # type: ignore[arg-type]
     begin, end = amounts.after(np.array([first, last]))
     return float(end - begin) / (last - first) * rate
-
-
-def _goodput(run: RecordedRun) -> float | None:
-    try:
-        return goodput(run).share
-    except StepwellError:
-        return None
 
 
 def _block_means(table: pl.DataFrame) -> list[float]:

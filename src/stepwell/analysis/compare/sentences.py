@@ -21,7 +21,8 @@ from stepwell.analysis.compare.variants import (
 )
 from stepwell.analysis.findings.learning_rate import KEYS as RATE_KEYS
 from stepwell.analysis.findings.learning_rate import RATE, WRONG
-from stepwell.analysis.findings.phrases import capital, phase_word
+from stepwell.analysis.findings.phrases import capital
+from stepwell.analysis.timeline.phases import phase_word
 
 MOST_NAMED = 4
 MOST_JUDGED = 6

@@ -13,7 +13,7 @@ from stepwell.analysis.detail.boxes import NO_ID, Entries, merge_entries, to_box
 from stepwell.analysis.detail.columns import ProcessMetrics
 from stepwell.analysis.detail.pyramid import MAX_EXPONENT, load_lane
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id
-from stepwell.analysis.time.phases import phase_of_span
+from stepwell.analysis.timeline.phases import phase_of_span
 from stepwell.reading import RecordedRun
 
 Ints = NDArray[np.int64]

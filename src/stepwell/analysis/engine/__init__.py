@@ -1,11 +1,11 @@
 """Engines read a run for analysis in one pass, in this process or on a Dask cluster.
 
-Each rank and attempt is a task. The size of its result depends on the number of steps, not of spans. The
-results are combined into a ``Summary``, which the rules and the report use. Imports time, ranks, goodput and
-reading; Dask only if it is chosen.
+Each rank and attempt is a task. Its result is mainly a timeline, whose size depends on the number of steps,
+not of spans. The results are combined into a ``Summary``, which the rules and the report use. Imports
+timeline, ranks and reading; Dask only if it is chosen.
 """
 
 from stepwell.analysis.engine.engines import Engine, LocalEngine, choose_engine
-from stepwell.analysis.engine.summary import Summary, summarise
+from stepwell.analysis.engine.summary import Summary, summarise, summarise_with_grids
 
-__all__ = ["Engine", "LocalEngine", "Summary", "choose_engine", "summarise"]
+__all__ = ["Engine", "LocalEngine", "Summary", "choose_engine", "summarise", "summarise_with_grids"]

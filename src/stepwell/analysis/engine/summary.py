@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
@@ -9,12 +11,11 @@ import polars as pl
 
 from stepwell.analysis.engine.engines import OFTEN, Engine, LocalEngine
 from stepwell.analysis.engine.tasks import EMPTY, WANTED, TaskResult, make_tasks, read_task
-from stepwell.analysis.goodput.attempts import Evidence, read_evidence, uncovered_by_attempt
 from stepwell.analysis.memory import trim_malloc
-from stepwell.analysis.ranks.grid import make_grids
+from stepwell.analysis.ranks.grid import Grid, make_grids
 from stepwell.analysis.ranks.stacks import in_order
-from stepwell.analysis.throughput import Update
-from stepwell.analysis.time.account import Accounts, make_accounts
+from stepwell.analysis.throughput import Joules, Update
+from stepwell.analysis.timeline.timeline import sort_timelines
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import process_rows, process_table, without_overwritten
 from stepwell.reading.tables import OPEN_SPANS
@@ -24,8 +25,9 @@ class Summary:
     """Everything that rules and the report need of a run's records.
 
     Attributes:
+        run: the run.
         documents: the document of each process, workers included.
-        accounts: the time of each rank and attempt.
+        timelines: the time of each rank and attempt.
         loops: training and validation loops of all ranks.
         history: the spans of each process so far, for a run that has not finished.
         stacks: the open spans of every thread of its latest attempt, now or when it died.
@@ -34,40 +36,15 @@ class Summary:
     def __init__(
         self, run: RecordedRun, documents: list[dict[str, Any]], parts: list[TaskResult]
     ) -> None:
-        self._run = run
+        self.run = run
         self.documents = documents
         self._notes = [notes for part in parts for notes in part.folders]
         self._metrics = [frame for part in parts for frame in part.metrics]
         self._open = [frame for part in parts for frame in part.open_spans if frame.height]
-        self.accounts: Accounts = make_accounts(time for part in parts for time in part.times)
+        self.timelines = sort_timelines(each for part in parts for each in part.timelines)
         self.loops = [loop for part in parts for loop in part.loops]
         self.history = [history for part in parts for history in part.history]
         self.stacks = in_order(stack for part in parts for stack in part.stacks)
-        joules = [note.joules for notes in self._notes for note in notes]
-        rows = [row for part in parts for row in part.rows]
-        for part in parts:
-            part.rows = []
-        self._evidence: Evidence | None = Evidence(
-            make_grids(rows), joules, uncovered_by_attempt(self.accounts.parts)
-        )
-
-    @property
-    def evidence(self) -> Evidence:
-        """The grids of all attempts and the energy used; read again if it was dropped."""
-        if self._evidence is None:
-            self._evidence = read_evidence(self._run)
-        return self._evidence
-
-    @property
-    def evidence_size(self) -> int:
-        """Ranks times steps of the evidence in memory."""
-        evidence = self._evidence
-        return 0 if evidence is None else sum(grid.begin.size for grid in evidence.grids)
-
-    def drop_evidence(self) -> None:
-        """Free the memory of the evidence."""
-        self._evidence = None
-        trim_malloc()
 
     @cached_property
     def processes(self) -> pl.DataFrame:
@@ -75,7 +52,7 @@ class Summary:
         rows = []
         for notes in self._notes:
             documents, latest = [n.document for n in notes], [n.latest for n in notes]
-            rows += process_rows(self._run.id, documents, latest)
+            rows += process_rows(self.run.id, documents, latest)
         return process_table(rows)
 
     @cached_property
@@ -92,6 +69,11 @@ class Summary:
         last = max((d["attempt"] for d in self.documents if d["role"] != "worker"), default=0)
         table = pl.concat([pl.DataFrame(schema=OPEN_SPANS), *self._open])
         return table.filter(pl.col("attempt") == last)
+
+    @property
+    def joules(self) -> list[Joules]:
+        """The recorded energy of each process."""
+        return [note.joules for notes in self._notes for note in notes]
 
     @property
     def updates(self) -> list[Update | None]:
@@ -117,3 +99,36 @@ def summarise(run: RecordedRun, engine: Engine | None = None) -> Summary:
     if sum(task.size for task in tasks) >= OFTEN:
         trim_malloc()
     return summary
+
+
+LARGE = 100_000
+"""Ranks times steps of grids from which on their memory is returned to the system."""
+OfGrids = Callable[[Summary, list[Grid]], Any]
+"""A function of a summary and the grids of all attempts."""
+
+
+def summarise_with_grids(
+    run: RecordedRun, functions: list[OfGrids], engine: Engine | None = None
+) -> tuple[Summary, list[Future[Any]]]:
+    """Read a run once and apply functions to the grids of its attempts; return their results, or exceptions.
+
+    Grids take as much memory as all the rest. So they are made once and dropped after the last function. The
+    timelines of this summary are without ``phases_by_step``.
+    """
+    summary = summarise(run, engine)
+    results: list[Future[Any]] = [Future() for _ in functions]
+    try:
+        grids = make_grids(summary.timelines, consume=True)
+    except Exception as error:
+        for result in results:
+            result.set_exception(error)
+        return summary, results
+    for function, result in zip(functions, results, strict=True):
+        try:
+            result.set_result(function(summary, grids))
+        except Exception as error:
+            result.set_exception(error)
+    if sum(grid.begin.size for grid in grids) >= LARGE:
+        del grids
+        trim_malloc()
+    return summary, results

@@ -6,7 +6,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,24 @@ import polars as pl
 
 from stepwell._core import clock
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.goodput.rates import Joules, joules_of
-from stepwell.analysis.ranks.grid import GridRow, make_row
 from stepwell.analysis.ranks.history import SpanHistory, read_history
-from stepwell.analysis.ranks.phase_intervals import find_phase_intervals, read_phase_intervals
 from stepwell.analysis.ranks.stacks import Stack, seen_status, stacks_of
 from stepwell.analysis.recording_cost import count_spans
-from stepwell.analysis.throughput import UPDATE_COLUMNS, Update, latest_update
-from stepwell.analysis.time.account import (
-    Liveness,
-    RankTime,
-    Threads,
-    account_threads,
-    group_processes,
+from stepwell.analysis.throughput import (
+    UPDATE_COLUMNS,
+    Joules,
+    Update,
+    joules_of,
+    latest_update,
 )
-from stepwell.analysis.time.lanes import Loop
+from stepwell.analysis.timeline.lanes import Loop
+from stepwell.analysis.timeline.timeline import (
+    Threads,
+    Timeline,
+    group_processes,
+    make_timeline,
+)
+from stepwell.analysis.timeline.wall import Liveness
 from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.layout import Layout
@@ -40,8 +42,6 @@ from stepwell.reading.tables import METRICS, OPEN_SPANS, ProcessTables
 
 WANTED = ("name", "rank", "attempt", "step", "time_ns", "value")
 """The columns of metrics that rules use."""
-LARGE = 1_000_000
-"""Spans from which on a second thread pays off."""
 EMPTY = pl.DataFrame(schema={name: METRICS[name] for name in WANTED})
 """The metrics of a run without any."""
 
@@ -136,8 +136,7 @@ class TaskResult:
 
     folders: list[list[ProcessNote]] = field(default_factory=list)
     """Notes by process folder, the main process first."""
-    times: list[RankTime] = field(default_factory=list)
-    rows: list[GridRow] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
     metrics: list[pl.DataFrame] = field(default_factory=list)
     open_spans: list[pl.DataFrame] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
@@ -153,10 +152,11 @@ def read_task(task: Task) -> TaskResult:
             "can read it: on a shared file system or on object storage."
         )
     result = TaskResult()
-    for group in group_processes(_noted(task, result), task.expected):
-        main = group[0]
+    for main, *helpers in group_processes(_noted(task, result), task.expected):
         alive = task.alive.get(main.process.name) or Liveness.now(main.process.about)
-        _add_times(result, group, alive)
+        threads = Threads(main)
+        result.loops += threads.loops.values()
+        result.timelines.append(make_timeline(threads, helpers, alive))
     result.metrics = [pl.concat(result.metrics)] if result.metrics else []
     return result
 
@@ -194,26 +194,3 @@ def _add_unfinished(task: Task, result: TaskResult, tables: ProcessTables) -> No
         statuses = {name: alive.status for name, alive in task.alive.items()}
         now = max(alive.now_ns for alive in task.alive.values())
         result.stacks += stacks_of(tables, seen_status(document, statuses), now)
-
-
-def _add_times(result: TaskResult, group: list[ProcessTables], alive: Liveness) -> None:
-    threads, helpers = Threads(group[0]), group[1:]
-    is_worker = group[0].process.about["role"] == "worker"
-    result.loops += threads.loops.values()
-    with ThreadPoolExecutor(1) as other:
-        # Both take about equally long, and are independent.
-        is_large = len(threads.main.starts) >= LARGE
-        pending = other.submit(_row, threads) if is_large and not is_worker else None
-        result.times.append(account_threads(threads, helpers, alive))
-        rows = [] if is_worker else [pending.result() if pending else _row(threads)]
-    for helper in helpers:
-        if helper.process.about["role"] != "worker":
-            intervals = read_phase_intervals(helper)
-            rows.append(None if intervals is None else make_row(intervals))
-    result.rows += [row for row in rows if row is not None]
-
-
-def _row(threads: Threads) -> GridRow | None:
-    if not threads.lanes:
-        return None
-    return make_row(find_phase_intervals(threads.tables, threads.main))

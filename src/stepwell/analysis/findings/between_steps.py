@@ -11,7 +11,7 @@ from stepwell._core.text import duration, percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import capital, listed, ranks_listed
-from stepwell.analysis.time.patterns import find_period
+from stepwell.analysis.timeline.patterns import find_period
 
 WARN = 0.1
 WARN_SOME = 0.05

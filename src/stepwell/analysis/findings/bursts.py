@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.phrases import ordinal
-from stepwell.analysis.time import Burst
-from stepwell.analysis.time.patterns import find_period
-from stepwell.analysis.time.phases import OWN_SPAN
+from stepwell.analysis.timeline import Burst
+from stepwell.analysis.timeline.patterns import find_period
+from stepwell.analysis.timeline.phases import OWN_SPAN
 
 MOST_OF_IT = 0.9
 """Share of the lost time that the reported steps must account for."""

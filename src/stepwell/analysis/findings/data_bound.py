@@ -18,8 +18,8 @@ from stepwell.analysis.findings.bursts import (
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import listed
-from stepwell.analysis.time import Burst
-from stepwell.analysis.time.patterns import EXPECTED
+from stepwell.analysis.timeline import Burst
+from stepwell.analysis.timeline.patterns import EXPECTED
 
 WARN = 0.2
 CRITICAL = 0.5

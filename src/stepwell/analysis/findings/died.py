@@ -18,7 +18,7 @@ from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import capital, ranks_listed
 from stepwell.analysis.ranks.history import latest_failures
 from stepwell.analysis.ranks.stacks import MAIN
-from stepwell.analysis.time.phases import phase_of_span
+from stepwell.analysis.timeline.phases import phase_of_span
 from stepwell.analysis.tracebacks import is_lost_peer, own_line, shown_lines
 from stepwell.reading.documents import SourceLine
 
@@ -92,7 +92,7 @@ def find_first_death(facts: Facts) -> Iterator[Finding]:
 
 def _end(facts: Facts, document: dict[str, Any]) -> End:
     rank, status = int(document["rank"]), facts.statuses[int(document["rank"])]
-    parts = [p for p in facts.accounts.parts if p.rank == rank and p.attempt == document["attempt"]]
+    parts = [p for p in facts.timelines if p.rank == rank and p.attempt == document["attempt"]]
     last = max([int(document["heartbeat"] or 0), *(part.end_ns for part in parts)])
     slack = int(HEARTBEATS * document["interval"] * 1e9) if status == "killed" else 0
     if status == "killed" and not document["signal"]:

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from stepwell.analysis.engine import Engine, Summary, summarise
+from stepwell.analysis.engine import Engine, Summary, summarise_with_grids
 from stepwell.analysis.findings.curves import Curves, as_number
-from stepwell.analysis.time import (
-    Accounts,
+from stepwell.analysis.goodput import Goodput, goodput
+from stepwell.analysis.goodput.job import Evidence
+from stepwell.analysis.ranks import Grid, Straggler, Waits, stragglers, waits_by_step
+from stepwell.analysis.timeline import (
     Burst,
     Drift,
+    IncompleteSteps,
     Outlier,
     Patterns,
-    RankTime,
+    Timeline,
+    incomplete_steps,
     patterns,
     phase_columns,
     steps,
     time_table,
+    wall_ns,
 )
-from stepwell.analysis.time.lanes import Loop
-from stepwell.analysis.time.ledger import BETWEEN_ATTEMPTS
+from stepwell.analysis.timeline.lanes import Loop
+from stepwell.analysis.timeline.tables import BETWEEN_ATTEMPTS
 from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM, joint_status
 
-if TYPE_CHECKING:
-    from stepwell.analysis.goodput import Goodput
-    from stepwell.analysis.ranks import Straggler, Waits
-
-WARM_UP = 3
-"""The first steps of an attempt, which are usually slow."""
-MANY = 200
-"""Above this number of processes, rows are selected by a filter instead of by slices."""
-LARGE = 4_000_000
-"""From this number of ranks times steps, tables are dropped as soon as they are not needed any more."""
 FEWEST = 20
 """Least number of steps to judge their times."""
 
@@ -49,12 +45,15 @@ class Facts:
     def __init__(self, run: RecordedRun, engine: Engine | None = None) -> None:
         self.run = run
         self._engine = engine
-        self._waits: list[Waits] = []
 
     @cached_property
+    def _read(self) -> tuple[Summary, list[Future[Any]]]:
+        return summarise_with_grids(self.run, [_compare_ranks, _goodput], self._engine)
+
+    @property
     def summary(self) -> Summary:
         """The tables and totals from one pass over the run."""
-        return summarise(self.run, self._engine)
+        return self._read[0]
 
     @cached_property
     def curves(self) -> Curves:
@@ -102,21 +101,18 @@ class Facts:
     # Time
 
     @property
-    def accounts(self) -> Accounts:
+    def timelines(self) -> list[Timeline]:
         """The time of each rank and attempt, by phase and step."""
-        return self.summary.accounts
+        return self.summary.timelines
 
     @cached_property
     def wall_ns(self) -> int:
         """Time from the start of the first process to the end of the last one, over all attempts."""
-        parts = self.accounts.parts
-        if not parts:
-            return 0
-        return max(part.end_ns for part in parts) - min(part.start_ns for part in parts)
+        return wall_ns(part.life for part in self.timelines)
 
     def now_ns(self, rank: int) -> int:
         """Return the end of the recorded time of a rank: the present, while it runs."""
-        return max((part.end_ns for part in self.accounts.parts if part.rank == rank), default=0)
+        return max((part.end_ns for part in self.timelines if part.rank == rank), default=0)
 
     @cached_property
     def running_ns(self) -> int:
@@ -126,7 +122,7 @@ class Facts:
     @cached_property
     def table(self) -> dict[str, int]:
         """Nanoseconds by line of the time table, the mean over ranks. They sum to the wall time."""
-        return time_table(self.accounts.parts)
+        return time_table(self.timelines)
 
     def part_of_wall(self, ns: float) -> float:
         """Return the share of the wall time."""
@@ -135,43 +131,17 @@ class Facts:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """One row for each rank, attempt and step."""
-        if self.summary.evidence_size >= LARGE:
-            # The stragglers need the evidence, which is as large as this table and is dropped afterwards.
-            _ = self.stragglers
-        return steps(self.accounts)
+        return steps(self.timelines)
+
+    @cached_property
+    def incomplete(self) -> IncompleteSteps:
+        """The steps at the end of attempts that no rank completed."""
+        return incomplete_steps(self.timelines)
 
     @cached_property
     def steady(self) -> pl.DataFrame:
-        """The steps without warm-up and without incomplete steps.
-
-        Left out are the first steps of each attempt, and the last step of an unfinished attempt: it
-        still runs, or its time ends when the process was killed.
-        """
-        parts = [part for part in self.accounts.parts if part.iterations is not None]
-        if len(parts) > MANY:
-            order = pl.int_range(pl.len()).over("rank", "attempt")
-            return self._without_open(self.steps.filter(order >= WARM_UP), parts)
-        # Slices, because they copy nothing: few processes may have very many steps.
-        kept, first, seen = [self.steps.clear()], 0, set()
-        for part in parts:
-            after = first + len(part.iterations or ())
-            is_new = (part.rank, part.attempt) not in seen
-            seen.add((part.rank, part.attempt))
-            kept.append(self.steps[first + WARM_UP * is_new : after - part.ends_under_way])
-            first = after
-        return pl.concat(kept)
-
-    def _without_open(self, steps: pl.DataFrame, parts: list[RankTime]) -> pl.DataFrame:
-        keys = ("rank", "attempt", "step")
-        under_way = [
-            (part.rank, part.attempt, int(part.iterations.steps[-1]))
-            for part in parts
-            if part.iterations is not None and part.ends_under_way
-        ]
-        if not under_way:
-            return steps
-        schema = {key: steps.schema[key] for key in keys}
-        return steps.join(pl.DataFrame(under_way, schema, orient="row"), on=keys, how="anti")
+        """The steps without warm-up, and without the last step of an unfinished attempt."""
+        return steps(self.timelines, steady=True)
 
     @cached_property
     def loop_ns(self) -> dict[int, int]:
@@ -228,28 +198,17 @@ class Facts:
 
     # Ranks and attempts
 
-    @cached_property
+    @property
     def stragglers(self) -> list[Straggler]:
         """Ranks that the others waited for."""
-        from stepwell.analysis.ranks import stragglers, waits_by_step
-
-        if self.ranks < 2:
-            return []
-        grids = self.summary.evidence.grids
-        slow_ranks = stragglers(self.run, grids)
-        self._waits = [waits for grid in grids for waits in waits_by_step(grid)]
-        if self.summary.evidence_size >= LARGE:
-            # Only stragglers and goodput need the evidence, which takes as much memory as all the rest:
-            # compute both, then drop it.
-            _ = self.goodput
-            self.summary.drop_evidence()
-        return slow_ranks
+        slow_ranks: list[Straggler] = self._read[1][0].result()[0]
+        return slow_ranks if self.ranks > 1 else []
 
     def waited_ns(self, rank: int, phase: str) -> dict[tuple[int, int], int]:
         """Return how long a rank waited for others in a phase, by attempt and step."""
-        _ = self.stragglers
         total: dict[tuple[int, int], int] = {}
-        for waits in self._waits:
+        every: list[Waits] = self._read[1][0].result()[1]
+        for waits in every:
             if waits.phase == phase:
                 chosen = np.flatnonzero((waits.last != rank) & (waits.ns > 0))
                 for step, ns in zip(
@@ -259,12 +218,11 @@ class Facts:
                     total[key] = total.get(key, 0) + ns
         return total
 
-    @cached_property
+    @property
     def goodput(self) -> Goodput:
         """The wall time of the whole job by what it was spent on."""
-        from stepwell.analysis.goodput import goodput
-
-        return goodput(self.run, evidence=self.summary.evidence)
+        result: Goodput = self._read[1][1].result()
+        return result
 
     # The rest
 
@@ -290,6 +248,15 @@ class Facts:
         """Return a stepwell command for this run, quoted for a shell."""
         words = [f"'{word}'" if " " in word or "*" in word else word for word in more]
         return " ".join(["stepwell", verb, self.run.id, *words])
+
+
+def _compare_ranks(summary: Summary, grids: list[Grid]) -> tuple[list[Straggler], list[Waits]]:
+    slow_ranks = stragglers(summary.timelines, grids)
+    return slow_ranks, [waits for grid in grids for waits in waits_by_step(grid)]
+
+
+def _goodput(summary: Summary, grids: list[Grid]) -> Goodput:
+    return goodput(summary.run, evidence=Evidence(summary.timelines, grids, summary.joules))
 
 
 def class_count(facts: Facts) -> int | None:

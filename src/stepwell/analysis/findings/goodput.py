@@ -10,6 +10,7 @@ from stepwell._core.text import duration, percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import is_starved
+from stepwell.analysis.timeline.phases import phase_word
 
 LEAST_NS = 60_000_000_000
 """A shorter job is mostly start-up, which does not matter."""
@@ -24,11 +25,9 @@ WORDS = {
     "gap between attempts": "between attempts",
     "checkpoint save": "saving checkpoints",
     "restore": "loading checkpoints",
-    "data": "waiting for data",
     "stall": "stalls",
     "straggler wait": "waiting for slow ranks",
-    "idle": "code between steps, outside any span",
-    "ending": "code after the last step",
+    **{phase: phase_word(phase) for phase in ("data", "idle", "ending")},
 }
 
 
@@ -80,7 +79,7 @@ def find_low_goodput(facts: Facts) -> Iterator[Finding]:
 
 def _is_busy(facts: Facts) -> bool:
     """Return whether the ranks computed for so much of the time that goodput cannot be low."""
-    wall = sum(part.wall_ns for part in facts.accounts.parts)
+    wall = sum(part.wall_ns for part in facts.timelines)
     busy = int(facts.steps.select(pl.sum_horizontal(COMPUTING).sum()).item() or 0)
     return busy >= BUSY * wall
 

@@ -13,7 +13,7 @@ from stepwell._core.text import number
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import listed
-from stepwell.analysis.time.lanes import Loop
+from stepwell.analysis.timeline.lanes import Loop
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
 TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value

@@ -22,7 +22,7 @@ from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts, class_count
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.learning_rate import is_warming_up
-from stepwell.analysis.time import ledger
+from stepwell.analysis.timeline import ledger
 
 FEWEST = 30
 """Least number of values to judge a loss, except for certain divergence."""
@@ -357,7 +357,7 @@ def _starts_trained(facts: Facts, curve: MetricCurve) -> bool:
     """Return whether training continues from trained weights, as far as that was recorded."""
     if int(curve.steps[0]) > MOST_APART or facts.attempts > 1:
         return True
-    if "restore" in ledger(facts.accounts, by=())["phase"].to_list():
+    if "restore" in ledger(facts.timelines, by=())["phase"].to_list():
         return True
     return any(PRETRAINED.search(key) for key in _keys(facts.run.config))
 

@@ -13,10 +13,18 @@ from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import is_starved
-from stepwell.analysis.findings.phrases import listed, phase_word
+from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.ranks.stacks import MAIN
-from stepwell.analysis.time import Burst, phase_of_span
-from stepwell.analysis.time.phases import CODE_MASK, NOTHING, OWN_NAME, OWN_SPAN, TRAINING, code_of
+from stepwell.analysis.timeline import Burst, phase_of_span
+from stepwell.analysis.timeline.phases import (
+    CODE_MASK,
+    NOTHING,
+    OWN_NAME,
+    OWN_SPAN,
+    TRAINING,
+    code_of,
+    phase_word,
+)
 
 WARN = 0.1
 CRITICAL = 0.3

@@ -1,43 +1,10 @@
-"""Phases, steps, ranks and ordinals as parts of a sentence. Durations and numbers are in ``_core.text``."""
+"""Steps, ranks and ordinals as parts of a sentence. Phases are in ``timeline.phases``, durations
+and numbers in ``_core.text``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from stepwell.analysis.time.phases import OWN_SPAN
-
-PHASE_WORDS = {
-    "startup": "setting up",
-    "restore": "loading a checkpoint",
-    "data": "waiting for data",
-    "transfer": "copying to the device",
-    "forward": "the forward pass",
-    "backward": "the backward pass",
-    "optimizer": "the optimizer",
-    "communication": "communication",
-    "checkpoint": "saving checkpoints",
-    "validation": "validation",
-    "testing": "testing",
-    "training": "the training step",
-    "garbage collection": "garbage collection",
-    "idle": "code between steps, outside any span",
-    "ending": "code after the last step",
-    "other": "code outside any span",
-}
-"""Each can be the subject of a sentence: "waiting for data takes 12 ms"."""
-TITLES = {"ending": "after the last step"}
-
-
-def phase_word(phase: str) -> str:
-    """Return a phase as a noun phrase; the user's own spans by name."""
-    if phase.startswith(OWN_SPAN):
-        return f'the span "{phase.removeprefix(OWN_SPAN)}"'
-    return PHASE_WORDS.get(phase, phase)
-
-
-def phase_title(phase: str) -> str:
-    """Return the title of a phase in the time table; the user's own spans by name."""
-    return TITLES.get(phase, phase.removeprefix(OWN_SPAN))
 
 
 def listed(steps: Sequence[int], most: int = 3) -> str:

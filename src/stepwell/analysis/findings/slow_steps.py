@@ -15,11 +15,13 @@ from stepwell.analysis.findings.bursts import (
     without_waits,
 )
 from stepwell.analysis.findings.data_bound import slow_epochs
-from stepwell.analysis.findings.facts import FEWEST, WARM_UP, Facts
+from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import is_starved
-from stepwell.analysis.findings.phrases import capital, listed, phase_word
-from stepwell.analysis.time import Burst, Outlier, phase_columns
+from stepwell.analysis.findings.phrases import capital, listed
+from stepwell.analysis.timeline import Burst, Outlier, phase_columns
+from stepwell.analysis.timeline.phases import phase_word
+from stepwell.analysis.timeline.tables import WARM_UP
 
 ELSEWHERE = ("data", "garbage collection")
 """Phases whose bursts other rules report. So is ``other``, if the phases of steps were recorded."""

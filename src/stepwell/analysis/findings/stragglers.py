@@ -12,9 +12,9 @@ import polars as pl
 from stepwell._core.text import duration, percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import listed, phase_word
+from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.ranks.stragglers import ALONE
-from stepwell.analysis.time.phases import OWN_NAME, code_of
+from stepwell.analysis.timeline.phases import OWN_NAME, code_of, phase_word
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks import Straggler

@@ -9,9 +9,9 @@ from stepwell._core.text import duration, number, percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.machine_load import contention
-from stepwell.analysis.findings.phrases import phase_word
 from stepwell.analysis.throughput import samples_per_step
-from stepwell.analysis.time import Drift
+from stepwell.analysis.timeline import Drift
+from stepwell.analysis.timeline.phases import phase_word
 
 LEAST = 1.4
 CRITICAL = 2.0

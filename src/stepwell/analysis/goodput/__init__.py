@@ -1,7 +1,7 @@
 """Goodput: the productive share of a job's wall time, and the losses in the rest.
 
-A job is one timeline: its attempts, the use of each instant, and the cost of a sample. Imports time, ranks
-and reading.
+A job is one timeline: its attempts, the use of each instant, and the cost of a sample. Imports timeline,
+ranks, the engine and reading.
 """
 
 from stepwell.analysis.goodput.job import Goodput, goodput, runs_of_session

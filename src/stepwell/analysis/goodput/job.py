@@ -13,9 +13,14 @@ from itertools import pairwise
 import numpy as np
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.goodput.attempts import Evidence, JobAttempt, make_attempts, read_evidence
-from stepwell.analysis.goodput.parts import PARTS, Loss, split_attempt
+from stepwell.analysis.engine import summarise
+from stepwell.analysis.goodput.parts import PARTS, JobAttempt, Loss, split_attempt
 from stepwell.analysis.goodput.rates import JobTotals, Rates, read_rates
+from stepwell.analysis.ranks.grid import Grid, make_grids
+from stepwell.analysis.throughput import Joules
+from stepwell.analysis.timeline import Timeline
+from stepwell.analysis.timeline.phases import OTHER
+from stepwell.journal.document import worst_of
 from stepwell.reading import RecordedRun
 
 OVERLAP_NS = 60_000_000_000
@@ -46,6 +51,46 @@ class Goodput:
         return self.parts["productive"] / self.wall_ns if self.wall_ns else 0.0
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """The data of a run from which goodput is computed.
+
+    Attributes:
+        timelines: one for each rank and attempt.
+        grids: one for each attempt: the phases of each rank and step.
+        joules: the recorded energy of each process.
+    """
+
+    timelines: Sequence[Timeline]
+    grids: Sequence[Grid]
+    joules: Sequence[Joules] = ()
+
+
+def _read(run: RecordedRun) -> Evidence:
+    summary = summarise(run)
+    return Evidence(summary.timelines, make_grids(summary.timelines), summary.joules)
+
+
+def _attempts(run: RecordedRun, evidence: Evidence) -> list[JobAttempt]:
+    """Return the attempts of a run in order."""
+    grids = {grid.attempt: grid for grid in evidence.grids}
+    attempts = []
+    for number in sorted({part.attempt for part in evidence.timelines}):
+        parts = [part for part in evidence.timelines if part.attempt == number]
+        attempts.append(
+            JobAttempt(
+                run=run.id,
+                number=number,
+                start_ns=min(part.start_ns for part in parts),
+                end_ns=max(part.end_ns for part in parts),
+                status=worst_of(part.status for part in parts),
+                grid=grids.get(number),
+                uncovered_ns=max(int(part.cells[OTHER].sum()) for part in parts),
+            )
+        )
+    return attempts
+
+
 def goodput(
     runs: RecordedRun | Sequence[RecordedRun],
     *,
@@ -64,11 +109,11 @@ def goodput(
     Rates that need an unknown number are None.
     """
     chosen = [runs] if isinstance(runs, RecordedRun) else list(runs)
-    read = [read_evidence(run) for run in chosen] if evidence is None else [evidence]
+    read = [_read(run) for run in chosen] if evidence is None else [evidence]
     attempts = [
         attempt
         for run, its_evidence in zip(chosen, read, strict=True)
-        for attempt in make_attempts(run, its_evidence)
+        for attempt in _attempts(run, its_evidence)
     ]
     energy = [joules for its_evidence in read for joules in its_evidence.joules]
     attempts.sort(key=lambda attempt: attempt.start_ns)

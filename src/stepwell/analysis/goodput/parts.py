@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.goodput.attempts import JobAttempt
 from stepwell.analysis.ranks.arrivals import step_ns, sync_layers
-from stepwell.analysis.ranks.grid import BETWEEN, IDLE, Grid
+from stepwell.analysis.ranks.grid import IDLE, Grid
 from stepwell.analysis.ranks.stragglers import (
     FEW,
     LONG_NS,
@@ -22,8 +21,8 @@ from stepwell.analysis.ranks.stragglers import (
     DelayGroup,
     straggler_groups,
 )
-
-Ints = NDArray[np.int64]
+from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.step_phases import BETWEEN
 
 PARTS: dict[str, str] = {
     "productive": "training steps that were kept, with your own spans, without waiting for data or ranks",
@@ -56,6 +55,34 @@ LEAST_STRETCH = 5
 """Least number of data-bound steps in a group …"""
 MOST_HOLES = 2
 """… with at most this many other steps between two of them."""
+
+
+@dataclass
+class JobAttempt:
+    """One attempt of a job."""
+
+    run: str
+    number: int
+    start_ns: int
+    end_ns: int
+    status: str
+    grid: Grid | None
+    """None if no span was recorded that is part of a step or has a phase."""
+    uncovered_ns: int
+    """Time outside any span, on the rank with the most of it."""
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step; None if there is none."""
+        has_steps = self.grid is not None and len(self.grid.steps)
+        return int(self.grid.steps[0]) if self.grid is not None and has_steps else None
+
+    @property
+    def done_steps(self) -> NDArray[np.int64]:
+        """The steps that all ranks completed, ascending."""
+        if self.grid is None:
+            return np.empty(0, np.int64)
+        return self.grid.steps[self.grid.complete]
 
 
 @dataclass
@@ -95,10 +122,9 @@ def split_attempt(attempt: JobAttempt, resumed: int | None, is_last: bool) -> Sp
 
 def _give_back_own_spans(split: Split, attempt: JobAttempt) -> None:
     """Count idle time inside the user's own spans as productive: the grid only distinguishes phases."""
-    if attempt.uncovered_ns is not None:
-        covered = max(0, split.parts["idle"] - attempt.uncovered_ns)
-        split.parts["idle"] -= covered
-        split.parts["productive"] += covered
+    covered = max(0, split.parts["idle"] - attempt.uncovered_ns)
+    split.parts["idle"] -= covered
+    split.parts["productive"] += covered
 
 
 def _count_whole(grid: Grid, kept: int) -> int:

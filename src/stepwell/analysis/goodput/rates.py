@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
-
-from stepwell.journal.format import METRIC
+from stepwell.analysis.throughput import Joules, add_joules
 from stepwell.reading import RecordedRun
-from stepwell.reading.tables import ProcessTables
 
 HOUR_NS = 3_600_000_000_000
-ENERGY = re.compile("energy(?:_cpu)?_(measured|estimated)_joules$")
-"""The end of the names of energy metrics."""
-Joules = dict[str, float]
-"""Energy by its origin: measured or estimated."""
 
 
 @dataclass(frozen=True)
@@ -49,36 +41,9 @@ class JobTotals:
     price_per_hour: float | None
 
 
-def joules_of(tables: ProcessTables, metrics: Iterable[pl.DataFrame] | None = None) -> Joules:
-    """Return the energy that one process recorded. Each process counts from its own start.
-
-    ``metrics`` are its frames with ``name`` and ``value``, if they have been read already.
-    """
-    names = {name for kind, _, name in tables.process.names.values() if kind == METRIC}
-    kinds = {name: match[1] for name in names if (match := ENERGY.search(name))}
-    if not kinds:
-        return {}
-    is_energy = pl.col("name").is_in(list(kinds)) & pl.col("value").is_finite()
-    read = tables.metrics({"name", "value"}) if metrics is None else metrics
-    frames = [frame.select("name", "value").filter(is_energy) for frame in read]
-    latest = pl.concat(frames).group_by("name").agg(pl.col("value").max()) if frames else None
-    return _added(
-        {kinds[name]: value}
-        for name, value in (latest.sort("name").rows() if latest is not None else ())
-    )
-
-
-def _added(parts: Iterable[Joules]) -> Joules:
-    total: Joules = {}
-    for part in parts:
-        for kind, joules in part.items():
-            total[kind] = total.get(kind, 0.0) + joules
-    return total
-
-
 def total_joules(parts: Iterable[Joules]) -> tuple[float | None, bool]:
     """Return the total energy, and whether it is an estimate: measured values take precedence."""
-    total = _added(parts)
+    total = add_joules(parts)
     if "measured" in total:
         return total["measured"], False
     return total.get("estimated"), "estimated" in total

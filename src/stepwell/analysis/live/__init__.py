@@ -1,6 +1,6 @@
 """Live: the current state of a run, updated with what is new in its files.
 
-``LiveRun(run).look()`` returns a ``Snapshot``. Imports the journal's followers, time and findings. Only reads
+``LiveRun(run).look()`` returns a ``Snapshot``. Imports the followers, timeline and findings. Only reads
 files, and draws nothing.
 """
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from stepwell._core import clock
 from stepwell.analysis.live.curves import LiveCurves
-from stepwell.analysis.live.phase_clock import KEPT_S, SECOND, PhaseClock
+from stepwell.analysis.live.lane import KEPT_S, SECOND, LiveLane
 from stepwell.analysis.live.snapshot import RankNow
 from stepwell.analysis.progress import is_overdue
 from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.throughput import Throughput, rates_of
+from stepwell.analysis.timeline.wall import Liveness, life
 from stepwell.follower.document import ALWAYS
 from stepwell.follower.log import LogFollower
 from stepwell.follower.records import EventRecord, MetricRecord, SpanRecord
@@ -70,8 +71,8 @@ class LiveRank:
         self.folder = folder
         self.spans = RecentSpans(folder, KEPT_S, MAIN)
         self.log = RecentLog(folder, KEPT_S)
-        self.clock = PhaseClock()
-        self.clock.restart(self.spans.since_ns)
+        self.lane = LiveLane()
+        self.lane.restart(self.spans.since_ns)
         self.step: int | None = None
         self.epoch: int | None = None
         self.epoch_start: tuple[int, int] | None = None
@@ -96,10 +97,11 @@ class LiveRank:
         if not self._read_log(curves):
             self.log = RecentLog(self.folder, 0)
             self._read_log(curves)
-        self.clock.has_steps = self.clock.has_steps or self.step is not None
+        if self.step is not None:
+            self.lane.note_steps()
         if not self._read_spans():
             self.spans = RecentSpans(self.folder, 0, MAIN)
-            self.clock.restart(self.spans.since_ns)
+            self.lane.restart(self.spans.since_ns)
             self._read_spans()
 
     def _read_log(self, curves: LiveCurves) -> bool:
@@ -131,7 +133,7 @@ class LiveRank:
             return
         # The follower ends the open spans of a killed process; here they stay open, to be shown.
         if item.thread == MAIN and not (item.type == "stop" and self._was_killed(item)):
-            self.clock.take(item)
+            self.lane.take(item)
         if item.name == LOOP:
             self.loop = item.attributes
 
@@ -180,15 +182,13 @@ class LiveRank:
 
     def now(self, until: int) -> RankNow:
         """Return the open spans and the step of the rank."""
-        inside = self.clock.inside
-        since = inside[-1].start_ns if inside else self.clock.at_ns
+        inside = self.lane.inside
+        since = inside[-1].start_ns if inside else self.lane.at_ns
         seconds = 0.0 if since is None else max(0, until - since) / 1e9
         names = tuple(record.name for record in inside)
         return RankNow(self.rank, self.spans.status, self.step, names, seconds)
 
     def until(self) -> int:
-        """Return the time that the state describes: now, or when the rank ended."""
-        if self.spans.status == "running":
-            return clock.wall()
-        signs = [self.document.get("heartbeat"), self.clock.at_ns]
-        return max((n for n in signs if isinstance(n, int)), default=clock.wall())
+        """Return the time that the state describes: now, or the last sign of life of the rank."""
+        alive, at = Liveness(self.spans.status, clock.wall()), self.lane.at_ns
+        return life(self.document, alive, [] if at is None else [at])[1] or alive.now_ns

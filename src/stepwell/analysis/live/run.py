@@ -7,7 +7,6 @@ import time
 
 from stepwell._core import clock
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import phase_title
 from stepwell.analysis.live.curves import LiveCurves
 from stepwell.analysis.live.rank import LiveRank
 from stepwell.analysis.live.snapshot import Snapshot
@@ -18,6 +17,7 @@ from stepwell.analysis.progress import (
     whole_number,
 )
 from stepwell.analysis.throughput import Throughput
+from stepwell.analysis.timeline.phases import phase_title
 from stepwell.analysis.tracebacks import is_lost_peer
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import error_text
@@ -159,7 +159,7 @@ def _time(ranks: list[LiveRank], until: int) -> tuple[dict[str, float], float]:
     """Return the share of each phase, and the seconds per rank that these cover."""
     sums: dict[str, int] = {}
     for rank in ranks:
-        for phase, ns in rank.clock.shares(max(until, rank.until())).items():
+        for phase, ns in rank.lane.shares(max(until, rank.until())).items():
             sums[phase] = sums.get(phase, 0) + ns
     whole = sum(sums.values())
     order = sorted(sums, key=lambda phase: (phase == "other", -sums[phase]))

@@ -1,7 +1,7 @@
 """Ranks compared with each other, from their spans alone: stragglers, waits and hangs.
 
 Needs no collective, neither when recording nor when reading: the ranks of a run share one clock. Imports
-reading, the vocabulary and ``analysis.time``.
+reading, the vocabulary and ``analysis.timeline``.
 """
 
 from stepwell.analysis.ranks.arrivals import Waits, waits_by_step

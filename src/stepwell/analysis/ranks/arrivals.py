@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.grid import BETWEEN, IDLE, Grid, Layer
-from stepwell.analysis.time.phases import CODES
+from stepwell.analysis.ranks.grid import IDLE, Grid, Layer
+from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.phases import CODES
+from stepwell.analysis.timeline.step_phases import BETWEEN
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 LEAST_SHARE = 0.1

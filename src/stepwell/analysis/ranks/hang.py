@@ -8,7 +8,7 @@ from typing import Any
 from stepwell._core.text import duration
 from stepwell.analysis.ranks.history import SpanHistory, TypicalDurations, read_typical_durations
 from stepwell.analysis.ranks.stacks import MAIN, Stack, stacks
-from stepwell.analysis.time.phases import phase_of_span
+from stepwell.analysis.timeline.phases import phase_of_span
 from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 
 from stepwell.analysis.ranks.stacks import Stack, StackFrame
-from stepwell.analysis.time.phases import ITERATION, LIKE_ITERATION, code_table, phase_of_span
+from stepwell.analysis.timeline.phases import phase_of_span
 from stepwell.reading import RecordedRun
 from stepwell.reading.segments import RecordedSegment
-from stepwell.reading.spans import FAILED, OK, UNFINISHED, SpanReader, SpanRows
+from stepwell.reading.spans import FAILED, UNFINISHED, SpanReader, SpanRows
 from stepwell.reading.tables import LOST, ProcessTables
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
@@ -46,7 +46,6 @@ class SpanHistory:
     Attributes:
         done: by name and category: spans begun, spans ended, and the longest duration in nanoseconds.
         failures: name, start and end of the spans that the last exception ended.
-        left_ns: start of the last training iteration that is open or did not end normally.
     """
 
     process: str
@@ -55,7 +54,6 @@ class SpanHistory:
     role: str
     done: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
     failures: list[tuple[str, int, int]] = field(default_factory=list)
-    left_ns: int | None = None
 
 
 def read_history(tables: ProcessTables) -> SpanHistory:
@@ -78,7 +76,6 @@ class _HistoryAdder:
         self._tables = tables
         self._history = history
         names = tables.process.names
-        self._codes = code_table(names)
         # One more entry for names that were lost.
         size = max(names, default=0) + 2
         self._begun, self._ended, self._longest = np.zeros((3, size), np.int64)
@@ -92,11 +89,6 @@ class _HistoryAdder:
         self._begun += np.bincount(names, minlength=size)
         self._ended += np.bincount(names[ended], minlength=size)
         np.maximum.at(self._longest, names[ended], lasted[ended])
-        is_iteration = self._codes[names] & (ITERATION | LIKE_ITERATION) != 0
-        left = rows.start[is_iteration & (rows.status != OK)]
-        if len(left):
-            last = int(left.max()) + self._tables.offset
-            self._history.left_ns = max(last, self._history.left_ns or 0)
         odd = ((rows.status == FAILED) | (rows.status == UNFINISHED)) & (rows.end != 0)
         if odd.any():
             self._add_failures(segment, rows.where(odd))

@@ -9,12 +9,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.arrivals import Delays, delays, step_ns, sync_layers
-from stepwell.analysis.ranks.grid import BETWEEN, Grid, read_grids
-from stepwell.analysis.time.patterns import find_period
-from stepwell.analysis.time.phases import CODES, NAMES
-from stepwell.reading import RecordedRun
+from stepwell.analysis.ranks.grid import Grid, read_grids
+from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.patterns import find_period
+from stepwell.analysis.timeline.phases import CODES, NAMES
+from stepwell.analysis.timeline.step_phases import BETWEEN
+from stepwell.analysis.timeline.timeline import Timelines
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 LONG_STEPS = 4.0
@@ -77,7 +78,7 @@ class DelayGroup:
     delays: Delays
 
 
-def stragglers(run: RecordedRun, grids: list[Grid] | None = None) -> list[Straggler]:
+def stragglers(run: Timelines, grids: list[Grid] | None = None) -> list[Straggler]:
     """Return the stragglers of all attempts, the costliest first."""
     grids = read_grids(run) if grids is None else grids
     total = sum(len(grid.steps) for grid in grids)
@@ -197,7 +198,7 @@ def _is_pattern(late: Delays, typical_step: int, steps: int) -> bool:
     )
 
 
-def skew(run: RecordedRun, grids: list[Grid] | None = None) -> pl.DataFrame:
+def skew(run: Timelines, grids: list[Grid] | None = None) -> pl.DataFrame:
     """Return the mean time of each rank in each phase of a step, also relative to the median rank.
 
     Columns: phase, rank, steps, mean_ns, relative. Counts the completed steps of all attempts.
@@ -223,7 +224,7 @@ def skew(run: RecordedRun, grids: list[Grid] | None = None) -> pl.DataFrame:
     return table.with_columns(relative.alias("relative"))
 
 
-def waits(run: RecordedRun, grids: list[Grid] | None = None) -> pl.DataFrame:
+def waits(run: Timelines, grids: list[Grid] | None = None) -> pl.DataFrame:
     """Return how long ranks waited for each other: rank, waited_for, steps, ns; the longest first."""
     grids = read_grids(run) if grids is None else grids
     ranks = sorted({rank for grid in grids for rank in grid.ranks})

@@ -10,9 +10,9 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.analysis.time import PHASES, account, ledger, steps
-from tests.analysis.time.brute import NAMES, Slow
-from tests.analysis.time.writing import WALL, Process, Thread, Written, write_run
+from stepwell.analysis.timeline import PHASES, ledger, steps, timelines
+from tests.analysis.timeline.brute import NAMES, Slow
+from tests.analysis.timeline.writing import WALL, Process, Thread, Written, write_run
 
 END = 200
 
@@ -82,12 +82,12 @@ def _compare(process: Process) -> None:
         run = write_run(Path(folder), process)
         slow = Slow(run, [WALL + time for time, _, _ in process.steps])
         expected = slow.ledger()
-        result = account(run)
+        result = timelines(run)
         iterations = slow.iterations()
         table = steps(result)
         assert table["start_ns"].to_list() == [i["start"] for i in iterations]
         assert table["duration_ns"].to_list() == [i["end"] - i["start"] for i in iterations]
-        part = result.parts[0]
+        part = result[0]
         assert part.cells.sum() == part.wall_ns == END
         by_row = {
             (row - 1 if 0 < row <= len(iterations) else None, phase): int(ns)

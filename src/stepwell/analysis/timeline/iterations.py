@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.time.intervals import Ints, Set
-from stepwell.analysis.time.lanes import BLOCK, FOREVER, LaneSpans
-from stepwell.analysis.time.phases import (
+from stepwell.analysis.timeline.intervals import Ints, Set
+from stepwell.analysis.timeline.lanes import BLOCK, FOREVER, LaneSpans
+from stepwell.analysis.timeline.phases import (
     AFTER,
     BEFORE,
     COLLECTING,
@@ -52,7 +51,8 @@ class Iterations:
     """The iterations of a rank, in order. Each has a column of its own in ``RankTime.cells``.
 
     ``begins`` is when the time that belongs to an iteration begins: with the wait for its batch, if that was
-    recorded. It is empty once the windows have been made. ``are_spans`` is whether each iteration is a span.
+    recorded. ``rows`` is the first span in that time, by its index among the spans of the thread. Both are
+    empty in a timeline. ``are_spans`` is whether each iteration is a span.
     """
 
     steps: Ints
@@ -60,14 +60,22 @@ class Iterations:
     starts: Ints
     ends: Ints
     begins: Ints
+    rows: Ints
     are_spans: bool
 
     def __len__(self) -> int:
         return len(self.starts)
 
+    def steps_of(self, rows: Ints) -> Ints:
+        """Return the step that each of these spans of the thread begins in, -1 for none."""
+        at = np.searchsorted(self.rows, rows, side="right") - 1
+        return np.where(at >= 0, self.steps[at], -1)
+
     def within(self, steps: Ints, epochs: Ints) -> Iterations:
-        """Return a copy to keep: it shares steps and epochs with the columns and has no ``begins``."""
-        return replace(self, steps=steps[1:-1], epochs=epochs[1:-1], begins=NONE)
+        """Return a copy to keep: it shares steps and epochs with the columns and has no ``begins`` and no
+        ``rows``.
+        """
+        return replace(self, steps=steps[1:-1], epochs=epochs[1:-1], begins=NONE, rows=NONE)
 
     def without_steps(self) -> Iterations:
         """Return a copy to send: the columns have the same steps and epochs."""
@@ -136,14 +144,14 @@ def _from_spans(
         starts[outer],
         np.maximum.reduceat(ends, np.flatnonzero(outer)),
     )
-    steps, epochs = number_iterations(lane, rows, changes.at)
+    steps, epochs = _number(lane, rows, changes)
     # Micro-batches: several iterations are one step. Iterations before the first step do not count.
     first = np.flatnonzero((steps >= 0) & (np.diff(steps, prepend=-1) != 0))
     ends = np.maximum.reduceat(ends, first)
     rows, starts = rows[first], starts[first]
     floor = np.concatenate(([begin], ends[:-1]))
-    begins = _with_data(lane, rows, starts, floor)
-    return Iterations(steps[first], epochs[first], starts, ends, begins, True)
+    begins, rows = _with_data(lane, rows, starts, floor)
+    return Iterations(steps[first], epochs[first], starts, ends, begins, rows, True)
 
 
 def _is_new_step(changes: Changes) -> NDArray[np.bool_]:
@@ -160,9 +168,9 @@ def _from_changes(
     computing = np.flatnonzero(lane.which(IS_COMPUTING))
     if not len(computing):
         floor = np.concatenate(([begin], times[:-1]))
-        begins = _with_data(lane, np.searchsorted(lane.starts, times), times, floor)
+        begins, rows = _with_data(lane, np.searchsorted(lane.starts, times), times, floor)
         ends = np.append(begins[1:], end)
-        return Iterations(steps, epochs, begins, ends, begins, False)
+        return Iterations(steps, epochs, begins, ends, begins, rows, False)
     first = np.searchsorted(lane.starts[computing], times)
     after = np.append(first[1:], len(computing))
     # A step in which nothing was computed does not count, such as one that is set after the last.
@@ -174,24 +182,25 @@ def _from_changes(
     starts = lane.starts[rows]
     ends = np.maximum.accumulate(np.maximum.reduceat(lane.ends[computing], first))
     starts = np.maximum(starts, np.concatenate(([begin], ends[:-1])))
-    begins = _with_data(lane, rows, starts, np.concatenate(([begin], ends[:-1])))
-    return Iterations(steps, epochs, starts, np.maximum(ends, starts), begins, False)
+    begins, rows = _with_data(lane, rows, starts, np.concatenate(([begin], ends[:-1])))
+    return Iterations(steps, epochs, starts, np.maximum(ends, starts), begins, rows, False)
 
 
-def _with_data(lane: LaneSpans, rows: NDArray[np.int64], starts: Ints, floor: Ints) -> Ints:
+def _with_data(lane: LaneSpans, rows: Ints, starts: Ints, floor: Ints) -> tuple[Ints, Ints]:
     """Return when each iteration began to wait for its data: right before it, and after ``floor``.
 
-    ``rows`` are the spans that the iterations begin with.
+    ``rows`` are the spans that the iterations begin with; the second result are those with the data.
     """
     data = np.flatnonzero(lane.which(IS_DATA))
     if not len(data):
-        return starts
+        return starts, rows
     # After the last span before it that is neither data nor a container.
     at = np.searchsorted(data, _last_other(lane.codes, rows), side="right")
     at = np.maximum(at, np.searchsorted(lane.starts[data], floor))
     first = data[np.minimum(at, len(data) - 1)]
     has_data = (at < len(data)) & (first < rows)
-    return np.where(has_data, np.minimum(lane.starts[first], starts), starts)
+    begins = np.where(has_data, np.minimum(lane.starts[first], starts), starts)
+    return begins, np.where(has_data, first, rows)
 
 
 def _last_other(codes: Bytes, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -250,24 +259,20 @@ def _last_work(lane: LaneSpans, end: int) -> int:
     return min(int(lane.ends.max(where=lane.which(IS_WORK), initial=0)), end)
 
 
-At = Callable[[Ints], tuple[Ints, Ints]]
-"""Returns the step and epoch that were set last at each of some instants, -1 for none."""
-
-
-def number_iterations(lane: LaneSpans, rows: NDArray[np.int64], at: At) -> tuple[Ints, Ints]:
+def _number(lane: LaneSpans, rows: NDArray[np.int64], changes: Changes) -> tuple[Ints, Ints]:
     """Return step and epoch of the iterations in these rows of a lane; -1 for those before the first step.
 
     The program may set the step before, in or after an iteration. If it never does, steps count from 0.
     """
     starts, ends = lane.starts[rows], lane.ends[rows]
     # In the middle: the step may be set just after the beginning, and the next one just before the end.
-    steps, epochs = (values.copy() for values in at(starts + (ends - starts) // 2))
+    steps, epochs = (values.copy() for values in changes.at(starts + (ends - starts) // 2))
     _use_declared(lane, rows, steps, epochs)
     numbered = np.flatnonzero(steps >= 0)[:1]
     if not len(numbered):
         return np.arange(len(rows)), epochs
     first = int(numbered[0])
-    if first == 1 and (after := _set_after(starts, steps, at)) is not None:
+    if first == 1 and (after := _set_after(starts, steps, changes)) is not None:
         return after
     if first:
         # Count back from the first step that was set.
@@ -284,12 +289,12 @@ def _use_declared(lane: LaneSpans, rows: NDArray[np.int64], steps: Ints, epochs:
     epochs[at] = np.where(declared[2] >= 0, declared[2], epochs[at])
 
 
-def _set_after(starts: Ints, steps: Ints, at: At) -> tuple[Ints, Ints] | None:
+def _set_after(starts: Ints, steps: Ints, changes: Changes) -> tuple[Ints, Ints] | None:
     """Return the steps that were set after each iteration, if the program works that way; else None.
 
     It does if the first step was set after the first iteration, and the last one after the last iteration.
     """
-    after, epochs = (values.copy() for values in at(np.append(starts[1:], FOREVER)))
+    after, epochs = (values.copy() for values in changes.at(np.append(starts[1:], FOREVER)))
     if after[0] != steps[1] or (after[-1] == steps[-1] and steps[1] > 0):
         return None
     if after[-1] == steps[-1]:

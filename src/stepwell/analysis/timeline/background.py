@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.analysis.time import intervals
-from stepwell.analysis.time.intervals import Set
-from stepwell.analysis.time.lanes import LaneReader, LaneSpans
-from stepwell.analysis.time.phases import CODE_MASK, CODES, Mask, lookup_table
+from stepwell.analysis.timeline import intervals
+from stepwell.analysis.timeline.intervals import Set
+from stepwell.analysis.timeline.lanes import LaneReader, LaneSpans
+from stepwell.analysis.timeline.phases import CODE_MASK, CODES, Mask, lookup_table
 from stepwell.reading.tables import ProcessTables
 
 COMMUNICATION = "communication overlapped"
@@ -66,7 +67,10 @@ class _Collector:
 
 
 def background_of(
-    main: LaneSpans, others: list[LaneSpans], helpers: list[ProcessTables], window: tuple[int, int]
+    main: LaneSpans,
+    others: list[LaneSpans],
+    helpers: Sequence[ProcessTables],
+    window: tuple[int, int],
 ) -> list[Background]:
     """Return the work of the other threads of a rank and of its helper processes, within its wall time."""
     collectors = {kind: _Collector(window) for kind in KINDS}

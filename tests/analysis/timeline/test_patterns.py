@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepwell.analysis.time import bursts, drift, outliers, percentiles
-from stepwell.analysis.time.patterns import find_period
-from stepwell.analysis.time.phases import PHASES
-from stepwell.analysis.time.steps import STEPS
+from stepwell.analysis.timeline import bursts, drift, outliers, percentiles
+from stepwell.analysis.timeline.patterns import find_period
+from stepwell.analysis.timeline.phases import PHASES
+from stepwell.analysis.timeline.tables import STEPS
 
 MS = 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepwell.analysis.time.patterns import find_period
+from stepwell.analysis.timeline.patterns import find_period
 
 
 def regular(*at: int) -> tuple[int, list[int]] | None:

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.analysis.time import intervals
-from stepwell.analysis.time.intervals import CHUNK, Set, previous_greater, split_by_owner
+from stepwell.analysis.timeline import intervals
+from stepwell.analysis.timeline.intervals import CHUNK, Set, previous_greater, split_by_owner
 
 pairs = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),

@@ -1,4 +1,4 @@
-"""Phases as small numbers (codes), and the phase of a span by its name."""
+"""Phases: their names, as words and as small numbers (codes), and the phase of a span by its name."""
 
 from __future__ import annotations
 
@@ -21,6 +21,40 @@ PHASES: dict[str, str] = {
 """The phases of the ledger, with descriptions."""
 OWN_SPAN = "span:"
 """Prefix of the names of the user's own spans where they are listed with phases."""
+
+PHASE_WORDS = {
+    "startup": "setting up",
+    "restore": "loading a checkpoint",
+    "data": "waiting for data",
+    "transfer": "copying to the device",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "communication": "communication",
+    "checkpoint": "saving checkpoints",
+    "validation": "validation",
+    "testing": "testing",
+    "training": "the training step",
+    "garbage collection": "garbage collection",
+    "idle": "code between steps, outside any span",
+    "ending": "code after the last step",
+    "other": "code outside any span",
+}
+"""Each can be the subject of a sentence: "waiting for data takes 12 ms"."""
+TITLES = {"ending": "after the last step"}
+
+
+def phase_word(phase: str) -> str:
+    """Return a phase as a noun phrase; the user's own spans by name."""
+    if phase.startswith(OWN_SPAN):
+        return f'the span "{phase.removeprefix(OWN_SPAN)}"'
+    return PHASE_WORDS.get(phase, phase)
+
+
+def phase_title(phase: str) -> str:
+    """Return the title of a phase in the time table; the user's own spans by name."""
+    return TITLES.get(phase, phase.removeprefix(OWN_SPAN))
+
 
 NAMES = (*PHASES, TRAINING_PHASE, "idle")
 """The phases, and two that only the grid of ranks uses: other time within iterations, and outside them."""
@@ -176,6 +210,7 @@ def lookup_table(codes: frozenset[int]) -> Mask:
 
 
 IS_COMPUTING = lookup_table(COMPUTING)
+IS_PASS = lookup_table(COMPUTING - {TRAINING})
 IS_DATA = lookup_table(frozenset((DATA, TRANSFER)))
 IS_OTHER = ~lookup_table(frozenset((DATA, TRANSFER, NOTHING)))
 IS_WORK = lookup_table(frozenset(range(NOTHING)) - {STARTUP, CODES["restore"]})

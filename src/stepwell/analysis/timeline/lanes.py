@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.analysis.time.intervals import Ints
-from stepwell.analysis.time.phases import (
+from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.phases import (
     CODE_MASK,
     GARBAGE,
     HAS_NO_PHASE,
@@ -160,6 +160,7 @@ class LaneReader:
     Attributes:
         pauses: garbage collections, which stop all threads.
         loops: the training and validation loops, by span id.
+        left_ns: start of the last training iteration that is open or did not end normally.
     """
 
     def __init__(self, tables: ProcessTables) -> None:
@@ -176,6 +177,7 @@ class LaneReader:
         self.pauses: list[tuple[Ints, Ints]] = []
         self._loop_names = [n for n, (_, _, name) in self._process.names.items() if name in LOOPS]
         self.loops: dict[int, Loop] = {}
+        self.left_ns: int | None = None
 
     def read(self) -> list[LaneSpans]:
         """Return all lanes of the process."""
@@ -208,7 +210,10 @@ class LaneReader:
             pauses = is_own & (own == GARBAGE)
             self.pauses.append((starts[pauses], ends[pauses]))
         numbers = lane.count - 1 + np.cumsum(kept)
-        self._join_segments(lane, segment, rows, ends, kept, numbers)
+        goes_on = self._join_segments(lane, segment, rows, ends, kept, numbers)
+        left = starts[(codes & (ITERATION | LIKE_ITERATION) != 0) & (rows.status != OK) & ~goes_on]
+        if len(left):
+            self.left_ns = max(int(left.max()), self.left_ns or 0)
         self._note_failed(lane, rows, codes, kept, numbers)
         self._note_declared(lane, segment, rows, codes, kept, numbers)
         self._note_loops(segment, rows)
@@ -270,21 +275,27 @@ class LaneReader:
         ends: Ints,
         kept: Mask,
         numbers: Ints,
-    ) -> None:
-        """Keep the rows of spans that continue later, and set the ends of spans that began earlier."""
+    ) -> Mask:
+        """Keep the rows of spans that continue later, and set the ends of spans that began earlier.
+
+        Return which spans continue later.
+        """
         went_on = self._reader.went_on_in
+        goes_on = np.zeros(len(ends), bool)
         # A span that continues in another segment has no end here, or the mark CARRIED.
         for at in np.flatnonzero(rows.status != OK).tolist():
             identity = int(rows.id[at])
             last = went_on(identity)
             if last is not None and last > segment.seq:
                 ends[at] = 0
+                goes_on[at] = True
                 if kept[at]:
                     lane.row_of[identity] = int(numbers[at])
         for at in np.flatnonzero(~kept).tolist():
             row = lane.row_of.get(int(rows.id[at]))
             if row is not None and ends[at]:
                 lane.ends[row] = ends[at]
+        return goes_on
 
     def _note_failed(
         self, lane: _Columns, rows: SpanRows, codes: Bytes, kept: Mask, numbers: Ints

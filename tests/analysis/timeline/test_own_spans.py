@@ -10,10 +10,10 @@ import pytest
 import stepwell
 from stepwell.analysis.live import LiveRun
 from stepwell.analysis.report import report
-from stepwell.analysis.time import account, ledger, steps, time_table
+from stepwell.analysis.timeline import ledger, steps, time_table, timelines
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock, recorded
-from tests.analysis.time.writing import Process, Thread, Written, write_run
+from tests.analysis.timeline.writing import Process, Thread, Written, write_run
 
 SECOND = 1_000_000_000
 
@@ -86,8 +86,8 @@ def test_what_contains_whole_steps_has_no_line_of_its_own() -> None:
         with stepwell.span("export"):
             clock.advance(7)
         run.run.flush()
-        result = account(run.recorded)
-        table = {name: ns / SECOND for name, ns in time_table(result.parts).items()}
+        result = timelines(run.recorded)
+        table = {name: ns / SECOND for name, ns in time_table(result).items()}
         rows = steps(result)
     assert table == {
         "startup": 5,

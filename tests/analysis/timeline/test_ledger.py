@@ -13,9 +13,9 @@ import pytest
 
 import stepwell
 from stepwell import StepwellError, ai
-from stepwell.analysis.time import account, background, ledger, phase_of_span, steps
+from stepwell.analysis.timeline import background, ledger, phase_of_span, steps, timelines
 from stepwell.testing import FakeClock, recorded
-from tests.analysis.time.writing import Process, Thread, Written, write_run
+from tests.analysis.timeline.writing import Process, Thread, Written, write_run
 from tests.harness import run_script
 
 SECOND = 1_000_000_000
@@ -60,7 +60,7 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
                     clock.advance(30)
             clock.advance(2)
         run.run.flush()
-        result = account(run.recorded)
+        result = timelines(run.recorded)
         table = ledger(result)
         by_step = ledger(result, by=("step",))
         rows = steps(result)
@@ -78,7 +78,7 @@ def test_the_whole_wall_time_is_in_the_ledger() -> None:
     wall = 12 + 3 * 10.75 + 50 + 2
     assert table["ns"].sum() == wall * SECOND
     assert table["share"].sum() == pytest.approx(1)
-    assert result.parts[0].wall_ns == wall * SECOND
+    assert result[0].wall_ns == wall * SECOND
     assert seconds(by_step.filter(pl.col("step") == 1)) == {
         "data": 0.5,
         "forward": 2,
@@ -105,7 +105,7 @@ def test_a_range_of_steps_and_epochs() -> None:
                 with stepwell.span("validation_loop"):
                     clock.advance(100)
         run.run.flush()
-        result = account(run.recorded)
+        result = timelines(run.recorded)
         some = seconds(ledger(result, steps=range(1, 6, 2)))
         epochs = seconds(ledger(result, by=("epoch",)), "epoch")
         nothing = ledger(result, steps=range(7, 9))
@@ -178,7 +178,7 @@ def test_a_run_with_plain_names_and_steps_only() -> None:
                 clock.advance(7)
         clock.advance(1)
         run.run.flush()
-        result = account(run.recorded)
+        result = timelines(run.recorded)
         table, rows = ledger(result), steps(result)
     assert seconds(table) == {
         "startup": 3,
@@ -212,7 +212,7 @@ def test_a_run_with_the_ai_tree_only() -> None:
         with ai.checkpoint.capture:
             clock.advance(6)
         run.run.flush()
-        result = account(run.recorded)
+        result = timelines(run.recorded)
         table, rows = ledger(result), steps(result)
     assert seconds(table) == {
         "startup": 1,
@@ -235,7 +235,7 @@ def test_a_run_without_steps() -> None:
                 clock.advance(2)
             clock.advance(4)
         run.run.flush()
-        result = account(run.recorded)
+        result = timelines(run.recorded)
         table = seconds(ledger(result))
         assert steps(result).is_empty()
     assert table == {"startup": 1, "forward": 4, "other": 4, "ending": 4}
@@ -411,7 +411,7 @@ def test_a_checkpoint_thread_takes_none_of_the_time_of_training() -> None:
             done.set()
             thread.join()
         run.run.flush()
-        result = account(run.recorded)
+        result = timelines(run.recorded)
         assert seconds(ledger(result)) == {"other": 4}
         assert background(result).select("kind", "ns").rows() == [
             ("checkpoint in the background", 3 * SECOND)
@@ -449,9 +449,9 @@ def test_a_run_that_stopped_showing_life(tmp_path: Path) -> None:
         Written("model_backward", 90, None, 1),
     ]
     run = write_run(tmp_path, Process([Thread(spans)], 75, status="running"))
-    result = account(run)
-    assert result.parts[0].status == "killed"
-    assert result.parts[0].wall_ns == 90
+    result = timelines(run)
+    assert result[0].status == "killed"
+    assert result[0].wall_ns == 90
     assert dict(ledger(result).select("phase", "ns").rows()) == {
         "other": 80,
         "backward": 10,
@@ -477,8 +477,8 @@ def test_a_killed_run_is_accounted_for_to_its_last_span(tmp_path: Path) -> None:
     ended = run_script(KILLED, tmp_path)
     assert ended.returncode == -signal.SIGKILL
     run = stepwell.open_run(tmp_path / "job")
-    result = account(run)
-    part = result.parts[0]
+    result = timelines(run)
+    part = result[0]
     assert part.status == "killed"
     assert ledger(result)["ns"].sum() == part.wall_ns
     rows = steps(result)
@@ -502,9 +502,9 @@ def test_what_goes_on_over_several_segments_keeps_its_time_and_phase() -> None:
                     clock.advance(1e-6)
                 clock.advance(1e-6)
             run.run.flush()
-            result = account(run.recorded)
+            result = timelines(run.recorded)
     assert seconds(ledger(result)) == {"forward": 5.06, "validation": 0.04}
-    assert result.parts[0].wall_ns == 5_100_000_000
+    assert result[0].wall_ns == 5_100_000_000
 
 
 def test_long_spans_go_on_over_many_segments(tmp_path: Path) -> None:
@@ -513,7 +513,7 @@ def test_long_spans_go_on_over_many_segments(tmp_path: Path) -> None:
     for number in range(50_000):
         spans.append(Written("training_single_iteration", 10 + 100 * number, 90 + 100 * number, 1))
     run = write_run(tmp_path, Process([Thread(spans)], 5_000_010))
-    result = account(run)
+    result = timelines(run)
     assert dict(ledger(result).select("phase", "ns").rows()) == {
         "startup": 10,
         "other": 80 * 50_000 + 20 * 49_999,

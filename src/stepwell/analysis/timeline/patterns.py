@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stepwell.analysis.time.intervals import Ints
-from stepwell.analysis.time.phases import CLAIMING, OWN_SPAN, PHASES, STARTUP
-from stepwell.analysis.time.steps import phase_columns
+from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.phases import CLAIMING, OWN_SPAN, PHASES, STARTUP
+from stepwell.analysis.timeline.tables import WARM_UP, phase_columns
 
-WARM_UP = 3
-"""First steps of an attempt, which are usually slow and left out."""
 FEWEST = 20
 """Fewest steps that are analysed."""
 SLOW = 2.0
@@ -39,6 +36,7 @@ FASTEST = 10
 """Percentile that must have changed by the same ratio."""
 WINDOWS = 10
 EVIDENCE = 1000
+MOST_OUTLIERS = 20
 
 EXPECTED = tuple(name for code, name in enumerate(PHASES) if code in CLAIMING or code == STARTUP)
 """Phases that are meant to occur only now and then. All others should take equally long in every step."""
@@ -129,11 +127,6 @@ class RankSteps:
         # Time of each step without the phases that occur now and then on purpose.
         self.times: Ints = sum(self.phases.values(), np.zeros(len(numbers), np.int64))
 
-    @cached_property
-    def bursts(self) -> tuple[list[Burst], NDArray[np.bool_]]:
-        """The bursts of the rank, and a mask of the steps that are part of one."""
-        return _bursts(self)
-
 
 def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
     """Yield the steps of each rank that has enough of them."""
@@ -163,19 +156,38 @@ class Patterns:
 
 
 def patterns(table: pl.DataFrame) -> Patterns:
-    """Return bursts, drift and outliers, with the steps of one rank at a time in memory."""
-    results: list[tuple[list[Burst], Drift | None, list[Outlier]]] = []
+    """Return bursts, the largest drift and outliers, with the steps of one rank at a time in memory."""
+    all_bursts: list[Burst] = []
+    drifts: list[Drift] = []
+    all_outliers: list[Outlier] = []
     for steps in by_rank(table):
-        alone = [steps]
-        results.append((bursts(alone), drift(alone), outliers(alone)))
+        own, taken = _bursts(steps)
+        all_bursts += own
+        drifts += [] if (change := _drift(steps)) is None else [change]
+        all_outliers += _outliers(steps, taken)
     return Patterns(
-        _costliest([burst for each in results for burst in each[0]]),
-        _greatest([each[1] for each in results]),
-        _longest([outlier for each in results for outlier in each[2]]),
+        sorted(all_bursts, key=lambda burst: -burst.lost_ns),
+        max(drifts, key=lambda each: abs(each.to_ns - each.from_ns), default=None),
+        sorted(all_outliers, key=lambda outlier: -outlier.ns)[:MOST_OUTLIERS],
     )
 
 
-Steps: TypeAlias = pl.DataFrame | Iterable[RankSteps]
+def bursts(table: pl.DataFrame) -> list[Burst]:
+    """Return phases that are repeatedly slow, the costliest first."""
+    return patterns(table).bursts
+
+
+def drift(table: pl.DataFrame) -> Drift | None:
+    """Return the largest drift of a rank; None if step times do not change."""
+    return patterns(table).drift
+
+
+def outliers(table: pl.DataFrame) -> list[Outlier]:
+    """Return single steps that took much longer than others, the longest first.
+
+    Leaves out the warm-up, steps that belong to bursts, and the time of validation, checkpoints and the like.
+    """
+    return patterns(table).outliers
 
 
 def _after_warm_up(attempts: NDArray[Any]) -> NDArray[np.bool_]:
@@ -183,10 +195,6 @@ def _after_warm_up(attempts: NDArray[Any]) -> NDArray[np.bool_]:
     for attempt in np.flatnonzero(np.bincount(attempts)).tolist():
         kept[np.flatnonzero(attempts == attempt)[:WARM_UP]] = False
     return kept
-
-
-def _ranked(table: Steps) -> Iterable[RankSteps]:
-    return by_rank(table) if isinstance(table, pl.DataFrame) else table
 
 
 def _stands_out(values: Ints, least: float) -> NDArray[np.bool_]:
@@ -198,17 +206,8 @@ def _stands_out(values: Ints, least: float) -> NDArray[np.bool_]:
     return is_out
 
 
-def bursts(table: Steps) -> list[Burst]:
-    """Return phases that are repeatedly slow, the costliest first."""
-    all_bursts = [burst for steps in _ranked(table) for burst in steps.bursts[0]]
-    return _costliest(all_bursts)
-
-
-def _costliest(all_bursts: list[Burst]) -> list[Burst]:
-    return sorted(all_bursts, key=lambda burst: burst.lost_ns, reverse=True)
-
-
 def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
+    """Return the bursts of a rank, and a mask of the steps that are part of one."""
     median, total = float(np.median(steps.times)), int(steps.times.sum())
     all_bursts, taken = [], np.zeros(len(steps.numbers), bool)
     for phase, values in steps.phases.items():
@@ -253,17 +252,6 @@ def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
 def _is_consecutive(at: NDArray[Any]) -> bool:
     """Return whether most slow steps follow each other: that is one slow period, not bursts."""
     return bool(np.count_nonzero(np.diff(at) == 1) > len(at) / 2)
-
-
-def drift(table: Steps, rank: int | None = None) -> Drift | None:
-    """Return the largest drift of a rank, or of all ranks; None if step times do not change."""
-    chosen = [steps for steps in _ranked(table) if rank is None or steps.rank == rank]
-    return _greatest([_drift(steps) for steps in chosen])
-
-
-def _greatest(drifts: list[Drift | None]) -> Drift | None:
-    some = [each for each in drifts if each is not None]
-    return max(some, key=lambda each: abs(each.to_ns - each.from_ns), default=None)
 
 
 def _drift(steps: RankSteps) -> Drift | None:
@@ -328,40 +316,28 @@ def _changed_most(steps: RankSteps, edges: NDArray[Any], is_slower: bool) -> str
     return max(changes, key=changes.__getitem__)
 
 
-def outliers(table: Steps, most: int = 20) -> list[Outlier]:
-    """Return single steps that took much longer than others, the longest first, at most ``most``.
-
-    Leaves out the warm-up, steps that belong to bursts, and the time of validation, checkpoints and the like.
-    """
-    slowest: list[Outlier] = []
-    for steps in _ranked(table):
-        taken = steps.bursts[1]
-        median = float(np.median(steps.times))
-        slow = _stands_out(steps.times, max(median, LEAST_NS)) & ~taken
-        at = np.flatnonzero(slow)
-        if not len(at):
-            continue
-        typical = {phase: float(np.median(values)) for phase, values in steps.phases.items()}
-        for row in at[np.argsort(-steps.times[at], kind="stable")][:most].tolist():
-            excess = {p: float(values[row]) - typical[p] for p, values in steps.phases.items()}
-            phase = max(excess, key=excess.__getitem__)
-            slowest.append(
-                Outlier(
-                    rank=steps.rank,
-                    attempt=int(steps.attempts[row]),
-                    step=int(steps.numbers[row]),
-                    ns=int(steps.times[row]),
-                    typical_ns=int(median),
-                    phase=phase,
-                    phase_ns=int(steps.phases[phase][row]),
-                    phase_typical_ns=int(typical[phase]),
-                )
+def _outliers(steps: RankSteps, taken: NDArray[np.bool_]) -> list[Outlier]:
+    """Return the slowest steps of a rank, without those that are part of bursts."""
+    median = float(np.median(steps.times))
+    at = np.flatnonzero(_stands_out(steps.times, max(median, LEAST_NS)) & ~taken)
+    typical = {phase: float(np.median(values)) for phase, values in steps.phases.items()}
+    slowest = []
+    for row in at[np.argsort(-steps.times[at], kind="stable")][:MOST_OUTLIERS].tolist():
+        excess = {p: float(values[row]) - typical[p] for p, values in steps.phases.items()}
+        phase = max(excess, key=excess.__getitem__)
+        slowest.append(
+            Outlier(
+                rank=steps.rank,
+                attempt=int(steps.attempts[row]),
+                step=int(steps.numbers[row]),
+                ns=int(steps.times[row]),
+                typical_ns=int(median),
+                phase=phase,
+                phase_ns=int(steps.phases[phase][row]),
+                phase_typical_ns=int(typical[phase]),
             )
-    return _longest(slowest, most)
-
-
-def _longest(all_outliers: list[Outlier], most: int = 20) -> list[Outlier]:
-    return sorted(all_outliers, key=lambda outlier: outlier.ns, reverse=True)[:most]
+        )
+    return slowest
 
 
 LIKELY = 5

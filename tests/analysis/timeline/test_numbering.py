@@ -10,7 +10,7 @@ import pytest
 import stepwell
 from stepwell.analysis.goodput import goodput
 from stepwell.analysis.ranks import read_grids
-from stepwell.analysis.time import steps
+from stepwell.analysis.timeline import steps
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 

@@ -1,0 +1,70 @@
+"""Wall time, from the first to the last sign of life.
+
+Of a process: when it started, its last heartbeat, its records, and now if it runs. Of a run: from the first
+process to the last one, over all attempts and ranks, without workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell._core import clock
+from stepwell.journal.document import status_of
+from stepwell.reading import RecordedRun
+from stepwell.reading.segments import ends_of
+
+Life = tuple[int, int]
+"""The first and the last sign of life, in nanoseconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """The status of a process at a given time."""
+
+    status: str
+    now_ns: int
+
+    @classmethod
+    def now(cls, document: dict[str, Any]) -> Liveness:
+        """Return the current status, as seen from this machine."""
+        return cls(status_of(document), clock.wall())
+
+
+def life(document: dict[str, Any], alive: Liveness, records: Iterable[int] = ()) -> Life:
+    """Return the first and the last sign of life of a process.
+
+    ``records`` are times of its records: heartbeats are seconds apart, so these are more exact.
+    """
+    now = alive.now_ns if alive.status == "running" else None
+    signs = [document.get("started"), document.get("heartbeat"), now]
+    times = [sign for sign in signs if isinstance(sign, int)]
+    recorded = list(records)
+    start = min([*times[:1], *recorded], default=0)
+    return start, max([start, *times, *recorded])
+
+
+def wall_ns(lives: Iterable[Life]) -> int:
+    """Return the time from the first sign of life to the last one; 0 without any."""
+    signs = list(lives)
+    return max((last for _, last in signs), default=0) - min(
+        (first for first, _ in signs), default=0
+    )
+
+
+def run_wall_ns(run: RecordedRun, last_ns: int | None = None) -> int | None:
+    """Return the wall time of a run without reading its spans; None if no process has started.
+
+    ``last_ns`` is a further sign of life, such as the time of the last metric.
+    """
+    lives = []
+    for tables in run.by_process(partial=True):
+        document = tables.process.about
+        if document["role"] != "worker" and document["started"] is not None:
+            ends = [ends_of(segment) for segment in tables.process.of_kind("spans")]
+            records = [end + tables.offset for end in ends if end]
+            lives.append(life(document, Liveness.now(document), records))
+    if not lives:
+        return None
+    return wall_ns([*lives, (lives[0][0], last_ns or 0)])
