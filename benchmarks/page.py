@@ -1,8 +1,8 @@
 """``python -m benchmarks.page``: how quickly the server of the page answers about large runs.
 
-Makes a run of 10 million spans and 5 million metric values, and a folder of 1,000 runs. Starts ``stepwell ui``
-on them in a process of its own, with an empty cache, and prints the time of the first overview, of later
-requests, the memory of the server, and how long a new value of a live run takes to reach one or many viewers.
+Makes a run of 10 million spans and 5 million metric values, and a folder of 1,000 runs. Starts a server on
+them with an empty cache. Prints the time of the first overview and of later requests, the memory of the
+server, and how long a new value of a live run takes to reach one or many viewers.
 """
 
 from __future__ import annotations

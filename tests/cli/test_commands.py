@@ -184,8 +184,11 @@ def test_demo_trains_and_sums_up(tmp_path: Path) -> None:
     assert run.artifacts().collect()["name"].to_list() == ["model.pt"]
     assert "demo  finished after" in done.stdout
     hints = done.stdout.split("next\n")[1].splitlines()
-    shown = run_stepwell(*hints[0].split()[1:], "--json", cwd=tmp_path)
+    assert hints[0].split() == ["stepwell", "ui", "runs"]
+    shown = run_stepwell(*hints[1].split()[1:], "--json", cwd=tmp_path)
     assert json.loads(shown.stdout)["id"] == run.id
+    page = tmp_path / done.stdout.split("page  ")[1].split()[0]
+    assert 100_000 < page.stat().st_size < 1_000_000
 
 
 def test_recover_leaves_a_run_on_another_machine_alone(tmp_path: Path) -> None:
