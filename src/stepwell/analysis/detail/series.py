@@ -295,7 +295,7 @@ class RunMetrics:
         return Amounts(np.array(steps, np.float64), begun, "epoch") if steps else None
 
     def amounts(self, by: str) -> Amounts | None:
-        """Return the samples or tokens of the steps; None if they were not recorded."""
+        """Return the samples or tokens of the steps of all ranks; None if they were not recorded."""
         if self.source.is_live:
             key = "amounts", str(self._run.folder), by, int(clock.wall() / LIVE_AMOUNTS_NS)
             content = memory.get(key)
@@ -310,7 +310,9 @@ class RunMetrics:
         return Amounts(np.array(content["steps"]), np.array(content["amounts"]), content["source"])
 
     def _amounts(self, by: str) -> dict[str, Any]:
-        amounts = amounts_if_known(_CountedRun(self._run, self, by), by)
+        # The axis is the same whatever the ranks of the curves, and it is cached for all of them.
+        whole = self if self._ranks is None else RunMetrics(self._run)
+        amounts = amounts_if_known(_CountedRun(self._run, whole, by), by)
         if amounts is None:
             return {"steps": [], "amounts": [], "source": ""}
         steps, values = amounts.steps.tolist(), amounts.amounts.tolist()
