@@ -215,8 +215,9 @@ class Dashboard:
             while follower.snapshot is None and follower.is_alive and time.monotonic() < until:
                 time.sleep(0.05)
             follower.ask()
+        goodputs = self.summaries.goodputs() if live else {}
         text = openmetrics(
-            (follower.snapshot, self.summaries.goodput(key))
+            (follower.snapshot, goodputs.get(key))
             for key, follower in followers
             if follower.snapshot is not None
         )

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,14 @@ from typing import Any
 from stepwell._core.errors import StepwellError
 from stepwell.journal.format import PROCESS
 from stepwell.reading import RecordedRun, list_runs
-from stepwell.reading.documents import check_format
+from stepwell.reading.documents import check_format, clean
 from stepwell.reading.process import process_folders
+from stepwell.reading.remote import address_of
 from stepwell.reading.run import RUN
 
 LIST_S = 1.0
-"""How long the list of runs is used before the folder is read again."""
+REMOTE_LIST_S = 30.0
+"""How long the list of runs is used before the folder is read again, also on object storage."""
 FRESH_S = 1.0
 REST = 5
 """An answer about a live run is used for this many times the time that it took, at least ``FRESH_S``."""
@@ -56,10 +58,13 @@ class Catalogue:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.is_single = (folder / RUN).is_file() or bool(process_folders(folder))
+        self._is_single = (folder / RUN).is_file() or bool(process_folders(folder))
+        self._list_s = LIST_S if address_of(folder) is None else REMOTE_LIST_S
         self._lock = threading.Lock()
+        # Listing a large folder takes long. Answers do not wait for it.
+        self._list_lock = threading.Lock()
         self._runs: dict[str, RecordedRun] = {}
-        self._listed = -LIST_S
+        self._listed = -REMOTE_LIST_S
         self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
         self._bytes = 0
         self._pending: dict[Hashable, Future[bytes]] = {}
@@ -69,15 +74,10 @@ class Catalogue:
 
     def runs(self) -> dict[str, RecordedRun]:
         """Return all runs by id, newest first."""
-        with self._lock:
-            if time.monotonic() - self._listed >= LIST_S:
-                found = [RecordedRun(self.folder)] if self.is_single else list_runs(self.folder)
-                by_id: dict[str, RecordedRun] = {}
-                for run in found:
-                    # A copied run has the same id; the name of its folder differs.
-                    key = run.id if run.id not in by_id else run.folder.name
-                    by_id.setdefault(key, run)
-                self._runs = by_id
+        with self._list_lock:
+            if time.monotonic() - self._listed >= self._list_s:
+                runs = [RecordedRun(self.folder)] if self._is_single else list_runs(self.folder)
+                self._runs = runs_by_id(runs)
                 self._listed = time.monotonic()
             return self._runs
 
@@ -161,6 +161,20 @@ class IncompleteAnswer(bytes):
 
 class UnknownRunError(StepwellError):
     """No run has the requested id."""
+
+
+def runs_by_id(runs: Sequence[RecordedRun]) -> dict[str, RecordedRun]:
+    """Return runs by id, in the same order. A copied run gets the name of its folder as id."""
+    originals = {run.id: run for run in runs if run.folder.name == run.id}
+    by_id: dict[str, RecordedRun] = {}
+    for run in runs:
+        key = run.id
+        if originals.get(key, run) is not run or key in by_id:
+            key = clean(run.folder.name)
+            while key in by_id or originals.get(key, run) is not run:
+                key += "+"
+        by_id[key] = run
+    return by_id
 
 
 def stamp_of(run: RecordedRun) -> Stamp:

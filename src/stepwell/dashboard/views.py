@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from stepwell.analysis.detail import (
     bare_entry,
     grid_at,
-    list_summaries,
     metric_list,
     search_spans,
     series_at,
     span_detail,
+    summaries_of,
     timeline_at,
 )
 from stepwell.dashboard.answers import Json, plain, plain_list
-from stepwell.dashboard.catalogue import Catalogue
+from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
 from stepwell.dashboard.parameters import Parameters
 from stepwell.reading import RecordedRun
 
@@ -31,8 +32,11 @@ BUDGET_S = 0.4
 LIVE_S = 30.0
 REST = 10
 """The entry of a live run is used for this long, or for this many times the time that it took."""
+ANNOUNCE_S = 2.0
+"""Viewers are told about new entries at most this often."""
 MOST_COLUMNS = 200
 """Settings and metrics that are offered as columns."""
+log = logging.getLogger("stepwell.dashboard")
 
 
 def metric_list_answer(run: RecordedRun) -> Json:
@@ -158,6 +162,15 @@ def grid_answer(run: RecordedRun, given: Parameters) -> Json:
     }
 
 
+@dataclass(frozen=True)
+class Known:
+    """The complete entry of a run, the state of the run that it describes, and when it may be replaced."""
+
+    row: Json
+    stamp: Stamp
+    due: float
+
+
 class Summaries:
     """The list of runs. Findings and goodput are computed in the background, newest run first.
 
@@ -177,80 +190,93 @@ class Summaries:
         self._changed = changed
         self._compute = compute
         self._lock = threading.Lock()
-        self._known: dict[str, Json] = {}
-        self._due: dict[str, float] = {}
+        self._known: dict[str, Known] = {}
         self._wanted: list[str] = []
+        self._current: str | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     def answer(self) -> Json:
         """Return all runs, with what is known about them by now."""
-        if self._catalogue.is_single:
-            entries = [bare_entry(run) for run in self._catalogue.runs().values()]
-            pending = [entry.id for entry in entries]
-        else:
-            entries, pending = list_summaries(self._catalogue.folder, budget_s=BUDGET_S)
-        rows: list[Json] = [plain(asdict(entry)) for entry in entries]
+        runs = self._catalogue.runs()
+        entries, incomplete = summaries_of(runs.items(), budget_s=BUDGET_S)
+        rows: dict[str, Json] = {entry.id: plain(asdict(entry)) for entry in entries}
+        stamps = {run_id: stamp_of(runs[run_id]) for run_id in incomplete}
         with self._lock:
-            waiting = set(pending)
-            rows = [
-                self._known.get(row["id"], row) if row["id"] in waiting else row for row in rows
+            pending = [
+                run_id
+                for run_id, stamp in stamps.items()
+                if _is_due(self._known.get(run_id), rows[run_id], stamp)
             ]
-            pending = [each for each in pending if self._is_due(each)]
-            self._wanted = pending
-            if pending and (self._thread is None or not self._thread.is_alive()):
+            for run_id in incomplete:
+                if run_id in self._known:
+                    rows[run_id] = _updated(self._known[run_id].row, rows[run_id])
+            self._wanted = [run_id for run_id in pending if run_id != self._current]
+            if self._wanted and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(
                     target=self._compute_all, name="stepwell-summaries", daemon=True
                 )
                 self._thread.start()
-        keys = Counter(key for row in rows for key in row["config"])
-        names = Counter(name for row in rows for name in row["metrics"])
+        keys = Counter(key for row in rows.values() for key in row["config"])
+        names = Counter(name for row in rows.values() for name in row["metrics"])
         return {
             "folder": str(self._catalogue.folder),
-            "runs": rows,
+            "runs": list(rows.values()),
             "config_keys": [key for key, _ in keys.most_common(MOST_COLUMNS)],
             "metric_names": [name for name, _ in names.most_common(MOST_COLUMNS)],
             "pending": len(pending),
         }
 
-    def goodput(self, run_id: str) -> float | None:
-        """Return the goodput of a run if it is known."""
-        with self._lock:
-            row = self._known.get(run_id)
-        return None if row is None else row["goodput"]
+    def goodputs(self) -> dict[str, float | None]:
+        """Return the goodput of each run, None if it is not known yet."""
+        return {row["id"]: row["goodput"] for row in self.answer()["runs"]}
 
     def close(self) -> None:
         """Stop computing."""
         self._is_closed = True
 
-    def _is_due(self, run_id: str) -> bool:
-        """Return whether the entry of a run must be computed, for a live run from time to time."""
-        row = self._known.get(run_id)
-        if row is None or row["status"] != "running":
-            return row is None
-        return time.monotonic() >= self._due[run_id]
-
     def _compute_all(self) -> None:
-        told = time.monotonic()
+        announced = time.monotonic()
         while not self._is_closed:
             with self._lock:
-                run_id = self._wanted.pop(0) if self._wanted else None
-            if run_id is None:
-                break
+                run_id = self._current = self._wanted.pop(0) if self._wanted else None
+                if run_id is None:
+                    self._thread = None
+                    break
             run = self._catalogue.runs().get(run_id)
-            if run is None:
-                continue
-            began = time.monotonic()
-            try:
-                row = json.loads(self._compute(run))
-            except Exception:
-                # A damaged run is listed without its details.
-                continue
-            now = time.monotonic()
-            with self._lock:
-                self._known[run_id] = row
-                self._due[run_id] = now + max(LIVE_S, REST * (now - began))
-            if time.monotonic() - told > 2.0:
-                told = time.monotonic()
+            if run is not None:
+                self._compute_one(run_id, run)
+            if time.monotonic() - announced > ANNOUNCE_S:
+                announced = time.monotonic()
                 self._changed()
         self._changed()
+
+    def _compute_one(self, run_id: str, run: RecordedRun) -> None:
+        began = time.monotonic()
+        stamp = stamp_of(run)
+        try:
+            row = json.loads(self._compute(run))
+        except Exception:
+            # Listed without details, and computed again only when it changes.
+            if not self._is_closed:
+                log.warning("The summary of run %s cannot be computed", run_id, exc_info=True)
+            row = plain(asdict(bare_entry(run)))
+        now = time.monotonic()
+        with self._lock:
+            due = now + max(LIVE_S, REST * (now - began))
+            self._known[run_id] = Known({**row, "id": run_id}, stamp, due)
+
+
+def _is_due(known: Known | None, row: Json, stamp: Stamp) -> bool:
+    """Return whether the entry of a run must be computed: for a live run, from time to time."""
+    if known is None or known.row["status"] != row["status"]:
+        return True
+    return known.stamp != stamp and time.monotonic() >= known.due
+
+
+def _updated(known: Json, now: Json) -> Json:
+    """Return a known entry with what a run's documents say now: it may have ended or been restarted."""
+    row = {**known, "ranks": now["ranks"], "attempts": now["attempts"]}
+    if known["status"] != now["status"]:
+        row |= {"status": now["status"], "status_text": now["status_text"]}
+    return row

@@ -28,6 +28,7 @@ from stepwell.analysis.detail.summaries import (
     bare_entry,
     compute_summary,
     list_summaries,
+    summaries_of,
 )
 from stepwell.analysis.detail.timeline import (
     LaneBoxes,
@@ -62,5 +63,6 @@ __all__ = [
     "search_spans",
     "series_at",
     "span_detail",
+    "summaries_of",
     "timeline_at",
 ]

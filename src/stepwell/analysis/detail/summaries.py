@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -101,15 +101,22 @@ def list_summaries(
     Entries of ended runs are cached. Small runs are summed up until the time is up; call ``compute_summary``
     for the others. Running runs are incomplete again after 30 s.
     """
+    return summaries_of(((run.id, run) for run in list_runs(dir)), budget_s=budget_s)
+
+
+def summaries_of(
+    runs: Iterable[tuple[str, RecordedRun]], *, budget_s: float = 0.5
+) -> tuple[list[RunEntry], list[str]]:
+    """Return the entries of these runs as ``list_summaries`` does. Each run has the given id."""
     until = time.monotonic() + budget_s
     entries, pending = [], []
-    for run in list_runs(dir):
+    for run_id, run in runs:
         entry, is_complete = _known(run)
         if not is_complete and time.monotonic() < until and _size(run) < SMALL_BYTES:
             entry, is_complete = compute_summary(run), True
         if not is_complete:
-            pending.append(run.id)
-        entries.append(entry)
+            pending.append(run_id)
+        entries.append(replace(entry, id=run_id))
     return entries, pending
 
 
