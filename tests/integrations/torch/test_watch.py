@@ -330,7 +330,7 @@ def test_the_target_by_loader_and_epochs(epochs: int) -> None:
         batches = iter(loader)
         train(model, optimizer, [next(batches)])
     assert watch.run is not None
-    left = time_left(Facts(stepwell.open_run(watch.run.path)), {})
+    left = time_left(Facts(stepwell.open_run(watch.run.path)))
     assert left is not None
     assert (left.done, left.target) == (epochs * BATCHES + 1, 384)
 
