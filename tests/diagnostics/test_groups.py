@@ -98,7 +98,7 @@ def test_a_function_says_where_a_parameter_belongs() -> None:
         ("layer", "groups must be"),
         ({"head": "*head"}, "regular expression"),
         ({"overall": "head"}, "reserved"),
-        (lambda name, one: 3, "text or None"),
+        (lambda name, one: 3, "string or None"),
         ("param_groups", "needs the optimizer"),
     ],
 )
