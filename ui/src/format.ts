@@ -43,7 +43,7 @@ export function fixed(value: number, places: number, commas = false): string {
     whole = padded.slice(0, length).padEnd(length, "0");
     part = padded.slice(length).padEnd(places, "0").slice(0, places);
   }
-  if (commas) whole = whole.replace(/\B(?=(\d{3})+$)/g, ",");
+  if (commas) whole = withCommas(whole);
   return sign(value) + whole + (places ? `.${part}` : "");
 }
 
@@ -77,12 +77,17 @@ export function duration(ns: number): string {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-/** A number with three significant digits; from 1,000 to a million as a whole number: 4,096. */
-export function number(value: Value | undefined): string {
+/** A number with three significant digits, or more; from 1,000 to a million as a whole number: 4,096. */
+export function number(value: Value | undefined, digits = 3): string {
   if (value === null || value === undefined) return "";
   if (typeof value === "string") return value;
   const size = Math.abs(value);
-  return size >= 999.5 && size < 1e6 ? fixed(value, 0, true) : general(value);
+  if (size < 999.5 || size >= 1e6) return general(value, digits);
+  return digits > 4 ? withCommas(general(value, digits)) : fixed(value, 0, true);
+}
+
+function withCommas(text: string): string {
+  return text.replace(/^-?\d+/, (whole) => whole.replace(/\B(?=(\d{3})+$)/g, ","));
 }
 
 /** A number per second with three significant digits, and commas between thousands. */
@@ -111,13 +116,13 @@ export function counted(value: number, noun: string, plural = `${noun}s`): strin
   return `${count(value)} ${value === 1 ? noun : plural}`;
 }
 
-/** A number of bytes with three significant digits: 1.23 MB. */
-export function size(bytes: number): string {
+/** A number of bytes with three significant digits, or more: 1.23 MB. */
+export function size(bytes: number, digits = 3): string {
   for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (bytes < 999.5) return `${general(bytes)} ${unit}`;
+    if (bytes < 999.5) return `${general(bytes, digits)} ${unit}`;
     bytes /= 1000;
   }
-  return `${general(bytes)} TB`;
+  return `${general(bytes, digits)} TB`;
 }
 
 /** A share of one in percent, with a decimal below 10 %: 41 %, 4.2 %, <0.1 %. */

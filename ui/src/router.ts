@@ -120,22 +120,25 @@ export function useRouteList(name: string): [string[], (values: string[]) => voi
   return [values, (next) => setParams({ [name]: next })];
 }
 
+/** A window of x; null is the end of the data. */
+export type Range = [number | null, number | null];
+
 /** The window of the charts of a view, in the route as `from` and `to`; null is all of it. */
-export function useRouteRange(): [[number, number] | null, (range: [number, number] | null) => void] {
+export function useRouteRange(): [Range | null, (range: Range | null) => void] {
   const { query } = useRoute();
   const [from, to] = [query.get("from"), query.get("to")];
-  const range = useMemo<[number, number] | null>(() => {
-    if (from === null || to === null) return null;
-    const window: [number, number] = [Number(from), Number(to)];
-    return window[1] > window[0] ? window : null;
+  const range = useMemo<Range | null>(() => {
+    const [first, last] = [from, to].map((text) => (text === null || !Number.isFinite(Number(text)) ? null : Number(text)));
+    if (first == null && last == null) return null;
+    return first != null && last != null && last <= first ? null : [first ?? null, last ?? null];
   }, [from, to]);
   return [range, setRange];
 }
 
 /** Set the window. The back button returns to the one before. */
-export function setRange(range: [number, number] | null): void {
-  const round = (value: number): number => Number(value.toPrecision(8));
-  setParams({ from: range ? round(range[0]) : null, to: range ? round(range[1]) : null }, false);
+export function setRange(range: Range | null): void {
+  const round = (value: number | null | undefined): number | null => (value == null ? null : Number(value.toPrecision(8)));
+  setParams({ from: round(range?.[0]), to: round(range?.[1]) }, false);
 }
 
 function followLink(event: MouseEvent): void {

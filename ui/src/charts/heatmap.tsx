@@ -282,6 +282,7 @@ export interface HeatmapProps {
 
 const AXIS = 22;
 const PAD = 8;
+const DOUBLE_CLICK_MS = 300;
 
 interface Box {
   left: number;
@@ -349,6 +350,15 @@ export function Heatmap(props: HeatmapProps) {
     return { row, column: nearestLoud(latest.current, row, column, Math.ceil((3 * columnCount) / plot.width)) };
   };
 
+  // A double click shows all: in a zoomed map, a click opens its cell only if no second one follows.
+  const picking = useRef(0);
+  useEffect(() => () => clearTimeout(picking.current), []);
+  const pick = (row: number, column: number) => {
+    const { onPick, onReset, isZoomed } = latest.current;
+    clearTimeout(picking.current);
+    if (isZoomed && onReset) picking.current = window.setTimeout(() => onPick?.(row, column), DOUBLE_CLICK_MS);
+    else onPick?.(row, column);
+  };
   const onMove = (event: PointerEvent) => {
     const drag = state.current.drag;
     if (drag) {
@@ -380,7 +390,7 @@ export function Heatmap(props: HeatmapProps) {
     const moved = Math.max(Math.abs(drag.toX - drag.x), Math.abs(drag.toY - drag.y));
     if (moved < 5) {
       const at = cellAt(event);
-      if (at) latest.current.onPick?.(at.row, at.column);
+      if (at) pick(at.row, at.column);
       return;
     }
     if (!latest.current.onZoom) return;
@@ -452,7 +462,10 @@ export function Heatmap(props: HeatmapProps) {
           onPointerUp={onUp}
           onPointerCancel={() => (state.current.drag = null)}
           onPointerLeave={() => !cursor.current?.isKey && setCell(null)}
-          onDblClick={() => props.onReset?.()}
+          onDblClick={() => {
+            clearTimeout(picking.current);
+            props.onReset?.();
+          }}
           onKeyDown={onKey}
           onBlur={() => cursor.current?.isKey && setCell(null)}
         />

@@ -5,11 +5,12 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { addressOf, useAnswers } from "../api";
 import { lineColour, runColour, withAlpha } from "../colours";
-import { count, duration, general, number } from "../format";
+import { count, counted, duration, general, number } from "../format";
 import { useVisible, useWidth } from "../parts/visible";
+import type { Range } from "../router";
 import { cssColour, type Theme, useTheme } from "../theme";
 import type { Axis, SeriesAnswer, Value } from "../types";
-import { aligned, inWords, type Line, lastOf, smoothed, unionOf } from "./lines";
+import { aligned, extent, inWords, type Line, lastOf, notPositive, smoothed, unionOf } from "./lines";
 
 export interface MetricChartProps {
   /** Ids of the runs to overlay. */
@@ -25,11 +26,11 @@ export interface MetricChartProps {
   /** Weight of the past in the smoothed line, 0 (off) to 0.99. */
   smooth?: number;
   height?: number;
-  /** How values read, if not as plain numbers: (v) => size(v). */
-  unit?: (value: number) => string;
+  /** How values read with a number of significant digits, if not as plain numbers: size. */
+  unit?: Unit;
   /** The window of x; null is the whole run. Without `onRange`, the chart keeps its own. */
-  range?: [number, number] | null;
-  onRange?: (range: [number, number] | null) => void;
+  range?: Range | null;
+  onRange?: (range: Range | null) => void;
   /** False if the view has its own button that resets the zoom. */
   hasReset?: boolean;
   /** Names of runs by id, if there are several. */
@@ -40,6 +41,12 @@ export interface MetricChartProps {
   syncKey?: string;
 }
 
+/** Text of a value with this many significant digits. */
+export type Unit = (value: number, digits?: number) => string;
+
+/** Digits at the cursor: enough to tell neighbouring values apart. */
+const CURSOR_DIGITS = 6;
+
 const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3]];
 
 /** A chart of metrics that asks for its own data once it is on the screen. Drag to zoom, double click to reset. */
@@ -48,7 +55,7 @@ export function MetricChart(props: MetricChartProps) {
   const box = useRef<HTMLElement>(null);
   const isVisible = useVisible(box);
   const width = useWidth(box);
-  const [ownRange, setOwnRange] = useState<[number, number] | null>(null);
+  const [ownRange, setOwnRange] = useState<Range | null>(null);
   const range = props.onRange ? (props.range ?? null) : ownRange;
   const onRange = props.onRange ?? setOwnRange;
   const points = by === "rank" ? 300 : Math.min(2000, Math.max(200, Math.ceil(width / 200) * 200));
@@ -74,6 +81,8 @@ export function MetricChart(props: MetricChartProps) {
   const lines = useMemo(() => linesOf(shown, runs, names, props.runNames), [...shown, runs.join(), names.join()]);
   const isLoading = !wasVisible.current || (lines.length === 0 && answers.some(({ loading }) => loading));
   const error = answers.find((answer) => answer.error)?.error ?? null;
+  const log = props.log ?? false;
+  const isHidden = log && lines.length > 0 && lines.every((line) => notPositive(line) === line.y.length && !line.odd.length);
   const readout = useRef<((index: number | null) => void) | null>(null);
   const where = useRef<HTMLSpanElement>(null);
   return (
@@ -88,12 +97,12 @@ export function MetricChart(props: MetricChartProps) {
         )}
       </figcaption>
       <div class="chart-area" style={{ height: `${height}px` }}>
-        {isVisible && width > 0 && lines.length > 0 && (
+        {isVisible && width > 0 && lines.length > 0 && !isHidden && (
           <Plot
             lines={lines}
             label={inWords(title, x, lines, unit)}
             axis={x}
-            log={props.log ?? false}
+            log={log}
             smooth={props.smooth ?? 0}
             unit={unit}
             width={width}
@@ -105,10 +114,12 @@ export function MetricChart(props: MetricChartProps) {
           />
         )}
         {lines.length === 0 && !isLoading && <p class="chart-note">{error ?? "No values."}</p>}
+        {isHidden && <p class="chart-note">No value is above 0, and a log scale has no place for the others.</p>}
       </div>
       <Legend
         lines={lines}
         axis={x}
+        log={log}
         unit={unit}
         best={by === "mean" ? props.best : undefined}
         bestOf={runs[0] ?? ""}
@@ -165,11 +176,11 @@ interface PlotProps {
   axis: Axis;
   log: boolean;
   smooth: number;
-  unit: (value: number) => string;
+  unit: Unit;
   width: number;
   height: number;
-  range: [number, number] | null;
-  onRange: (range: [number, number] | null) => void;
+  range: Range | null;
+  onRange: (range: Range | null) => void;
   syncKey?: string | undefined;
   readout: { current: ((index: number | null) => void) | null };
 }
@@ -213,7 +224,7 @@ function Plot(props: PlotProps) {
 }
 
 /** Show a window of x, or all of it. */
-function window_(plot: uPlot, range: [number, number] | null): void {
+function window_(plot: uPlot, range: Range | null): void {
   const x = plot.data[0] as number[];
   const min = range?.[0] ?? x[0] ?? 0;
   const max = range?.[1] ?? x[x.length - 1] ?? 1;
@@ -281,7 +292,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
         gap: 4,
         space: 70,
         ...(axis === "time" ? { incrs: TIME_INCREMENTS } : axis === "epoch" ? {} : { incrs: WHOLE_INCREMENTS }),
-        values: (_plot, ticks) => ticks.map((tick) => xText(axis, tick)),
+        values: (_plot, ticks, _axis, _space, distance) => ticks.map((tick) => xText(axis, tick, digitsFor(ticks, distance, 4))),
       },
       {
         ...axisStyle,
@@ -289,7 +300,11 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
         gap: 6,
         space: 34,
         size: (_plot, values) => 18 + 6.2 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
-        values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : yText(tick, unit))),
+        values: (_plot, ticks, _axis, _space, distance) => {
+          const hasValues = latest.current.lines.some((line) => extent(line) !== null);
+          const digits = log ? 3 : digitsFor(ticks, distance, 3);
+          return ticks.map((tick) => (tick === null || !hasValues ? "" : yText(tick, unit, digits)));
+        },
       },
     ],
     cursor: {
@@ -401,25 +416,35 @@ const TIME_INCREMENTS = [
   ...[1, 2, 3, 6, 12, 24, 48, 96, 240].map((hours) => hours * 3.6e12),
 ];
 
+/** Significant digits that tell ticks at this distance apart. */
+function digitsFor(ticks: (number | null)[], distance: number, least: number): number {
+  const largest = Math.max(...ticks.map((tick) => Math.abs(tick ?? 0)));
+  if (!(largest > 0 && distance > 0)) return least;
+  // The distance itself may have two digits, as 2.5 has.
+  const second = distance / 10 ** Math.floor(Math.log10(distance)) % 1 > 1e-6 ? 1 : 0;
+  const digits = Math.floor(Math.log10(largest)) - Math.floor(Math.log10(distance)) + 1 + second;
+  return Math.min(15, Math.max(least, digits));
+}
+
 /** A place on the x axis: "1,200" or "2 min". */
-export function xText(axis: Axis, value: number | null): string {
+export function xText(axis: Axis, value: number | null, digits = 4): string {
   if (value === null) return "";
   if (axis === "time") return value === 0 ? "0 s" : duration(value).replace(/ 00 (s|min)$/, "");
   if (axis === "epoch") return general(value, 6);
-  return Math.abs(value) >= 1e7 ? compact(value) : Number.isInteger(value) ? count(value) : general(value, 6);
+  return Math.abs(value) >= 1e7 ? compact(value, digits) : Number.isInteger(value) ? count(value) : general(value, 6);
 }
 
-function yText(value: number, unit: (value: number) => string): string {
-  if (unit !== number) return unit(value);
+function yText(value: number, unit: Unit, digits: number): string {
+  if (unit !== number) return unit(value, digits);
   const size = Math.abs(value);
-  if (size >= 1e6) return compact(value);
-  if (size !== 0 && size < 1e-4) return general(value, 3);
-  return size >= 1000 ? count(value) : general(value, 6);
+  if (size >= 1e6) return compact(value, Math.max(4, digits));
+  if (size !== 0 && size < 1e-4) return general(value, digits);
+  return size >= 1000 ? number(value, digits) : general(value, Math.max(6, digits));
 }
 
-function compact(value: number): string {
+function compact(value: number, digits: number): string {
   for (const [limit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"]] as const) {
-    if (Math.abs(value) >= limit) return `${general(value / limit, 4)} ${letter}`;
+    if (Math.abs(value) >= limit) return `${general(value / limit, digits)} ${letter}`;
   }
   return count(value);
 }
@@ -427,7 +452,8 @@ function compact(value: number): string {
 interface LegendProps {
   lines: Line[];
   axis: Axis;
-  unit: (value: number) => string;
+  log: boolean;
+  unit: Unit;
   best: MetricChartProps["best"];
   /** The run that the best values are of. */
   bestOf: string;
@@ -440,7 +466,7 @@ interface LegendProps {
 const MOST_IN_LEGEND = 12;
 
 /** The lines of a chart with their values at the cursor, or their last ones. */
-function Legend({ lines, axis, unit, best, bestOf, readout, where, expected }: LegendProps) {
+function Legend({ lines, axis, log, unit, best, bestOf, readout, where, expected }: LegendProps) {
   const list = useRef<HTMLUListElement>(null);
   const x = useMemo(() => unionOf(lines), [lines]);
   useEffect(() => {
@@ -450,7 +476,8 @@ function Legend({ lines, axis, unit, best, bestOf, readout, where, expected }: L
       if (where.current) where.current.textContent = at === null || at === undefined ? "" : `${axis} ${xText(axis, at)}`;
       list.current?.querySelectorAll("[data-line]").forEach((cell, place) => {
         const line = lines[place];
-        if (line) cell.textContent = valueText(at === null || at === undefined ? lastOf(line) : valueAt(line, at), unit);
+        if (!line) return;
+        cell.textContent = at === null || at === undefined ? valueText(lastOf(line), unit) : valueText(valueAt(line, at), unit, CURSOR_DIGITS);
       });
     };
     readout.current(null);
@@ -464,6 +491,7 @@ function Legend({ lines, axis, unit, best, bestOf, readout, where, expected }: L
       <ul ref={list}>
         {lines.slice(0, MOST_IN_LEGEND).map((line) => {
           const [run, name = ""] = line.key.split("\n");
+          const hidden = log ? notPositive(line) : 0;
           const record = run === bestOf ? best?.[name] : undefined;
           return (
             <li key={line.key}>
@@ -483,6 +511,11 @@ function Legend({ lines, axis, unit, best, bestOf, readout, where, expected }: L
                 </span>
               )}
               {line.odd.length > 0 && <span class="legend-odd">× {line.odd.length} not finite</span>}
+              {hidden > 0 && (
+                <span class="legend-odd">
+                  {counted(hidden, line.count > line.x.length ? "point" : "value")} ≤ 0 {hidden === 1 ? "is" : "are"} not drawn
+                </span>
+              )}
             </li>
           );
         })}
@@ -492,8 +525,8 @@ function Legend({ lines, axis, unit, best, bestOf, readout, where, expected }: L
   );
 }
 
-function valueText(value: Value, unit: (value: number) => string): string {
-  return typeof value === "number" ? unit(value) : number(value);
+function valueText(value: Value, unit: Unit, digits?: number): string {
+  return typeof value === "number" ? unit(value, digits) : number(value);
 }
 
 /** The value of a line at the point nearest to x. */
@@ -506,5 +539,8 @@ function valueAt(line: Line, x: number): Value {
     else high = middle;
   }
   const index = Math.abs((line.x[low] ?? 0) - x) <= Math.abs((line.x[high] ?? 0) - x) ? low : high;
-  return line.y[index] ?? line.odd.find((odd) => odd.x === line.x[index])?.value ?? null;
+  const away = index < line.x.length ? Math.abs((line.x[index] ?? 0) - x) : Number.POSITIVE_INFINITY;
+  // A value that is not finite counts where it is nearer than any other, or in its place.
+  const odd = line.odd.find((each) => Math.abs(each.x - x) < away || (each.x === line.x[index] && line.y[index] == null));
+  return odd?.value ?? line.y[index] ?? null;
 }

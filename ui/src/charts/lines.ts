@@ -20,12 +20,15 @@ export interface Line {
 
 type Column = (number | null | undefined)[];
 
-/** All x of all lines, in order. */
+/** All x of all lines, in order, with those of values that are not finite. */
 export function unionOf(lines: Line[]): number[] {
   const [first] = lines;
-  if (first && lines.every(({ x }) => isSame(x, first.x))) return first.x;
+  if (first && lines.every(({ x, odd }) => isSame(x, first.x) && !odd.length)) return first.x;
   const all = new Set<number>();
-  for (const { x } of lines) for (const value of x) all.add(value);
+  for (const { x, odd } of lines) {
+    for (const value of x) all.add(value);
+    for (const { x: value } of odd) all.add(value);
+  }
   return Float64Array.from(all).sort() as unknown as number[];
 }
 
@@ -78,6 +81,11 @@ export function extent(line: Line): [number, number] | null {
     }
   }
   return low <= high ? [low, high] : null;
+}
+
+/** How many values a log scale cannot draw. */
+export function notPositive(line: Line): number {
+  return line.y.filter((value) => value !== null && value <= 0).length;
 }
 
 export function lastOf(line: Line): Value {

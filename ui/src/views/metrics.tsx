@@ -1,13 +1,13 @@
 // All metrics of a run as charts, grouped by prefix, with one cursor and one zoom.
 
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
 import { MetricChart, type MetricChartProps } from "../charts/line";
 import { runColour } from "../colours";
 import { count, counted, date, general, shortId } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { Menu } from "../parts/menu";
-import { setParams, setRange, useRoute, useRouteList, useRouteParam, useRouteRange } from "../router";
+import { type Range, setParams, setRange, useRoute, useRouteList, useRouteParam, useRouteRange } from "../router";
 import type { Axis, MetricInfo, MetricList, RunList } from "../types";
 import type { ViewProps } from "../view";
 
@@ -63,7 +63,7 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
       all.map((id) => {
         const own = names[id] ?? id;
         const isTwice = all.some((other) => other !== id && (names[other] ?? other) === own);
-        return [id, isTwice ? `${own} ${id.slice(-6)}` : own];
+        return [id, isTwice ? `${own} ${shortId(id)}` : own];
       }),
     );
   }, [run, name, others, runList.data]);
@@ -285,7 +285,14 @@ function Tools({ run, axes, ranks, amount }: { run: string; axes: Axis[]; ranks:
 }
 
 /** The window as numbers: the way to zoom without a mouse. */
-function Window({ x, range }: { x: Axis; range: [number, number] | null }) {
+function Window({ x, range }: { x: Axis; range: Range | null }) {
+  const [from, to] = [textOf(range?.[0]), textOf(range?.[1])];
+  const [texts, setTexts] = useState([from, to]);
+  const [isWrong, setWrong] = useState(false);
+  useEffect(() => {
+    setTexts([from, to]);
+    setWrong(false);
+  }, [from, to]);
   if (x === "time") {
     return range ? (
       <button type="button" class="link-button" onClick={() => setRange(null)}>
@@ -293,28 +300,53 @@ function Window({ x, range }: { x: Axis; range: [number, number] | null }) {
       </button>
     ) : null;
   }
-  const change = (place: 0 | 1, text: string): void => {
-    const value = Number(text);
-    if (text === "" || Number.isNaN(value)) return;
-    const next: [number, number] = range ? [...range] : place === 0 ? [value, Number.NaN] : [0, value];
-    next[place] = value;
-    if (Number.isNaN(next[1])) setParams({ from: value, to: null });
-    else setParams({ from: next[0], to: next[1] });
+  const change = (): void => {
+    const [first, last] = texts.map((text) => (text === "" ? null : Number(text)));
+    const isReversed = first != null && last != null && first >= last;
+    setWrong(isReversed);
+    if (!isReversed) setParams({ from: first, to: last });
   };
+  const input = (place: 0 | 1, label: string, placeholder: string) => (
+    <input
+      type="number"
+      step="any"
+      aria-label={label}
+      aria-invalid={isWrong}
+      placeholder={placeholder}
+      value={texts[place]}
+      onInput={(event) => setTexts(place === 0 ? [event.currentTarget.value, texts[1] ?? ""] : [texts[0] ?? "", event.currentTarget.value])}
+      onChange={change}
+    />
+  );
   return (
     <fieldset class="field window">
       <legend class="visually-hidden">Window of {AXIS_TITLES[x]}</legend>
       From
-      <input type="number" aria-label={`From ${x}`} placeholder="start" value={range ? range[0] : ""} onChange={(event) => change(0, event.currentTarget.value)} />
+      {input(0, `From ${x}`, "start")}
       to
-      <input type="number" aria-label={`To ${x}`} placeholder="end" value={range ? range[1] : ""} onChange={(event) => change(1, event.currentTarget.value)} />
-      {range && (
-        <button type="button" class="link-button" onClick={() => setRange(null)}>
+      {input(1, `To ${x}`, "end")}
+      {(range || isWrong) && (
+        <button
+          type="button"
+          class="link-button"
+          onClick={() => {
+            setTexts(["", ""]);
+            setWrong(false);
+            setRange(null);
+          }}
+        >
           Reset
         </button>
       )}
+      <span class="field-wrong" role="status">
+        {isWrong ? "From must be less than to." : ""}
+      </span>
     </fieldset>
   );
+}
+
+function textOf(value: number | null | undefined): string {
+  return value == null ? "" : String(value);
 }
 
 const MOST_RUNS = 10;

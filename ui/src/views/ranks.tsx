@@ -160,7 +160,7 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
       />
       <p class="muted">
         {isMerged(data) ? "Each cell is the longest time of several ranks or steps. " : ""}
-        {isReport ? "" : "Drag over cells to zoom, double click to show all, click a cell to open it in the timeline."}
+        {isReport ? "" : `Drag over cells to zoom${isZoomed ? ", double click to show all" : ""}, click a cell to open it in the timeline.`}
       </p>
     </section>
   );

@@ -39,8 +39,9 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
   const complete = useRef<Overview | null>(null);
   if (answer.data && !answer.data.is_partial) complete.current = answer.data;
   const data = answer.data?.is_partial && complete.current ? { ...complete.current, head: answer.data.head } : answer.data;
-  const isLive = data?.head.status === "running" && !isReport;
-  const live = useLive(isLive ? id : null);
+  // Ended runs are followed too: they may be restarted.
+  const { event, link } = useLive(isReport ? null : id);
+  const live: Live = { event: event?.status === "running" ? event : null, link };
   const head = data?.head ?? null;
   useEffect(() => {
     document.title = head ? `${head.name} · stepwell` : "stepwell";

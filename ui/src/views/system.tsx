@@ -2,10 +2,10 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
-import { MetricChart } from "../charts/line";
+import { MetricChart, type Unit } from "../charts/line";
 import { count, counted, number, percent, size } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
-import { setParams, useRoute, useRouteRange } from "../router";
+import { type Range, setParams, useRoute, useRouteRange } from "../router";
 import type { MetricInfo, MetricList, SeriesAnswer } from "../types";
 import type { ViewProps } from "../view";
 import "./ranks.css";
@@ -18,7 +18,7 @@ const MOST_LINES = 64;
 interface Chart {
   title: string;
   names: string[];
-  unit: (value: number) => string;
+  unit: Unit;
 }
 
 interface Device {
@@ -28,13 +28,13 @@ interface Device {
   charts: Chart[];
 }
 
-const percentage = (value: number): string => `${number(value)} %`;
-const unitOf = (name: string): ((value: number) => string) => {
+const numberIn = (symbol: string): Unit => (value, digits) => `${number(value, digits)} ${symbol}`;
+const unitOf = (name: string): Unit => {
   if (name.endsWith("_bytes")) return size;
-  if (name.endsWith("_percent")) return percentage;
-  if (name.endsWith("_watts")) return (value) => `${number(value)} W`;
-  if (name.endsWith("_celsius")) return (value) => `${number(value)} °C`;
-  if (name.endsWith("_joules")) return (value) => `${number(value)} J`;
+  if (name.endsWith("_percent")) return numberIn("%");
+  if (name.endsWith("_watts")) return numberIn("W");
+  if (name.endsWith("_celsius")) return numberIn("°C");
+  if (name.endsWith("_joules")) return numberIn("J");
   return number;
 };
 
@@ -202,8 +202,8 @@ interface PanelProps {
   by: "mean" | "rank" | "spread";
   spread: number | null;
   isOpen: boolean;
-  range: [number, number] | null;
-  onRange: (range: [number, number] | null) => void;
+  range: Range | null;
+  onRange: (range: Range | null) => void;
 }
 
 function DevicePanel({ run, device, by, spread, isOpen, range, onRange }: PanelProps) {
