@@ -6,11 +6,13 @@ import dataclasses
 import gzip
 import http.client
 import json
+import shutil
 import threading
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -151,6 +153,36 @@ def test_an_incomplete_timeline_is_completed(runs: Path, monkeypatch: pytest.Mon
     with served(runs) as server:
         missing = [server.get("/api/runs/small/timeline")["missing"] for _ in range(4)]
     assert missing == [2, 1, 0, 0]
+
+
+def test_copies_of_a_run_are_runs_of_their_own(runs: Path, tmp_path: Path) -> None:
+    for name in ("small", "copy"):
+        shutil.copytree(runs / "small", tmp_path / name)
+    with served(tmp_path) as server:
+        ids = [run["id"] for run in server.get("/api/runs")["runs"]]
+        assert sorted(ids) == ["copy", "small"]
+        for name in ids:
+            assert server.get(f"/api/runs/{name}")["head"]["path"] == str(tmp_path / name)
+
+
+def test_images_large_numbers_and_earlier_errors(tmp_path: Path) -> None:
+    """Images are shown and are in the file; integers are exact; an error belongs to its attempt."""
+    big = (1 << 63) - 1
+    with (
+        pytest.raises(ZeroDivisionError),
+        stepwell.init("odd", dir=tmp_path, run_id="odd", config={"seed": big}),
+    ):
+        1 / 0  # noqa: B018
+    with stepwell.init("odd", dir=tmp_path, run_id="odd", config={"seed": big}) as run:
+        run.log({"gray": stepwell.Image(np.zeros((8, 8), np.uint8)), "loss": 1.0}, step=7)
+    with served(tmp_path) as server:
+        (item,) = server.get("/api/runs/odd/media")["items"]
+        reply = server.ask(item["url"])
+        assert (reply.headers["content-type"], reply.body[1:4]) == ("image/png", b"PNG")
+        assert server.get("/api/runs/odd/provenance")["config"]["seed"] == str(big)
+        head = server.get("/api/runs/odd")["head"]
+        assert (head["status"], head["error"], head["step"]) == ("finished", None, 7)
+    assert "data:image/png;base64" in html_report(stepwell.open_run(tmp_path / "odd"))
 
 
 @pytest.mark.parametrize("run", ["none", "small2", "jo"])

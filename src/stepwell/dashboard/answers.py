@@ -53,6 +53,8 @@ MEASURES = {
     "dead_units": ("Dead units", "share"),
 }
 OVERALL = "overall"
+EXACT = 1 << 53
+"""Largest integer that JavaScript represents exactly."""
 HELD_OUT = ("val", "valid", "validation", "test", "eval", "holdout")
 
 
@@ -75,6 +77,9 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float):
         return number(value)
+    if isinstance(value, int) and abs(value) > EXACT:
+        # JavaScript would round it.
+        return str(value)
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
@@ -132,10 +137,10 @@ def head(run: RecordedRun, processes: pl.DataFrame, known: Report | None = None)
         "status": status,
         "status_text": status,
         # A finding says it with its place.
-        "error": None if died is not None else _error(processes),
+        "error": None if died is not None else _error(current),
         "created_ms": began // 1_000_000,
         "wall_ns": known.wall_ns if known else max(0, max(ends, default=began) - began),
-        "step": known.step if known else _highest(current, "step"),
+        "step": _step(known) if known else _highest(current, "step"),
         "epoch": known.epoch if known else _highest(current, "epoch"),
         "ranks": len({d["rank"] for d in documents}),
         "attempts": len({d["attempt"] for d in documents}),
@@ -183,6 +188,13 @@ def metric_names(run: RecordedRun) -> list[str]:
 def _error(processes: pl.DataFrame) -> str | None:
     texts = [text for text in processes["error"].to_list() if text]
     return clean(texts[-1])[:LONGEST_VALUE] if texts else None
+
+
+def _step(result: Report) -> int | None:
+    """Return the last step; without steps of the run itself, that of the logged values."""
+    if result.step is not None:
+        return result.step
+    return max((value.last_step for value in result.values), default=None)
 
 
 def _highest(table: pl.DataFrame, column: str) -> int | None:
@@ -688,13 +700,15 @@ def artifact_file(run: RecordedRun, sha256: str) -> tuple[Path, str, str] | None
     """
     rows = pl.concat(
         [
-            run.artifacts().select("sha256", "name", media=pl.lit(None, pl.String)).collect(),
             run.items().select("sha256", "name", "media").collect(),
+            run.artifacts().select("sha256", "name", media=pl.lit(None, pl.String)).collect(),
         ]
     ).filter(pl.col("sha256") == sha256)
     path = run.path.resolve() / "artifacts" / sha256
     if rows.is_empty() or not sha256.isalnum() or path.resolve() != path or not path.is_file():
         return None
-    name, kind = rows["name"][0], rows["media"][0]
-    safe = kind if kind in MEDIA_TYPES else "application/octet-stream"
-    return path, clean(str(name)).replace("/", "_")[-120:], safe
+    name, kind = clean(str(rows["name"][0])).replace("/", "_")[-120:], rows["media"][0]
+    if kind not in MEDIA_TYPES:
+        return path, name, "application/octet-stream"
+    ending = f".{kind.partition('/')[2]}"
+    return path, name if name.endswith(ending) else name + ending, kind

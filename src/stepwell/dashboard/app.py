@@ -24,7 +24,13 @@ from stepwell._core.errors import StepwellError
 from stepwell.dashboard import answers, views
 from stepwell.dashboard.access import Access
 from stepwell.dashboard.answers import encode
-from stepwell.dashboard.catalogue import Catalogue, IncompleteAnswer, UnknownRunError
+from stepwell.dashboard.catalogue import (
+    Catalogue,
+    IncompleteAnswer,
+    Stamp,
+    UnknownRunError,
+    stamp_of,
+)
 from stepwell.dashboard.live import Followers, final_event
 from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
 from stepwell.dashboard.page import PAGE_TYPES, page_file
@@ -37,6 +43,8 @@ EVENTS = "text/event-stream"
 TRACE_LIMIT = 64 << 20
 """Largest trace of a window, compressed."""
 LOOK_S = 0.25
+RESTART_S = 2.0
+"""How often an ended run on the screen is checked for a restart."""
 KEEP_ALIVE_S = 15.0
 SCRAPE_WAIT_S = 2.0
 log = logging.getLogger("stepwell.dashboard")
@@ -240,10 +248,22 @@ class Dashboard:
 
     async def _run_events(self, run_id: str) -> AsyncIterator[bytes]:
         run = await asyncio.to_thread(self.catalogue.find, run_id)
-        if run.status != "running":
-            yield _event(final_event(run))
-            async for ping in self._silence():
+        is_followed = False
+        while not self._closing.is_set():
+            stamp = await asyncio.to_thread(stamp_of, run)
+            if await asyncio.to_thread(lambda: run.status) == "running":
+                async for event in self._follow(run_id, run):
+                    yield event
+                is_followed = True
+                continue
+            if not is_followed:
+                yield _event(await asyncio.to_thread(final_event, run))
+            is_followed = False
+            async for ping in self._silence(run, stamp):
                 yield ping
+
+    async def _follow(self, run_id: str, run: RecordedRun) -> AsyncIterator[bytes]:
+        """Yield the events of a live run until it ends."""
         sent = b""
         last = time.monotonic()
         while not self._closing.is_set():
@@ -252,9 +272,8 @@ class Dashboard:
             if body != sent:
                 sent, last = body, time.monotonic()
                 yield _event(body)
-                if not follower.is_alive and run.status != "running":
-                    async for ping in self._silence():
-                        yield ping
+            elif not follower.is_alive and await asyncio.to_thread(lambda: run.status) != "running":
+                return
             elif time.monotonic() - last > KEEP_ALIVE_S:
                 last = time.monotonic()
                 yield b": \n\n"
@@ -273,14 +292,16 @@ class Dashboard:
                 yield b": \n\n"
             await asyncio.sleep(1.0)
 
-    async def _silence(self) -> AsyncIterator[bytes]:
-        """Keep the connection open, so that the browser does not ask again and again."""
+    async def _silence(self, run: RecordedRun, stamp: Stamp) -> AsyncIterator[bytes]:
+        """Keep the connection of an ended run open until its documents change: it was restarted."""
         last = time.monotonic()
-        while not self._closing.is_set():
+        while not self._closing.is_set() and await asyncio.to_thread(stamp_of, run) == stamp:
             if time.monotonic() - last > KEEP_ALIVE_S:
                 last = time.monotonic()
                 yield b": \n\n"
-            await asyncio.sleep(LOOK_S)
+            for _ in range(round(RESTART_S / LOOK_S)):
+                if not self._closing.is_set():
+                    await asyncio.sleep(LOOK_S)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -81,14 +81,19 @@ def _contained(run: RecordedRun) -> Iterator[tuple[str, Any]]:
         yield _answer(
             base, "series", run, views.series_answer, name=name, x=axis, by="mean", points=POINTS
         )
-    for path, make in {"ranks": answers.ranks, "provenance": answers.provenance}.items():
-        with contextlib.suppress(StepwellError, OSError):
-            yield f"{base}/{path}", make(run)
+    ranks = answers.ranks(run)
+    yield f"{base}/ranks", ranks
+    with contextlib.suppress(StepwellError, OSError):
+        yield f"{base}/provenance", answers.provenance(run)
     yield _answer(base, "timeline", run, views.timeline_answer, width=1200, lanes=MOST_LANES)
-    grid = views.grid_answer(run, _given(width=600, height=128))
+    # The map of the attempt with the costliest straggler.
+    focus = ranks["focus"] or {}
+    given = {"width": 600, "height": 128, **focus}
+    grid = views.grid_answer(run, _given(**given))
     yield f"{base}/grid", grid
     for phase in grid["phases"]:
-        yield _answer(base, "grid", run, views.grid_answer, phase=phase, width=600, height=128)
+        answer = views.grid_answer(run, _given(**{**given, "phase": phase}))
+        yield f"{base}/grid?{urlencode({'phase': phase})}", answer
     model = answers.model(run)
     yield f"{base}/model", model
     for measure in model["measures"]:

@@ -251,7 +251,8 @@ def _with_metrics(run: RecordedRun, entry: RunEntry) -> RunEntry:
     return replace(
         entry,
         duration_ns=source.end(source.outlines()) if mains else None,
-        step=max((step for step in steps if step is not None), default=None),
+        # Without steps of the run itself, those of the logged values count.
+        step=max((step for step in steps if step is not None), default=_last_step(curves.values())),
         loss=None if loss is None else _loss(loss, curves[loss].values),
         metrics={
             clean(name[:MAX_TEXT]): float(curve.values[-1])
@@ -259,6 +260,10 @@ def _with_metrics(run: RecordedRun, entry: RunEntry) -> RunEntry:
             if len(curve.values)
         },
     )
+
+
+def _last_step(curves: Iterable[Any]) -> int | None:
+    return max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=None)
 
 
 def _loss(name: str, values: NDArray[np.float64]) -> LossSummary:
