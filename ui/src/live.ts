@@ -1,6 +1,6 @@
 // Live updates: one stream of events for the run on the screen, or for the list of runs.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { LiveEvent } from "./types";
 
 const THROTTLE_MS = 1000;
@@ -9,7 +9,7 @@ const LONGEST_PAUSE_MS = 15_000;
 interface Subject {
   /** Grows with every change that the page knows of. */
   version: number;
-  /** The state that the server sent last. The first one counts as a change: what is shown may be older. */
+  /** The state that the server sent last. The first one of a live run counts as a change: what is shown may be older. */
   state: string | null;
   announced: number;
   timer: number;
@@ -40,11 +40,12 @@ export function onVersion(run: string, listener: () => void): () => void {
 }
 
 /** The server sent a state of the run: if it is another one than before, what is on the screen is asked again. */
-function receive(run: string, state: string): void {
+function receive(run: string, state: string, isShown: boolean): void {
   const subject = subjectOf(run);
   if (subject.state === state) return;
+  const isFirst = subject.state === null;
   subject.state = state;
-  if (subject.timer) return;
+  if (subject.timer || (isFirst && isShown)) return;
   subject.timer = window.setTimeout(() => announce(subject), Math.max(0, subject.announced + THROTTLE_MS - Date.now()));
 }
 
@@ -74,10 +75,15 @@ export interface Live {
   link: Link;
 }
 
-/** Follow a run ("" for the list of runs, null for nothing). Reconnects by itself; pauses in hidden tabs. */
-export function useLive(run: string | null): Live {
+/**
+ * Follow a run ("" for the list of runs, null for nothing). Reconnects by itself; pauses in hidden tabs.
+ * `shown` is the status on the screen: if an ended run has that status, there is nothing new to ask for.
+ */
+export function useLive(run: string | null, shown?: string): Live {
   const [event, setEvent] = useState<LiveEvent | null>(null);
   const [link, setLink] = useState<Link>("off");
+  const status = useRef(shown);
+  status.current = shown;
   useEffect(() => {
     setEvent(null);
     setLink("off");
@@ -99,7 +105,7 @@ export function useLive(run: string | null): Live {
         pause = 1000;
         setLink("on");
         setEvent(next);
-        receive(run, `${next.version} ${next.status}`);
+        receive(run, `${next.version} ${next.status}`, next.status !== "running" && next.status === status.current);
       };
       source.onerror = () => {
         close();

@@ -2,11 +2,11 @@
 
 import type { ComponentType } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { isReport, useAnswer } from "../api";
+import { isReport, useAnswer, useMissing } from "../api";
 import { counted, duration, exactDate, number } from "../format";
 import { type Live, useLive } from "../live";
 import { Boundary } from "../parts/boundary";
-import { Loading, Trouble } from "../parts/empty";
+import { Empty, Loading, Trouble } from "../parts/empty";
 import { LiveMark, StatusBadge, Tag } from "../parts/marks";
 import { Tabs } from "../parts/tabs";
 import { href } from "../router";
@@ -40,7 +40,7 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
   if (answer.data && !answer.data.is_partial) complete.current = answer.data;
   const data = answer.data?.is_partial && complete.current ? { ...complete.current, head: answer.data.head } : answer.data;
   // Ended runs are followed too: they may be restarted.
-  const { event, link } = useLive(isReport ? null : id);
+  const { event, link } = useLive(isReport || !data ? null : id, data?.head.status);
   const live: Live = { event: event?.status === "running" ? event : null, link };
   const head = data?.head ?? null;
   useEffect(() => {
@@ -48,6 +48,16 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
   }, [head?.name]);
   const chosen = TABS.find(({ key }) => key === tab) ?? TABS[0];
   const View = chosen?.view;
+  const isMissing = useMissing(id);
+  if (isMissing && !data) {
+    return (
+      <div class="page">
+        <Empty title={`There is no run ${id}.`}>
+          It may have been deleted or moved. <a href={href([])}>All runs</a>
+        </Empty>
+      </div>
+    );
+  }
   return (
     <div class="page">
       <RunHead id={id} head={head} live={live} />
@@ -60,7 +70,13 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
         tabs={TABS.map(({ key, title }) => ({ key, title, href: href(key ? ["run", id, key] : ["run", id]) }))}
         chosen={chosen?.key ?? ""}
       />
-      {error && <Trouble error={error} />}
+      {isMissing ? (
+        <p class="trouble" role="alert">
+          This run no longer exists: it was deleted or moved. The page shows its last state. <a href={href([])}>All runs</a>
+        </p>
+      ) : (
+        error && <Trouble error={error} />
+      )}
       <section id="view" role="tabpanel" aria-labelledby={`tab-${chosen?.key}`} class="view">
         <Boundary key={chosen?.key}>
           {!data ? (
