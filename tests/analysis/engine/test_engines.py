@@ -211,7 +211,7 @@ def test_cluster_of_its_own(run: RecordedRun) -> None:
 
 
 def test_no_scheduler_there(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.analysis.engine.engines.PATIENCE", 0.5)
+    monkeypatch.setattr("stepwell.analysis.engine.engines.PATIENCE", 0.05)
     with pytest.raises(StepwellError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9'"):
         report(run, engine="dask", scheduler="tcp://127.0.0.1:9")
 
