@@ -8,7 +8,8 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ RESTART_S = 2.0
 """How often an ended run on the screen is checked for a restart."""
 KEEP_ALIVE_S = 15.0
 SCRAPE_WAIT_S = 2.0
+REQUESTS = 64
+"""Requests that are answered at the same time."""
 log = logging.getLogger("stepwell.dashboard")
 
 
@@ -127,20 +130,20 @@ class Dashboard:
         run = self.catalogue.find(run_id)
         given = Parameters(request.query_params)
         key = (run_id, path, *sorted(request.query_params.multi_items()))
-        return self._json(key, run, lambda: make(run, given))
+
+        def body() -> bytes:
+            answer = make(run, given)
+            return IncompleteAnswer(encode(answer)) if answer.get("missing") else encode(answer)
+
+        return _json_response(self.catalogue.answer(key, [run], body))
 
     def _of_whole_run(self, name: str, request: Request) -> Response:
         run_id = request.path_params["run"]
         run = self.catalogue.find(run_id)
-        body = self.catalogue.answer((run_id, name), run, lambda: self.workers.answer(name, run))
+        body = self.catalogue.answer(
+            (run_id, name), [run], lambda: self.workers.answer(name, run), is_slow=True
+        )
         return _json_response(body)
-
-    def _json(self, key: Hashable, run: RecordedRun | None, make: Callable[[], Any]) -> Response:
-        def body() -> bytes:
-            answer = make()
-            return IncompleteAnswer(encode(answer)) if answer.get("missing") else encode(answer)
-
-        return _json_response(self.catalogue.answer(key, run, body))
 
     def _runs(self, request: Request) -> Response:
         return _json_response(encode(self.summaries.answer()))
@@ -150,8 +153,9 @@ class Dashboard:
         run = self.catalogue.find(run_id)
         body = self.catalogue.answer(
             (run_id, "overview"),
-            run,
+            [run],
             lambda: self.workers.answer("overview", run),
+            is_slow=True,
             instead=lambda: encode(answers.partial_overview(run)),
         )
         return _json_response(body)
@@ -160,9 +164,8 @@ class Dashboard:
         given = Parameters(request.query_params)
         ids = list(dict.fromkeys(given.texts("run", most=20)))
         runs = [self.catalogue.find(run_id) for run_id in ids]
-        changing = next((run for run in runs if run.status == "running"), runs[0] if runs else None)
         body = self.catalogue.answer(
-            ("compare", *ids), changing, lambda: self.workers.answer("compare", *runs)
+            ("compare", *ids), runs, lambda: self.workers.answer("compare", *runs), is_slow=True
         )
         return _json_response(body)
 
@@ -306,6 +309,8 @@ class Dashboard:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Stop followers and workers when the server ends."""
+        # Requests wait in these threads for answers. Streams of live events must not wait for them.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(REQUESTS))
         yield
         self.stop()
 

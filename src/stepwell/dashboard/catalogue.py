@@ -35,6 +35,8 @@ PATIENCE_S = 0.8
 MOST_BYTES = 256 << 20
 """Size of the answers that are kept."""
 WORKERS = 2
+SLOW_WORKERS = 2
+"""Answers that are made at the same time: those for one screen, and those that read all records of a run."""
 Stamp = tuple[Any, ...]
 
 
@@ -69,6 +71,7 @@ class Catalogue:
         self._bytes = 0
         self._pending: dict[Hashable, Future[bytes]] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "stepwell-answer")
+        self._slow_workers = ThreadPoolExecutor(SLOW_WORKERS, "stepwell-slow-answer")
 
     # Runs
 
@@ -95,23 +98,26 @@ class Catalogue:
     def answer(
         self,
         key: Hashable,
-        run: RecordedRun | None,
+        runs: Sequence[RecordedRun],
         make: Callable[[], bytes],
+        *,
+        is_slow: bool = False,
         instead: Callable[[], bytes] | None = None,
     ) -> bytes:
-        """Return a kept answer if it is still right, else make it.
+        """Return a kept answer about these runs if it is still right, else make it.
 
-        While a live run changes, an answer may be a little behind: its successor is being made. With
-        ``instead``, return that if the answer takes longer than ``PATIENCE_S``; the next request gets it.
+        While a live run changes, an answer may be a little behind: its successor is being made. Answers that
+        are slow do not delay others. With ``instead``, return that if the answer takes longer than
+        ``PATIENCE_S``; the next request gets it.
         """
-        stamp = () if run is None else stamp_of(run)
-        is_live = run is not None and run.status == "running"
+        stamp = tuple(map(stamp_of, runs))
+        is_live = any(run.status == "running" for run in runs)
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 age = time.monotonic() - kept.made
-                if is_live or run is None:
+                if is_live:
                     is_fresh = age < max(FRESH_S, REST * kept.took)
                 else:
                     # The documents of a run that is killed do not change: what is new are its records.
@@ -120,7 +126,8 @@ class Catalogue:
                     return kept.body
             pending = self._pending.get(key)
             if pending is None:
-                pending = self._workers.submit(self._make, key, stamp, is_live, make)
+                workers = self._slow_workers if is_slow else self._workers
+                pending = workers.submit(self._make, key, stamp, is_live, make)
                 self._pending[key] = pending
         if kept is not None and is_live and kept.took > FRESH_S:
             return kept.body
@@ -152,7 +159,8 @@ class Catalogue:
 
     def close(self) -> None:
         """Stop the threads. Answers that are being made are not waited for."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._slow_workers):
+            workers.shutdown(wait=False, cancel_futures=True)
 
 
 class IncompleteAnswer(bytes):
