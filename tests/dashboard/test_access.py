@@ -57,7 +57,7 @@ def test_the_link_sets_a_cookie_and_leads_to_the_address_without_the_token(serve
     assert (reply.status, reply.headers["location"]) == (303, "/?a=1")
     cookie = reply.headers["set-cookie"]
     assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
+    assert "SameSite=Lax" in cookie
     again = server.ask("/api/runs", headers={"Cookie": cookie.split(";")[0]}, signed_in=False)
     assert again.status == 200
 
@@ -90,6 +90,13 @@ def test_own_hosts_are_served(server: Server, host: str) -> None:
     assert server.ask("/api/runs", headers={"Host": host}).status == 200
 
 
+FROM_A_LINK = {
+    "Sec-Fetch-Site": "cross-site",
+    "Sec-Fetch-Mode": "navigate",
+    "Sec-Fetch-Dest": "document",
+}
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -99,10 +106,15 @@ def test_own_hosts_are_served(server: Server, host: str) -> None:
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+        FROM_A_LINK,
     ],
 )
 def test_requests_of_other_pages_are_refused(server: Server, headers: dict[str, str]) -> None:
     assert server.ask("/api/runs", headers=headers).status == 403
+
+
+def test_a_link_on_another_page_opens_the_page(server: Server) -> None:
+    assert server.ask("/", headers=FROM_A_LINK).status == 200
 
 
 def test_every_answer_has_a_strict_policy_and_allows_no_other_page(server: Server) -> None:

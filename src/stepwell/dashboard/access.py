@@ -83,14 +83,17 @@ class Access:
             return 414, f"The address is longer than {LONGEST} bytes."
         hosts = _values(scope, b"host")
         if len(hosts) != 1 or host_of(hosts[0]) not in self._hosts:
-            return 400, "This server is not known under that host name; start it with --host NAME."
+            return (
+                400,
+                "This server is not known under that host name; start it with --allow-host NAME.",
+            )
         for origin in _values(scope, b"origin"):
             if urlsplit(origin).netloc.lower() != hosts[0].lower():
                 return 403, "Requests from other web pages are refused."
         if any(site not in ("same-origin", "none") for site in _values(scope, b"sec-fetch-site")):
             # A link from elsewhere may open the page itself, without scripts reading the answer.
-            is_navigation = _values(scope, b"sec-fetch-mode") == ["navigate"]
-            if not is_navigation or _values(scope, b"sec-fetch-dest") != ["document"]:
+            is_link = scope["path"] == "/" and _values(scope, b"sec-fetch-mode") == ["navigate"]
+            if not is_link or _values(scope, b"sec-fetch-dest") != ["document"]:
                 return 403, "Requests from other web pages are refused."
         return None
 
@@ -123,7 +126,8 @@ class Access:
         rest = urlencode([(key, value) for key, value in query if key != TOKEN])
         # One slash: "//host" would lead to another server.
         path = "/" + re.sub(r"[^\x21-\x7e]|[\\]", "", scope["path"]).lstrip("/")
-        cookie = f"{self._cookie}={given}; Path=/; HttpOnly; SameSite=Strict"
+        # Not "Strict": a link in a notebook or a chat would lead here without the cookie that it just set.
+        cookie = f"{self._cookie}={given}; Path=/; HttpOnly; SameSite=Lax"
         location = path + (f"?{rest}" if rest else "")
         headers = [(b"location", location.encode("latin-1")), (b"set-cookie", cookie.encode())]
         await _respond(send, 303, b"", headers)
