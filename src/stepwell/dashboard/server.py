@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import threading
@@ -21,7 +22,8 @@ from stepwell.dashboard.page import page_file
 PORT = 7837
 TOKEN_VARIABLE = "STEPWELL_UI_TOKEN"
 SHORTEST_TOKEN = 16
-EVERYWHERE = ("0.0.0.0", "::")
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of a machine's, and the loopback address of each."""
 
 
 def serve(
@@ -48,8 +50,9 @@ def serve(
     listening = listen(host, port)
     chosen = int(listening.getsockname()[1])
     app, dashboard = make_app(folder, token, {*host_names(host), *names}, chosen)
-    shown = "127.0.0.1" if host in EVERYWHERE else host
-    link = f"http://{f'[{shown}]' if ':' in shown else shown}:{chosen}/?token={token}"
+    shown = EVERYWHERE.get(host, host)
+    shown = f"[{shown}]" if ":" in shown else shown
+    link = f"http://{shown}:{chosen}/?token={token}"
     say(f"Runs in {folder}: {link}")
     if is_loopback(host):
         name = socket.gethostname()
@@ -89,7 +92,7 @@ def choose_token() -> str:
     given = os.environ.get(TOKEN_VARIABLE)
     if given is None:
         return secrets.token_urlsafe(24)
-    if len(given) < SHORTEST_TOKEN or not all(c.isalnum() or c in "-_" for c in given):
+    if len(given) < SHORTEST_TOKEN or not re.fullmatch(r"[A-Za-z0-9_-]+", given):
         raise StepwellError(
             f"{TOKEN_VARIABLE} must have at least {SHORTEST_TOKEN} letters, digits, - or _"
         )
