@@ -1,6 +1,6 @@
 // Answers of the server, or of the data inside a one-file report.
 
-import { useEffect, useMemo, useReducer, useRef } from "preact/hooks";
+import { useEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
 import { onVersion, setBusyTest, versionOf } from "./live";
 import type { SeriesAnswer } from "./types";
 
@@ -169,8 +169,30 @@ async function request(address: string): Promise<unknown> {
   } catch {
     throw new Error("The server does not answer. Is `stepwell ui` still running?");
   }
+  const about = /^\/api\/runs\/[^/?]+(?:\/[a-z]+)?(?:\?|$)/.test(address) ? runOf(address) : "";
+  if (about && missing.has(about) !== (response.status === 404)) {
+    if (response.status === 404) missing.add(about);
+    else missing.delete(about);
+    for (const listener of missingListeners) listener();
+  }
   if (response.ok) return response.json();
   throw new Error(await refusal(response));
+}
+
+/** Runs that the server no longer has, or never had. */
+const missing = new Set<string>();
+const missingListeners = new Set<() => void>();
+
+/** Whether the server said that there is no such run, in the last answer about it. */
+export function useMissing(run: string): boolean {
+  const [isMissing, set] = useState(missing.has(run));
+  useEffect(() => {
+    const listener = (): void => set(missing.has(run));
+    missingListeners.add(listener);
+    listener();
+    return () => void missingListeners.delete(listener);
+  }, [run]);
+  return isMissing;
 }
 
 async function refusal(response: Response): Promise<string> {

@@ -62,11 +62,20 @@ export function lineColour(index: number): string {
 
 const taken = new Map<string, number>();
 
-/** The colour of a run, the same in every chart. Runs get colours in the order in which they first appear. */
+/** The colour of a run, the same in every chart. Runs get colours in the order in which they first appear; when all
+ * are taken, darker ones follow, then lighter ones. */
 export function runColour(id: string): string {
   const index = taken.get(id) ?? taken.size;
   taken.set(id, index);
-  return lineColour(index);
+  const colour = lineColour(index);
+  const round = Math.floor(index / LINES.length) % 3;
+  return round === 0 ? colour : round === 1 ? mixed(colour, 0, 0.38) : mixed(colour, 255, 0.42);
+}
+
+/** The colour with a share of black (0) or white (255). */
+function mixed(colour: string, ground: number, share: number): string {
+  const parts = [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16) * (1 - share) + ground * share);
+  return `#${parts.map((part) => Math.round(part).toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** Black or white, whichever reads better on a colour. */

@@ -44,8 +44,12 @@ export interface MetricChartProps {
 /** Text of a value with this many significant digits. */
 export type Unit = (value: number, digits?: number) => string;
 
-/** Digits at the cursor: enough to tell neighbouring values apart. */
-const CURSOR_DIGITS = 6;
+/** Digits of the values at the cursor: enough to tell neighbours apart. */
+function cursorDigits(line: Line): number {
+  const [low, high] = extent(line) ?? [0, 0];
+  const digits = high > low ? Math.ceil(Math.log10(Math.max(Math.abs(low), Math.abs(high)) / (high - low))) + 3 : 0;
+  return Math.min(15, Math.max(6, digits));
+}
 
 const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3]];
 
@@ -463,13 +467,14 @@ interface LegendProps {
   expected: number;
 }
 
-const MOST_IN_LEGEND = 12;
+const MOST_IN_LEGEND = 6;
 
 /** The lines of a chart with their values at the cursor, or their last ones. */
 function Legend({ lines, axis, log, unit, best, bestOf, readout, where, expected }: LegendProps) {
   const list = useRef<HTMLUListElement>(null);
   const x = useMemo(() => unionOf(lines), [lines]);
   useEffect(() => {
+    const digits = lines.map(cursorDigits);
     // The cursor moves often: its values go into the page without a redraw.
     readout.current = (index) => {
       const at = index === null ? null : x[index];
@@ -477,7 +482,7 @@ function Legend({ lines, axis, log, unit, best, bestOf, readout, where, expected
       list.current?.querySelectorAll("[data-line]").forEach((cell, place) => {
         const line = lines[place];
         if (!line) return;
-        cell.textContent = at === null || at === undefined ? valueText(lastOf(line), unit) : valueText(valueAt(line, at), unit, CURSOR_DIGITS);
+        cell.textContent = at === null || at === undefined ? valueText(lastOf(line), unit) : valueText(valueAt(line, at), unit, digits[place]);
       });
     };
     readout.current(null);
@@ -485,11 +490,12 @@ function Legend({ lines, axis, log, unit, best, bestOf, readout, where, expected
       readout.current = null;
     };
   }, [lines, axis]);
-  const more = lines.length - MOST_IN_LEGEND;
+  const [isAll, setAll] = useState(false);
+  const shown = isAll ? lines : lines.slice(0, MOST_IN_LEGEND);
   return (
     <div class="legend" style={{ minHeight: `${Math.min(expected, 4) * 20}px` }}>
       <ul ref={list}>
-        {lines.slice(0, MOST_IN_LEGEND).map((line) => {
+        {shown.map((line) => {
           const [run, name = ""] = line.key.split("\n");
           const hidden = log ? notPositive(line) : 0;
           const record = run === bestOf ? best?.[name] : undefined;
@@ -519,8 +525,12 @@ function Legend({ lines, axis, log, unit, best, bestOf, readout, where, expected
             </li>
           );
         })}
-        {more > 0 && <li class="legend-more">and {more} more</li>}
       </ul>
+      {lines.length > MOST_IN_LEGEND && (
+        <button type="button" class="link-button legend-more" aria-expanded={isAll} onClick={() => setAll(!isAll)}>
+          {isAll ? "Show fewer" : `${count(lines.length - MOST_IN_LEGEND)} more`}
+        </button>
+      )}
     </div>
   );
 }

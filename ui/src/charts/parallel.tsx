@@ -1,15 +1,13 @@
 // Parallel coordinates: one line for each run through its settings and metrics. Brush an axis to keep some runs.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { lineColour } from "../colours";
+import { runColour } from "../colours";
 import { counted, number } from "../format";
-import { useTheme } from "../theme";
 import type { Scalar } from "../types";
-import { colourTable } from "./heatmap";
 import "./parallel.css";
 
 export interface ParallelProps {
-  /** values[i] is that of runs[i]. Lines are coloured by the last axis. */
+  /** values[i] is that of runs[i]. */
   axes: { key: string; values: Scalar[] }[];
   runs: { id: string; label: string }[];
   /** Called with the ids of the runs that pass all brushes; null: no brush. */
@@ -82,7 +80,6 @@ export function Parallel(props: ParallelProps) {
 }
 
 function Coordinates({ axes, runs, onFilter, onPick }: ParallelProps) {
-  const theme = useTheme();
   const box = useRef<HTMLDivElement>(null);
   const svg = useRef<SVGSVGElement>(null);
   const [width, setWidth] = useState(800);
@@ -95,18 +92,7 @@ function Coordinates({ axes, runs, onFilter, onPick }: ParallelProps) {
     return () => sizes.disconnect();
   }, []);
   const scaled = useMemo(() => axes.map(scaleAxis), [axes]);
-  const colours = useMemo(() => {
-    const last = scaled[scaled.length - 1];
-    const table = colourTable("cool", theme === "dark");
-    return runs.map((_, i) => {
-      const place = last?.places[i] ?? null;
-      if (!last || place === null) return "var(--ink-3)";
-      if (!last.isNumber) return lineColour(Math.max(0, [...new Set(last.texts)].sort().indexOf(last.texts[i]!)));
-      // The quiet end of the table is too close to the ground for lines.
-      const [r, g, b] = table[Math.round((0.22 + 0.75 * place) * 255)]!;
-      return `rgb(${r} ${g} ${b})`;
-    });
-  }, [scaled, runs, theme]);
+  const colours = runs.map(({ id }) => runColour(id));
   const isIn = useMemo(
     () =>
       runs.map((_, i) =>

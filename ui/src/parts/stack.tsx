@@ -52,8 +52,8 @@ export function TimeTable({ lines, wall }: { lines: PhaseLine[]; wall: number })
               <th scope="col">Phase</th>
               <th scope="col" class="number">Time</th>
               <th scope="col" class="number">Share</th>
-              {hasSteps && <th scope="col" class="number">p50 per step</th>}
-              {hasSteps && <th scope="col" class="number">p95</th>}
+              {hasSteps && <th scope="col" class="number" title="Median: in half of the steps, the phase takes less">p50 per step</th>}
+              {hasSteps && <th scope="col" class="number" title="In 95 % of the steps, the phase takes less">p95</th>}
             </tr>
           </thead>
           <tbody>

@@ -12,12 +12,14 @@ import { TableBox } from "../parts/table_box";
 import { href, useRouteList, useRouteParam, useRouteRange } from "../router";
 import type { CompareAnswer, MetricInfo } from "../types";
 import { groupsOf } from "./metrics";
+import { MOST_COMPARED } from "./runs";
 
 const MOST_CHARTS = 6;
 
 export function CompareView() {
   const [ids, setIds] = useRouteList("run");
-  const { data, error } = useAnswer<CompareAnswer>(ids.length > 1 ? "/api/compare" : null, { run: ids });
+  const isTooMany = ids.length > MOST_COMPARED;
+  const { data, error } = useAnswer<CompareAnswer>(ids.length > 1 && !isTooMany ? "/api/compare" : null, { run: ids });
   useEffect(() => {
     document.title = "Compare · stepwell";
   }, []);
@@ -26,48 +28,61 @@ export function CompareView() {
       <div class="page-head">
         <h1>Compare</h1>
       </div>
+      <Chips ids={ids} runs={data?.runs ?? []} remove={(id) => setIds(ids.filter((each) => each !== id))} />
       {ids.length < 2 ? (
         <Empty title="Choose two runs or more.">
           Tick them in the <a href={href([], { run: ids })}>list of runs</a>.
         </Empty>
+      ) : isTooMany ? (
+        <Empty title={`${count(ids.length)} runs are too many.`}>
+          The comparison takes {count(MOST_COMPARED)} runs at most. Remove {count(ids.length - MOST_COMPARED)} of them.
+        </Empty>
       ) : (
         <>
           {error && <Trouble error={error} />}
-          {!data ? (
-            !error && <Loading height={480} label="Comparing" />
-          ) : (
-            <Comparison answer={data} remove={(id) => setIds(ids.filter((each) => each !== id))} />
-          )}
+          {!data ? !error && <Loading height={480} label="Comparing" /> : !error && <Comparison answer={data} />}
         </>
       )}
     </div>
   );
 }
 
-function Comparison({ answer, remove }: { answer: CompareAnswer; remove: (id: string) => void }) {
+/** The runs of the route, also those that the server does not have. */
+function Chips({ ids, runs, remove }: { ids: string[]; runs: CompareAnswer["runs"]; remove: (id: string) => void }) {
+  return (
+    <ul class="chips" aria-label="Runs">
+      {ids.map((id) => {
+        const run = runs.find((each) => each.id === id);
+        const label = run?.label ?? id;
+        return (
+          <li key={id} class="chip">
+            <span class="swatch" style={{ background: runColour(id) }} />
+            {run && <StatusMark status={run.status} />}
+            <a href={href(["run", id])}>{label}</a>
+            {run && (
+              <span class="muted">
+                {duration(run.seconds * 1e9)}
+                {run.last_step !== null && `, step ${count(run.last_step)}`}
+              </span>
+            )}
+            <button type="button" class="chip-remove" aria-label={`Remove ${label}`} onClick={() => remove(id)}>
+              ×
+            </button>
+          </li>
+        );
+      })}
+      <li>
+        <a href={href([], { run: ids })}>Choose runs</a>
+      </li>
+    </ul>
+  );
+}
+
+function Comparison({ answer }: { answer: CompareAnswer }) {
   const { runs, summary, metrics, config, code, phases, axes } = answer;
   const labels = useMemo(() => Object.fromEntries(runs.map(({ id, label }) => [id, label])), [runs]);
   return (
     <div class="compare">
-      <ul class="chips" aria-label="Runs">
-        {runs.map((run) => (
-          <li key={run.id} class="chip">
-            <span class="swatch" style={{ background: runColour(run.id) }} />
-            <StatusMark status={run.status} />
-            <a href={href(["run", run.id])}>{run.label}</a>
-            <span class="muted">
-              {duration(run.seconds * 1e9)}
-              {run.last_step !== null && `, step ${count(run.last_step)}`}
-            </span>
-            <button type="button" class="chip-remove" aria-label={`Remove ${run.label}`} onClick={() => remove(run.id)}>
-              ×
-            </button>
-          </li>
-        ))}
-        <li>
-          <a href={href([], { run: runs.map(({ id }) => id) })}>Choose runs</a>
-        </li>
-      </ul>
       <section class="card verdict" aria-labelledby="summary">
         <h2 id="summary">Summary</h2>
         {summary.length ? (

@@ -136,16 +136,22 @@ function Content({ item }: { item: MediaItem }) {
   return <File item={item} />;
 }
 
+/** The pixels of smaller images are shown as they are, without blur. */
+const SMALL_PIXELS = 64;
+
 function Picture({ item }: { item: MediaItem }) {
   const [isBroken, setBroken] = useState(false);
+  const [isSmall, setSmall] = useState(false);
   useEffect(() => setBroken(false), [item.url]);
   if (isBroken) return <File item={item} />;
   return (
     <div class="media-body picture">
       <img
+        class={isSmall ? "small" : ""}
         src={item.url ?? undefined}
         alt={item.caption ?? `${item.name}${item.step === null ? "" : ` at step ${item.step}`}`}
         loading="lazy"
+        onLoad={({ currentTarget: { naturalWidth, naturalHeight } }) => setSmall(Math.max(naturalWidth, naturalHeight) < SMALL_PIXELS)}
         onError={() => setBroken(true)}
       />
     </div>

@@ -13,8 +13,8 @@ import type { ViewProps } from "../view";
 
 const SPLITS = ["train", "training", "val", "valid", "validation", "test", "eval", "holdout", "dev"];
 const SYSTEM = "system";
-/** Larger groups are collapsed until the reader opens them. */
-const MOST_OPEN = 24;
+/** Groups are open at first until they have about this many charts. */
+const OPEN_FIRST = 12;
 const MOST_IN_CHART = 12;
 
 interface Chart {
@@ -71,13 +71,23 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
   const best = useMemo(() => Object.fromEntries(list.metrics.map((metric) => [metric.name, metric])), [list]);
   const shown = useMemo(() => matching(groups, text), [groups, text]);
   const amount = shown.reduce((sum, { charts }) => sum + charts.length, 0);
-  const isOpen = ({ key, charts }: Group): boolean => {
-    const isOpenFirst = text !== "" || (charts.length <= MOST_OPEN && (key !== SYSTEM || groups.length === 1));
-    return isOpenFirst !== folded.includes(key);
-  };
+  const first = useMemo(() => openFirst(groups), [groups]);
+  const isOpenFirst = ({ key }: Group): boolean => text !== "" || first.has(key);
+  const isOpen = (group: Group): boolean => isOpenFirst(group) !== folded.includes(group.key);
+  const openAll = (on: boolean): void => setFolded(shown.filter((group) => isOpenFirst(group) !== on).map(({ key }) => key));
   return (
     <div class="metrics">
       <Tools run={run} axes={axes} ranks={ranks} amount={amount} />
+      {shown.length > 1 && (
+        <p class="group-tools">
+          <button type="button" class="link-button" disabled={shown.every(isOpen)} onClick={() => openAll(true)}>
+            Open all
+          </button>
+          <button type="button" class="link-button" disabled={!shown.some(isOpen)} onClick={() => openAll(false)}>
+            Close all
+          </button>
+        </p>
+      )}
       {amount === 0 && (
         <Empty title="No metric matches.">
           <button type="button" class="link-button" onClick={() => setParams({ q: null })}>
@@ -162,6 +172,18 @@ export function groupsOf(metrics: MetricInfo[]): Group[] {
     groups.push({ key: prefix || "other", title: prefix || (rest.length + groups.length > 1 ? "other metrics" : "all metrics"), charts });
   }
   return groups;
+}
+
+/** Keys of the groups that are open at first. Those of the system are below, and closed if there are others. */
+function openFirst(groups: Group[]): Set<string> {
+  const keys = new Set<string>();
+  let charts = 0;
+  for (const group of groups) {
+    if (charts >= OPEN_FIRST || (group.key === SYSTEM && groups.length > 1)) continue;
+    keys.add(group.key);
+    charts += group.charts.length;
+  }
+  return keys;
 }
 
 const naturally = new Intl.Collator("en", { numeric: true }).compare;

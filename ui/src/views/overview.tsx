@@ -1,6 +1,7 @@
 // The first page of a run: the verdict, then curves, time, attempts and values.
 
 import type { ComponentChildren } from "preact";
+import { useAnswer } from "../api";
 import { MetricChart } from "../charts/line";
 import { count, counted, duration, number, percent, plain, rate } from "../format";
 import type { Live } from "../live";
@@ -9,7 +10,7 @@ import { StatusMark } from "../parts/marks";
 import { TimeTable } from "../parts/stack";
 import { TableBox } from "../parts/table_box";
 import { href, useRouteRange } from "../router";
-import type { AttemptLine, Overview, ValueLine } from "../types";
+import type { AttemptLine, MetricList, Overview, ValueLine } from "../types";
 import { Verdict } from "./findings";
 
 interface Props {
@@ -152,7 +153,7 @@ function Numbers({ overview, live }: { overview: Overview; live: Live }) {
     tile(
       "Step",
       duration(steps.p50_ns),
-      steps.count > 1 && `p95 ${duration(steps.p95_ns)}, longest ${duration(steps.max_ns)} at step ${count(steps.max_step)}`,
+      steps.count > 1 && `median; p95 ${duration(steps.p95_ns)}, longest ${duration(steps.max_ns)} at step ${count(steps.max_step)}`,
     );
     tile("Steps", count(steps.count), steps.epochs !== null && `in ${counted(steps.epochs, "epoch")}`);
   }
@@ -166,7 +167,10 @@ function Attempts({ attempts, wall }: { attempts: AttemptLine[]; wall: number })
   const end = Math.max(wall, ...attempts.map((attempt) => attempt.end)) || 1;
   return (
     <section class="card" aria-labelledby="attempts">
-      <h2 id="attempts">Attempts</h2>
+      <div class="card-head">
+        <h2 id="attempts">Attempts</h2>
+        <p class="muted">An attempt is one start of the training script; a restart is the next one.</p>
+      </div>
       <TableBox label="Attempts">
         <table class="data attempts">
           <thead>
@@ -217,12 +221,22 @@ function Attempts({ attempts, wall }: { attempts: AttemptLine[]; wall: number })
 }
 
 function Values({ run, values, ranks }: { run: string; values: ValueLine[]; ranks: number }) {
+  const { data } = useAnswer<MetricList>(`/api/runs/${encodeURIComponent(run)}/metrics`);
+  const total = data?.metrics.length ?? 0;
   const hasBest = values.some(({ best }) => best !== null);
   return (
     <section class="card" aria-labelledby="values">
       <div class="card-head">
         <h2 id="values">Values</h2>
-        {ranks > 1 && <p class="muted">mean of {count(ranks)} ranks</p>}
+        <p class="muted">
+          {total > values.length && (
+            <a href={href(["run", run, "metrics"])}>
+              {count(values.length)} of {counted(total, "metric")}
+            </a>
+          )}
+          {total > values.length && ranks > 1 && ", "}
+          {ranks > 1 && `mean of ${count(ranks)} ranks`}
+        </p>
       </div>
       <TableBox label="Values">
         <table class="data">

@@ -230,7 +230,7 @@ function SkewTable({ run, lines }: { run: string; lines: RankLine[] }) {
                 <td>{line.status}</td>
                 <td class="number">{line.step === null ? "" : count(line.step)}</td>
                 <td class="number">{line.step_ns === null ? "" : duration(line.step_ns)}</td>
-                <td class="number">{line.slower === null ? "" : slower(line.slower)}</td>
+                <td class="number">{line.slower === null ? "" : <Slower share={line.slower} />}</td>
                 <td>
                   {line.phase !== null && line.phase_ns !== null && line.typical_ns !== null && line.phase_ns > line.typical_ns * 1.01 && (
                     <span class="rank-phase">
@@ -254,9 +254,9 @@ function SkewTable({ run, lines }: { run: string; lines: RankLine[] }) {
   );
 }
 
-function slower(share: number): string {
-  if (Math.abs(share) < 0.0005) return "0 %";
-  return share > 0 ? percent(share) : `-${percent(-share)}`;
+function Slower({ share }: { share: number }) {
+  if (Math.abs(share) < 0.0005) return <>0 %</>;
+  return share > 0 ? <>{percent(share)}</> : <span class="muted" title={`faster by ${percent(-share)}`}>–</span>;
 }
 
 // Stacks

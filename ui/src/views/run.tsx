@@ -61,6 +61,11 @@ export function RunPage({ id, tab }: { id: string; tab: string }) {
   return (
     <div class="page">
       <RunHead id={id} head={head} live={live} />
+      {isReport && (
+        <p class="muted small">
+          This file has no other x axes, no span search and no finer zoom. For those, open the run with <code>stepwell ui</code>.
+        </p>
+      )}
       {/* Read aloud when a live run ends or has new findings, and not at every step. */}
       <p class="visually-hidden" role="status">
         {data && !data.is_partial ? `${data.head.status_text}, ${counted(data.findings.length, "finding")}` : ""}

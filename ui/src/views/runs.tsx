@@ -15,11 +15,13 @@ import type { RunList, RunSummary, Value } from "../types";
 
 /** Heights of rows, as in views.css. On a narrow screen, the cells of a run are below its name. */
 const ROW = 56;
-const NARROW_ROW = 82;
+const NARROW_ROW = 102;
 const NARROW_LINE = 20;
 const NAME_WIDTH = 340;
 const GROUP_ROW = 36;
 const narrow = window.matchMedia("(max-width: 640px)");
+/** Runs that the server compares at most. */
+export const MOST_COMPARED = 20;
 /** Rows drawn above and below the screen, and how many are added at a time. */
 const AROUND = 12;
 const STRIDE = 8;
@@ -27,6 +29,8 @@ const STRIDE = 8;
 interface Column {
   key: string;
   title: string;
+  /** Explains the title. */
+  hint?: string;
   isNumber: boolean;
   width: number;
   /** The value to sort by; null sorts last. */
@@ -82,6 +86,7 @@ const FIXED: Column[] = [
   {
     key: "goodput",
     title: "Goodput",
+    hint: "Goodput: the share of the wall time that made progress",
     isNumber: true,
     width: 84,
     value: (run) => run.goodput,
@@ -131,7 +136,8 @@ function userColumn(key: string): Column | null {
       },
       cell: (run) => {
         const found = value(run);
-        return typeof found === "number" ? String(found) : plain(found);
+        // Whole numbers stay as they are: a seed has no commas.
+        return typeof found !== "number" ? plain(found) : Number.isInteger(found) ? String(found) : number(found, 6);
       },
     };
   }
@@ -249,6 +255,11 @@ function List({ list }: { list: RunList }) {
           {list.pending > 0 && ` · analysing ${count(list.pending)}`}
         </p>
         <span class="toolbar-end">
+          {chosen.length >= MOST_COMPARED && (
+            <span class="muted" role="status">
+              {count(MOST_COMPARED)} runs at most
+            </span>
+          )}
           {chosen.length > 0 && (
             <button type="button" class="link-button" onClick={() => setChosen([])}>
               Clear
@@ -257,7 +268,7 @@ function List({ list }: { list: RunList }) {
           <button
             type="button"
             class="primary"
-            disabled={chosen.length < 2}
+            disabled={chosen.length < 2 || chosen.length > MOST_COMPARED}
             onClick={() => navigate(href(["compare"], { run: chosen }))}
           >
             {chosen.length < 2 ? "Compare runs" : `Compare ${chosen.length} runs`}
@@ -459,6 +470,7 @@ function Table({ rows, columns, sort, chosen, choose }: TableProps) {
                 index={first + place + 2}
                 isTwice={(names.get(row.run.name) ?? 0) > 1}
                 isChosen={selected.has(row.run.id)}
+                isFull={selected.size >= MOST_COMPARED}
                 choose={(on) => toggle(row.run.id, on)}
               />
             ),
@@ -509,7 +521,7 @@ function Heading({ column, sort, also }: { column: Column; sort: string; also?: 
       role="columnheader"
       scope="col"
       class={column.isNumber ? "number" : ""}
-      title={column.title}
+      title={column.hint ?? column.title}
       aria-sort={isSorted ? (sort.startsWith("-") ? "descending" : "ascending") : "none"}
     >
       {sortButton(column)}
@@ -526,10 +538,12 @@ interface RunRowProps {
   /** Another run has the same name. */
   isTwice: boolean;
   isChosen: boolean;
+  /** As many runs are chosen as can be compared. */
+  isFull: boolean;
   choose: (on: boolean) => void;
 }
 
-function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunRowProps) {
+function RunRow({ run, columns, height, index, isTwice, isChosen, isFull, choose }: RunRowProps) {
   const address = href(["run", run.id]);
   const latest = useRef(choose);
   latest.current = choose;
@@ -552,6 +566,8 @@ function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunR
           <input
             type="checkbox"
             checked={isChosen}
+            disabled={isFull && !isChosen}
+            title={isFull && !isChosen ? `${MOST_COMPARED} runs at most can be compared` : undefined}
             aria-label={`Select ${run.name}`}
             onChange={(event) => latest.current(event.currentTarget.checked)}
           />
@@ -579,7 +595,7 @@ function RunRow({ run, columns, height, index, isTwice, isChosen, choose }: RunR
         </td>
       ))}
     </tr>
-  ), [run, columns, height, index, isTwice, isChosen]);
+  ), [run, columns, height, index, isTwice, isChosen, isFull]);
 }
 
 /** The range of rows to draw: those on the screen and a few around them. */

@@ -54,7 +54,7 @@ export function TimelineView({ run, head }: ViewProps) {
       </Empty>
     );
   }
-  return <Loaded run={run} />;
+  return <Loaded run={run} isLive={head.status === "running"} />;
 }
 
 // Windows of boxes
@@ -252,7 +252,7 @@ async function viewOfStep(run: string, rank: number, step: number): Promise<View
   return null;
 }
 
-function Loaded({ run }: { run: string }) {
+function Loaded({ run, isLive }: { run: string; isLive: boolean }) {
   useTheme();
   const { query } = useRoute();
   const wantedStep = query.get("step");
@@ -425,6 +425,7 @@ function Loaded({ run }: { run: string }) {
               <SpanPanel
                 mark={mark}
                 span={span}
+                isLive={isLive}
                 error={spanId !== null ? detail.error : null}
                 highlight={highlight}
                 onFit={(goal) => handle.current?.fit(goal)}
@@ -462,6 +463,12 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
   useEffect(() => setText(search), [search]);
   const [rankText, setRankText] = useState(rankRanges(ranks.map(Number)));
   useEffect(() => setRankText(rankRanges(ranks.map(Number))), [ranks.join(",")]);
+  const [rankNote, setRankNote] = useState("");
+  const chooseRanks = (): void => {
+    const { chosen, unknown } = parseRanks(rankText, answer.ranks);
+    setRankNote(unknown.length ? `No rank ${unknown.join(", ")}. This run has ${rankRanges(answer.ranks)}.` : "");
+    if (!unknown.length) setParams({ rank: chosen, offset: null });
+  };
   const trace = addressOf(`/api/runs/${encodeURIComponent(run)}/trace`, {
     start: Math.max(0, Math.round(view.start)),
     end: Math.round(view.end),
@@ -500,7 +507,7 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
           class="timeline-ranks"
           onSubmit={(event) => {
             event.preventDefault();
-            setParams({ rank: parseRanks(rankText, answer.ranks), offset: null });
+            chooseRanks();
           }}
         >
           <label class="field">
@@ -511,9 +518,13 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
               placeholder={`all ${count(answer.ranks.length)}`}
               title="Ranks to show, such as 0-3, 8. Empty: all."
               onInput={(event) => setRankText(event.currentTarget.value)}
-              onChange={() => setParams({ rank: parseRanks(rankText, answer.ranks), offset: null })}
+              onChange={chooseRanks}
+              aria-invalid={rankNote !== ""}
             />
           </label>
+          <span class="field-wrong" role="status">
+            {rankNote}
+          </span>
         </form>
       )}
       <div class="timeline-zoom" role="group" aria-label="Zoom and move">
@@ -539,7 +550,7 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
       {!isReport && (
         <span class="timeline-trace">
           <a href={trace} download title="Download what is on the screen as a trace. Drop the file on ui.perfetto.dev to open it.">
-            Open in Perfetto
+            Download for Perfetto
           </a>
           <span class="timeline-trace-how">downloads this window; drop the file on ui.perfetto.dev</span>
         </span>
@@ -560,15 +571,18 @@ export function rankRanges(ranks: number[]): string {
   return parts.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(", ");
 }
 
-function parseRanks(text: string, all: number[]): number[] {
+/** Return the ranks of a text such as "0-3, 8", and its parts that are no rank of the run. No ranks are all ranks. */
+function parseRanks(text: string, all: number[]): { chosen: number[]; unknown: string[] } {
   const wanted = new Set<number>();
-  for (const part of text.split(/[,\s]+/)) {
+  const unknown: string[] = [];
+  for (const part of text.split(/[,\s]+/).filter(Boolean)) {
     const match = /^(\d+)(?:-(\d+))?$/.exec(part);
-    if (!match) continue;
-    const [from, to] = [Number(match[1]), Number(match[2] ?? match[1])];
-    for (const rank of all) if (rank >= from && rank <= to) wanted.add(rank);
+    const [from, to] = [Number(match?.[1]), Number(match?.[2] ?? match?.[1])];
+    const ranks = all.filter((rank) => rank >= from && rank <= to);
+    for (const rank of ranks) wanted.add(rank);
+    if (!ranks.length) unknown.push(part);
   }
-  return wanted.size === all.length ? [] : [...wanted].slice(0, 256);
+  return { chosen: wanted.size === all.length ? [] : [...wanted].slice(0, 256), unknown };
 }
 
 function Lanes({ answer, offset }: { answer: TimelineAnswer; offset: number }) {
@@ -644,13 +658,14 @@ function Measure({ windows, range, onClear, onZoom }: MeasureProps) {
 interface SpanPanelProps {
   mark: Mark | null;
   span: SpanDetail | null;
+  isLive: boolean;
   error: string | null;
   highlight: string | null;
   onFit: (view: View) => void;
   onClose: () => void;
 }
 
-function SpanPanel({ mark, span, error, highlight, onFit, onClose }: SpanPanelProps) {
+function SpanPanel({ mark, span, isLive, error, highlight, onFit, onClose }: SpanPanelProps) {
   const isDetail = span !== null && (mark === null || mark.id === span.id);
   const name = isDetail ? span.name : (mark?.name.name ?? "");
   const start = isDetail ? span.start : (mark?.start ?? 0);
@@ -658,8 +673,11 @@ function SpanPanel({ mark, span, error, highlight, onFit, onClose }: SpanPanelPr
   const isOpen = isDetail ? span.duration_ns === null : Boolean(mark && mark.flags & OPEN);
   const facts: [string, string][] = [];
   if (mark && mark.count > 1) facts.push(["spans", `${count(mark.count)}, too short to draw alone; zoom in to see them`]);
-  if (length !== null) facts.push(["duration", isOpen ? `${duration(length)} so far` : duration(length)]);
-  else if (mark) facts.push(["duration", `open for ${duration(mark.end - mark.start)}`]);
+  const shownLength = length ?? (mark ? mark.end - mark.start : null);
+  if (shownLength !== null) {
+    const text = duration(shownLength);
+    facts.push(["duration", !isOpen ? text : isLive ? `${text} so far` : `open for ${text} when the process ended`]);
+  }
   facts.push(["start", timeText(start, 1e3)]);
   if (isDetail) {
     if (span.step !== null) facts.push(["step", count(span.step)]);
@@ -770,7 +788,7 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
                 <th scope="col">name</th>
                 <th scope="col" class="number">spans</th>
                 <th scope="col" class="number">total</th>
-                <th scope="col" class="number">p50</th>
+                <th scope="col" class="number" title="Median: half of the spans are shorter">p50</th>
                 <th scope="col" class="number">max</th>
               </tr>
             </thead>
