@@ -17,7 +17,7 @@ import polars as pl
 
 from stepwell.analysis.compare import compare
 from stepwell.analysis.compare.differences import code_facts, text_of
-from stepwell.analysis.detail import metric_list
+from stepwell.analysis.detail import metric_list, status_text
 from stepwell.analysis.diagnostics import holdout_table
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
@@ -202,14 +202,6 @@ def _highest(table: pl.DataFrame, column: str) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def status_text(run: RecordedRun, status: str) -> str:
-    """Return the status with the innermost span of a dead run: killed inside backward."""
-    if status not in ("killed", "failed", "interrupted"):
-        return status
-    mains = [stack for stack in stacks(run) if stack.thread == "MainThread" and stack.frames]
-    return f"{status} inside {mains[0].frames[-1].name}" if mains else status
-
-
 # Overview
 
 
@@ -218,7 +210,7 @@ def overview(run: RecordedRun) -> Json:
     result = report(run)
     processes = main_processes(run)
     top = head(run, processes, result)
-    top["status_text"] = status_text(run, result.status)
+    top["status_text"] = status_text(result.status, result.findings)
     rates = result.throughput
     return {
         "head": top,

@@ -28,6 +28,7 @@ from stepwell.analysis.detail.summaries import (
     bare_entry,
     compute_summary,
     list_summaries,
+    status_text,
     summaries_of,
 )
 from stepwell.analysis.detail.timeline import (
@@ -63,6 +64,7 @@ __all__ = [
     "search_spans",
     "series_at",
     "span_detail",
+    "status_text",
     "summaries_of",
     "timeline_at",
 ]

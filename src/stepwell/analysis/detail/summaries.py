@@ -19,6 +19,7 @@ from stepwell.analysis.detail.cache import memory
 from stepwell.analysis.detail.series import RunMetrics
 from stepwell.analysis.findings import SEVERITIES, Facts, findings
 from stepwell.analysis.findings.curves import goal_of
+from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.run_list import cached_details, keep_details
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import clean, newer_format
@@ -282,16 +283,21 @@ def _with_findings(run: RecordedRun, entry: RunEntry) -> RunEntry:
     found = findings(facts)
     counts = Counter(finding.severity for finding in found)
     died = next((finding for finding in found if finding.rule == "died"), None)
-    inside = None if died is None else died.evidence.get("inside")
-    place = str(inside).rpartition(" › ")[2][:MAX_TEXT] if inside else None
     most = died or (found[0] if found else None)
     return replace(
         entry,
-        status_text=f"{entry.status} inside {place}" if place else entry.status,
+        status_text=status_text(entry.status, found),
         goodput=_goodput(facts),
         findings={severity: counts[severity] for severity in SEVERITIES},
         headline=None if most is None else most.sentence[:MAX_SENTENCE],
     )
+
+
+def status_text(status: str, findings: Iterable[Finding]) -> str:
+    """Return the status of a run, with the innermost span if it died: killed inside backward."""
+    died = next((finding for finding in findings if finding.rule == "died"), None)
+    inside = None if died is None else died.evidence.get("inside")
+    return f"{status} inside {str(inside).rpartition(' › ')[2][:MAX_TEXT]}" if inside else status
 
 
 def _goodput(facts: Facts) -> float | None:
