@@ -112,6 +112,11 @@ const waiting: (() => void)[] = [];
 let active = 0;
 setBusyTest(() => active > 0);
 
+/** Whether the page waits for no answer. */
+export function isIdle(): boolean {
+  return active === 0 && waiting.length === 0;
+}
+
 /** The answer to a request. Equal requests in flight are sent once; an answer is kept until the run changes. */
 export function get<T>(path: string, params: Params = {}): Promise<T> {
   const address = addressOf(path, params);

@@ -4,6 +4,7 @@ import { containedRun, isReport } from "./api";
 import { Boundary } from "./parts/boundary";
 import { Empty } from "./parts/empty";
 import { ThemeToggle } from "./parts/theme_toggle";
+import { watchPrinting } from "./print";
 import { href, navigate, useRoute } from "./router";
 import "./styles/index.css";
 import { CompareView } from "./views/compare";
@@ -80,5 +81,6 @@ function Page({ parts }: { parts: string[] }) {
   );
 }
 
+watchPrinting();
 const root = document.getElementById("app");
 if (root) render(<App />, root);

@@ -41,12 +41,14 @@ export function setTheme(next: Choice): void {
 }
 
 system.addEventListener("change", apply);
-window.addEventListener("beforeprint", () => {
+apply();
+
+/** Show the light theme for printing, then the reader's theme again. */
+export function setPaper(isPaper: boolean): void {
+  if (!isPaper) return apply();
   document.documentElement.dataset.theme = "light";
   for (const listener of listeners) listener();
-});
-window.addEventListener("afterprint", apply);
-apply();
+}
 
 /** The theme on the screen. Canvas views draw again when it changes. */
 export function useTheme(): Theme {

@@ -1,6 +1,6 @@
 // Line charts of metrics, drawn by uPlot.
 
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { addressOf, useAnswers } from "../api";
@@ -206,7 +206,8 @@ function Plot(props: PlotProps) {
     theme,
     props.syncKey,
   ].join("\n");
-  useEffect(() => {
+  // Before the next paint: the browser prints right after its event.
+  useLayoutEffect(() => {
     if (!place.current) return;
     plot.current = new uPlot(options(latest, theme), data, place.current);
     return () => {

@@ -6,10 +6,28 @@ import { isReport } from "../api";
 const MOST_ALWAYS = 40;
 let always = 0;
 
-/** Whether an element is on the screen or close to it. */
+/** Parts of a page that are drawn for printing, wherever they are. */
+const MOST_PRINTED = 60;
+const printed = new Set<(on: boolean) => void>();
+
+/** Show the first parts of the page although they are not on the screen, until it is called with false. */
+export function showAll(on: boolean): void {
+  let left = MOST_PRINTED;
+  for (const show of printed) {
+    show(on && left > 0);
+    left -= 1;
+  }
+}
+
+/** Whether an element is on the screen or close to it, or printed. */
 export function useVisible(ref: RefObject<Element | null>, margin = 500): boolean {
   const [isAlways] = useState(() => typeof IntersectionObserver === "undefined" || (isReport && always++ < MOST_ALWAYS));
   const [isVisible, set] = useState(isAlways);
+  const [isPrinted, setPrinted] = useState(false);
+  useEffect(() => {
+    printed.add(setPrinted);
+    return () => void printed.delete(setPrinted);
+  }, []);
   useEffect(() => {
     const element = ref.current;
     if (isAlways || !element) return;
@@ -19,7 +37,7 @@ export function useVisible(ref: RefObject<Element | null>, margin = 500): boolea
     observer.observe(element);
     return () => observer.disconnect();
   }, []);
-  return isVisible;
+  return isVisible || isPrinted;
 }
 
 /** The width of an element in CSS pixels, 0 before it is known. */

@@ -466,7 +466,7 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
   const [rankNote, setRankNote] = useState("");
   const chooseRanks = (): void => {
     const { chosen, unknown } = parseRanks(rankText, answer.ranks);
-    setRankNote(unknown.length ? `No rank ${unknown.join(", ")}. This run has ${rankRanges(answer.ranks)}.` : "");
+    setRankNote(unknown.length ? `No rank ${unknown.join(", ")}. This run has ranks ${rankRanges(answer.ranks)}.` : "");
     if (!unknown.length) setParams({ rank: chosen, offset: null });
   };
   const trace = addressOf(`/api/runs/${encodeURIComponent(run)}/trace`, {
@@ -552,7 +552,7 @@ function Tools({ run, view, ranks, answer, handle, search }: ToolsProps) {
           <a href={trace} download title="Download what is on the screen as a trace. Drop the file on ui.perfetto.dev to open it.">
             Download for Perfetto
           </a>
-          <span class="timeline-trace-how">downloads this window; drop the file on ui.perfetto.dev</span>
+          <span class="timeline-trace-how">this window; drop the file on ui.perfetto.dev</span>
         </span>
       )}
     </div>
