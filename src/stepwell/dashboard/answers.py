@@ -17,7 +17,9 @@ import polars as pl
 
 from stepwell.analysis.compare import compare
 from stepwell.analysis.compare.differences import code_facts, text_of
+from stepwell.analysis.compare.sentences import HELD_OUT
 from stepwell.analysis.detail import metric_list, status_text
+from stepwell.analysis.detail.source import began_ns
 from stepwell.analysis.diagnostics import holdout_table
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
@@ -55,30 +57,38 @@ MEASURES = {
 OVERALL = "overall"
 EXACT = 1 << 53
 """Largest integer that JavaScript represents exactly."""
-HELD_OUT = ("val", "valid", "validation", "test", "eval", "holdout")
+DEEPEST = 50
+"""Levels of nested values that are shown. A run of a stranger may have thousands."""
 
 
 # Values
 
 
-def plain(value: Any) -> Any:
-    """Return a value as strict JSON types. Numbers that are not finite become "nan", "inf" or "-inf"."""
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as strict JSON types. Numbers that are not finite become "nan", "inf" or "-inf".
+
+    Recorded integers that JavaScript would round become texts. Times and other fields of results stay
+    numbers: their last digits do not matter. Values nested too deeply are left out.
+    """
+    if depth > DEEPEST:
+        return "…"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: v if type(v) is int else plain(v, depth + 1) for name, v in fields.items()}
     if isinstance(value, np.ndarray):
         return plain_list(value)
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {
+            str(key): v if type(v) is int and str(key).endswith("ns") else plain(v, depth + 1)
+            for key, v in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
     if isinstance(value, float):
         return number(value)
     if isinstance(value, int) and abs(value) > EXACT:
-        # JavaScript would round it.
         return str(value)
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
@@ -116,8 +126,7 @@ def _json(text: str | None) -> Any:
 
 def beginning(run: RecordedRun) -> int:
     """Return when the run began, in nanoseconds since the epoch: the origin of all times in answers."""
-    starts = [int(d["started"]) for d in run.documents() if d.get("started")]
-    return min(starts, default=run.created_ns)
+    return began_ns(run.documents()) or run.created_ns
 
 
 def head(run: RecordedRun, processes: pl.DataFrame, known: Report | None = None) -> Json:
@@ -300,7 +309,9 @@ def first_charts(names: Sequence[str]) -> list[Json]:
     own = [name for name in names if not name.startswith(SYSTEM)]
     losses = loss_names(own)
     held_out = [
-        name for name in own if name not in losses and "loss" in name.lower() and is_held_out(name)
+        name
+        for name in own
+        if name not in losses and "loss" in name.lower() and HELD_OUT.search(name)
     ]
     charts = [{"title": "loss", "names": [*losses, *held_out][:6]}] if losses or held_out else []
     used = {*losses, *held_out}
@@ -311,12 +322,6 @@ def first_charts(names: Sequence[str]) -> list[Json]:
     if rates:
         charts.append({"title": "throughput", "names": rates[:3]})
     return charts
-
-
-def is_held_out(name: str) -> bool:
-    """Return whether a metric is of a validation or test."""
-    words = name.lower().replace("/", "_").split("_")
-    return any(word in HELD_OUT for word in words)
 
 
 def _common_title(names: Sequence[str]) -> str:
@@ -347,7 +352,7 @@ def _item(run: RecordedRun, row: Json, began: int) -> Json:
         "media": row["media"],
         "size": row["size"],
         "url": f"/api/runs/{run.id}/artifacts/{row['sha256']}" if row["sha256"] else None,
-        "value": _json(value) if value and len(value) <= LONGEST_VALUE else None,
+        "value": plain(_json(value)) if value and len(value) <= LONGEST_VALUE else None,
     }
 
 
@@ -685,21 +690,31 @@ def _is_scalar(value: Any) -> bool:
 # Files
 
 
-def artifact_file(run: RecordedRun, sha256: str) -> tuple[Path, str, str] | None:
-    """Return path, file name and media type of an artifact that the run names; None if there is none.
+Files = dict[str, tuple[str, str | None]]
+"""Name and media type of files, by sha256."""
+
+
+def logged_files(run: RecordedRun) -> Files:
+    """Return the files that a run names. Figures and images have a media type."""
+    rows = pl.concat(
+        [
+            run.artifacts().select("sha256", "name", media=pl.lit(None, pl.String)).collect(),
+            run.items().select("sha256", "name", "media").collect().reverse(),
+        ]
+    )
+    return {sha256: (name, media) for sha256, name, media in rows.iter_rows() if sha256}
+
+
+def artifact_file(run: RecordedRun, files: Files, sha256: str) -> tuple[Path, str, str] | None:
+    """Return path, file name and media type of one of the files of a run; None if there is none.
 
     The name comes from the run's own table, never from the request. Links are not followed.
     """
-    rows = pl.concat(
-        [
-            run.items().select("sha256", "name", "media").collect(),
-            run.artifacts().select("sha256", "name", media=pl.lit(None, pl.String)).collect(),
-        ]
-    ).filter(pl.col("sha256") == sha256)
     path = run.path.resolve() / "artifacts" / sha256
-    if rows.is_empty() or not sha256.isalnum() or path.resolve() != path or not path.is_file():
+    if sha256 not in files or not sha256.isalnum() or path.resolve() != path or not path.is_file():
         return None
-    name, kind = clean(str(rows["name"][0])).replace("/", "_")[-120:], rows["media"][0]
+    name, kind = files[sha256]
+    name = clean(str(name)).replace("/", "_")[-120:]
     if kind not in MEDIA_TYPES:
         return path, name, "application/octet-stream"
     ending = f".{kind.partition('/')[2]}"

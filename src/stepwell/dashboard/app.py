@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from stepwell._core.errors import StepwellError
+from stepwell.analysis.detail.cache import RecentValues
 from stepwell.dashboard import answers, views
 from stepwell.dashboard.access import Access
 from stepwell.dashboard.answers import encode
@@ -43,6 +44,9 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 TRACE_LIMIT = 64 << 20
 """Largest trace of a window, compressed."""
+FILES_LIMIT = 64 << 20
+FILE_COST = 500
+"""Memory for the names of logged files, in bytes, and the cost of one of them."""
 LOOK_S = 0.25
 RESTART_S = 2.0
 """How often an ended run on the screen is checked for a restart."""
@@ -63,6 +67,7 @@ class Dashboard:
         self.summaries = views.Summaries(
             self.catalogue, self.followers.change_list, partial(self.workers.answer, "summary")
         )
+        self._files = RecentValues(FILES_LIMIT)
         self._closing = threading.Event()
 
     def routes(self) -> list[Route]:
@@ -183,7 +188,13 @@ class Dashboard:
 
     def _artifact(self, request: Request) -> Response:
         run = self.catalogue.find(request.path_params["run"])
-        file = answers.artifact_file(run, request.path_params["sha256"])
+        sha256 = request.path_params["sha256"]
+        key = str(run.folder)
+        files = self._files.get(key)
+        if files is None or sha256 not in files:
+            files = answers.logged_files(run)
+            self._files.put(key, files, FILE_COST * len(files))
+        file = answers.artifact_file(run, files, sha256)
         if file is None:
             return _problem(404, "There is no such artifact in this run")
         path, name, kind = file

@@ -20,6 +20,7 @@ from stepwell.dashboard import answers, views
 from stepwell.dashboard.page import page_file
 from stepwell.dashboard.parameters import Parameters
 from stepwell.reading import RecordedRun
+from stepwell.reading.documents import clean
 from stepwell.reading.run import SYSTEM
 
 POINTS = 400
@@ -27,6 +28,8 @@ MOST_SERIES = 400
 """Metrics in a report; a run may have thousands."""
 MOST_LANES = 12
 MOST_IMAGE = 200_000
+IMAGES = 2_000_000
+"""Largest image in a report, and the size of all of them, in bytes."""
 BUDGET = 6_000_000
 """Characters of all answers. Those that come later are left out if it is used up."""
 
@@ -40,7 +43,7 @@ def html_report(run: RecordedRun) -> str:
         if len(text) <= left:
             contained[key] = answer
             left -= len(text)
-    return _document(run.name, contained)
+    return clean(_document(run.name, contained))
 
 
 def write_html(run: RecordedRun, path: str | os.PathLike[str]) -> Path:
@@ -117,15 +120,17 @@ def _given(**values: Any) -> Parameters:
 
 
 def _with_images(run: RecordedRun, media: dict[str, Any]) -> dict[str, Any]:
-    """Return media with small images inside; the content of other files is left out."""
+    """Return media with small images inside, as many as fit; the content of other files is left out."""
+    files = answers.logged_files(run)
+    left = IMAGES
     for item in media["items"]:
         url, item["url"] = item["url"], None
-        file = answers.artifact_file(run, url.rpartition("/")[2]) if url else None
-        if (
-            file is not None
-            and file[2].startswith("image/")
-            and file[0].stat().st_size <= MOST_IMAGE
-        ):
+        file = answers.artifact_file(run, files, url.rpartition("/")[2]) if url else None
+        if file is None or not file[2].startswith("image/"):
+            continue
+        size = file[0].stat().st_size
+        if size <= min(MOST_IMAGE, left):
+            left -= size
             content = base64.b64encode(file[0].read_bytes()).decode("ascii")
             item["url"] = f"data:{file[2]};base64,{content}"
     return media

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from stepwell.analysis.live import LiveRun, Snapshot
-from stepwell.dashboard.answers import encode, number
+from stepwell.dashboard.answers import beginning, encode, number
 from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
 from stepwell.reading import RecordedRun
 
@@ -133,7 +133,7 @@ class Followers:
 def final_event(run: RecordedRun) -> bytes:
     """Return the event of a run that has ended: nothing more comes."""
     wall = max((int(d.get("heartbeat") or 0) for d in run.documents()), default=0)
-    began = min((int(d["started"]) for d in run.documents() if d.get("started")), default=wall)
+    began = beginning(run)
     empty: dict[str, Any] = {"values": {}, "ranks": [], "findings": 0}
     return encode(
         {
