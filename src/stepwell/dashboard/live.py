@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -17,6 +18,7 @@ UNUSED_S = 20.0
 """A follower ends after this time without a request."""
 MOST_RANKS = 16
 MOST_FOLLOWERS = 32
+log = logging.getLogger("stepwell.dashboard")
 
 
 class LiveFollower:
@@ -48,6 +50,7 @@ class LiveFollower:
                 self.snapshot = now = live.look()
             except Exception:
                 # Files may disappear while they are read: the next look reads them again.
+                log.debug("Looking at run %s failed", self._run.id, exc_info=True)
                 time.sleep(EVERY_S)
                 continue
             state = (

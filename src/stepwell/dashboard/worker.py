@@ -25,10 +25,8 @@ from stepwell.reading import RecordedRun, open_run
 LARGE = 16 << 20
 """Size on disk from which on a run is large: more than a million spans."""
 NICE = 5
-
-
-def _compare(runs: Sequence[RecordedRun]) -> Any:
-    return answers.comparison(runs)
+REFUSED = 3
+"""Exit code of a process that wrote a sentence for the user; others than 0 are problems inside stepwell."""
 
 
 def _summary(runs: Sequence[RecordedRun]) -> Any:
@@ -39,7 +37,7 @@ ANSWERS = {
     "overview": lambda runs: answers.overview(runs[0]),
     "ranks": lambda runs: answers.ranks(runs[0]),
     "provenance": lambda runs: answers.provenance(runs[0]),
-    "compare": _compare,
+    "compare": answers.comparison,
     "summary": _summary,
 }
 """The answers that read all records of a run."""
@@ -71,9 +69,21 @@ class Workers:
             with self._lock:
                 self._running.discard(process)
         if process.returncode:
-            lines = problem.decode("utf-8", "replace").strip().splitlines()
-            raise StepwellError(lines[-1] if lines else f"it ended with {process.returncode}")
+            raise self._error(process.returncode, problem.decode("utf-8", "replace").strip())
         return body
+
+    def _error(self, code: int, text: str) -> Exception:
+        """Return the error of a process that ended with this code and wrote this text."""
+        if self._is_closed:
+            return StepwellError("the server is ending")
+        if code == REFUSED:
+            return StepwellError(text)
+        if code < 0:
+            return StepwellError(
+                f"The process that analyses the run was killed by signal {-code}. "
+                "It may have run out of memory."
+            )
+        return RuntimeError(f"A process that analyses a run ended with {code}:\n{text}")
 
     def close(self) -> None:
         """End all processes."""
@@ -91,8 +101,12 @@ def is_large(run: RecordedRun) -> bool:
 def main(name: str, *paths: str) -> None:
     """Print an answer about the runs in these folders."""
     os.nice(NICE)
-    runs = [open_run(Path(path)) for path in paths]
-    sys.stdout.buffer.write(encode(ANSWERS[name](runs)))
+    try:
+        runs = [open_run(Path(path)) for path in paths]
+        sys.stdout.buffer.write(encode(ANSWERS[name](runs)))
+    except StepwellError as error:
+        sys.stderr.write(str(error))
+        sys.exit(REFUSED)
 
 
 if __name__ == "__main__":
