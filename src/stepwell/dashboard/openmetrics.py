@@ -24,7 +24,7 @@ HELP = {
     "stepwell_loss": "Latest training loss.",
     "stepwell_goodput_ratio": "Share of the wall time that made progress.",
     "stepwell_phase_ratio": "Share of a phase in the last minute.",
-    "stepwell_findings": "Problems found so far.",
+    "stepwell_findings": "Number of findings by severity.",
 }
 Labels = Mapping[str, str]
 
