@@ -85,6 +85,25 @@ def test_metrics_show_last_and_best_values(browser: Browser, server: Server) -> 
         assert chart.get_attribute("aria-label")
 
 
+def test_each_end_of_the_window_works_alone(browser: Browser, server: Server) -> None:
+    with browser.page(f"{server.link}#/run/small/metrics") as page:
+        page.settle()
+        first, last = page.tab.get_by_label("From step"), page.tab.get_by_label("To step")
+        first.fill("10")
+        first.press("Tab")
+        page.tab.wait_for_function("() => location.hash.endsWith('?from=10')")
+        last.fill("5")
+        last.press("Tab")
+        page.tab.get_by_text("From must be less than to.").wait_for()
+        assert (first.input_value(), last.input_value()) == ("10", "5")
+        last.fill("20")
+        last.press("Tab")
+        page.tab.wait_for_function("() => location.hash.endsWith('?from=10&to=20')")
+        first.fill("")
+        first.press("Tab")
+        page.tab.wait_for_function("() => location.hash.endsWith('?to=20')")
+
+
 def test_a_link_restores_the_view(browser: Browser, server: Server) -> None:
     """State is in the address: another window with the same address shows the same."""
     with browser.page(f"{server.link}#/run/small/timeline") as page:
