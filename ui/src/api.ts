@@ -104,9 +104,18 @@ function runOf(address: string): string {
   return match?.[1] ? decodeURIComponent(match[1]) : "";
 }
 
-const MOST_CACHED = 300;
+/** Characters of all kept answers. In memory they are several times larger; one timeline has millions. */
+const MOST_CHARACTERS = 40_000_000;
 const MOST_AT_ONCE = 5;
-const cache = new Map<string, { version: number; answer: unknown }>();
+
+interface Kept {
+  version: number;
+  answer: unknown;
+  length: number;
+}
+
+const cache = new Map<string, Kept>();
+let characters = 0;
 const inFlight = new Map<string, Promise<unknown>>();
 const waiting: (() => void)[] = [];
 let active = 0;
@@ -134,16 +143,28 @@ export function get<T>(path: string, params: Params = {}): Promise<T> {
   const sent = inFlight.get(key);
   if (sent) return sent as Promise<T>;
   const promise = queued(() => request(address))
-    .then((answer) => {
-      if (isPartial(answer)) return answer;
-      cache.delete(address);
-      cache.set(address, { version, answer });
-      if (cache.size > MOST_CACHED) for (const oldest of cache.keys()) return cache.delete(oldest), answer;
+    .then(({ answer, length }) => {
+      if (!isPartial(answer)) keep(address, { version, answer, length });
       return answer;
     })
     .finally(() => inFlight.delete(key));
   inFlight.set(key, promise);
   return promise as Promise<T>;
+}
+
+function keep(address: string, entry: Kept): void {
+  forget(address);
+  cache.set(address, entry);
+  characters += entry.length;
+  for (const oldest of cache.keys()) {
+    if (characters <= MOST_CHARACTERS || oldest === address) return;
+    forget(oldest);
+  }
+}
+
+function forget(address: string): void {
+  characters -= cache.get(address)?.length ?? 0;
+  cache.delete(address);
 }
 
 /** The server is still computing the rest of such an answer. */
@@ -167,7 +188,7 @@ function queued<T>(send: () => Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => waiting.push(() => start().then(resolve, reject)));
 }
 
-async function request(address: string): Promise<unknown> {
+async function request(address: string): Promise<{ answer: unknown; length: number }> {
   let response: Response;
   try {
     response = await fetch(address, { credentials: "same-origin", headers: { Accept: "application/json" } });
@@ -180,7 +201,10 @@ async function request(address: string): Promise<unknown> {
     else missing.delete(about);
     for (const listener of missingListeners) listener();
   }
-  if (response.ok) return response.json();
+  if (response.ok) {
+    const text = await response.text();
+    return { answer: JSON.parse(text), length: text.length };
+  }
   throw new Error(await refusal(response));
 }
 
