@@ -1,4 +1,4 @@
-"""Builds the page when a wheel is built from a clone, if this machine has Node.js."""
+"""Builds the page when a wheel is built from a clone, unless it is built already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hatchling.builders.hooks.plugin.interface import (  # type: ignore[import-n
 )
 
 PROGRAM = Path(__file__).parent / "build_page.py"
-STATIC = Path(__file__).parent.parent / "src" / "stepwell" / "dashboard" / "static"
 
 
 class BuildPage(BuildHookInterface):  # type: ignore[misc]
@@ -20,7 +19,7 @@ class BuildPage(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the page, except for an editable installation, for which `make ui` does."""
-        if version == "editable" or (STATIC / "app.js").is_file() or not PROGRAM.is_file():
+        if version == "editable" or not (PROGRAM.parent.parent / "ui").is_dir():
             return
         done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
         if done.returncode:

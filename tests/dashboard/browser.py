@@ -18,7 +18,7 @@ AXE = REPOSITORY / "ui" / "node_modules" / "axe-core" / "axe.min.js"
 VIEWS = ("", "metrics", "media", "timeline", "ranks", "model", "system", "provenance")
 PICTURES = os.environ.get("STEPWELL_SCREENSHOTS")
 """A folder for pictures of everything that the tests open."""
-PATIENCE_MS = 60_000
+PATIENCE_MS = 150_000
 
 
 class Browser:
@@ -82,7 +82,10 @@ class Page:
         """Wait until nothing is being loaded."""
         self.tab.wait_for_load_state("load")
         self.tab.wait_for_timeout(100)
-        self.tab.wait_for_function("() => !document.querySelector('.loading')")
+        self.tab.wait_for_function(
+            "() => !document.querySelector('.loading')"
+            " && !document.body.innerText.includes('Analysing the run')"
+        )
         self.tab.wait_for_timeout(150)
 
     @property

@@ -71,10 +71,14 @@ class Server:
             return Reply(answer.status, names, answer.read())
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """Return the JSON of an address that must exist."""
-        reply = self.ask(path, **parameters)
-        assert reply.status == 200, reply
-        return reply.json
+        """Return the JSON of an address that must exist, when it is complete."""
+
+        def complete() -> Any:
+            reply = self.ask(path, **parameters)
+            assert reply.status == 200, reply
+            return [reply.json] if not reply.json.get("is_partial") else None
+
+        return wait_until(complete)[0]
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import secrets
 import socket
+import tempfile
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +27,8 @@ TOKEN_VARIABLE = "STEPWELL_UI_TOKEN"
 SHORTEST_TOKEN = 16
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a machine's, and the loopback address of each."""
+FOLLOWED_S = 30.0
+"""A browser has followed the link by then."""
 
 
 def serve(
@@ -63,7 +68,7 @@ def serve(
         say("Other machines can reach this server. The connection is not encrypted.")
     say("Ctrl-C stops it.")
     if browser:
-        threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+        threading.Thread(target=open_browser, args=(link,), daemon=True).start()
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -85,6 +90,15 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._dashboard.stop()
         super().handle_exit(sig, frame)
+
+
+def open_browser(link: str) -> None:
+    """Open a link in a browser. A private file leads to it: other users can read command lines."""
+    with tempfile.NamedTemporaryFile("w", suffix=".html", delete=False) as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={html.escape(link)}">')
+    webbrowser.open(Path(file.name).as_uri())
+    time.sleep(FOLLOWED_S)
+    Path(file.name).unlink(missing_ok=True)
 
 
 def choose_token() -> str:

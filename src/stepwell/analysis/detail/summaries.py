@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections import Counter
@@ -11,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from stepwell._core.errors import StepwellError
@@ -44,6 +44,7 @@ SMALL_BYTES = 1 << 20
 """Runs with smaller files are summed up while the list is made."""
 LIVE_AGE_NS = 30_000_000_000
 ENTRY_COST = 20_000
+log = logging.getLogger("stepwell.analysis")
 Scalar = str | int | float | bool | None
 
 
@@ -128,8 +129,9 @@ def compute_summary(run: RecordedRun) -> RunEntry:
         return entry
     try:
         entry = _with_findings(run, _with_metrics(run, entry))
-    except (StepwellError, OSError, pl.exceptions.PolarsError):
-        # A damaged run is listed without details.
+    except Exception:
+        # A damaged run is listed without details, and hides no other run.
+        log.debug("%s cannot be summed up", run.id, exc_info=True)
         entry = replace(entry, findings=dict.fromkeys(SEVERITIES, 0))
     if entry.status == "running":
         memory.put(_memory_key(run), (entry, time.monotonic()), ENTRY_COST)
