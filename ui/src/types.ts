@@ -74,7 +74,6 @@ export interface AttemptLine {
   /** ns since the run began */
   start: number;
   end: number;
-  first_step: number | null;
   last_step: number | null;
   host: string;
   ranks: number;
@@ -127,7 +126,7 @@ export interface Overview {
   /** Progress, if a target was set; ns is the time left while the run is live. */
   left: { done: number; target: number; ns: number | null } | null;
   goodput: number | null;
-  throughput: { samples_per_second: number | null; tokens_per_second: number | null; mfu: number | null } | null;
+  throughput: { samples_per_second: number | null; tokens_per_second: number | null } | null;
   attempts: AttemptLine[];
   cost: { text: string };
   /** Metrics to draw first: losses (training and validation together), then throughput. */

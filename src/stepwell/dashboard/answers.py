@@ -238,7 +238,6 @@ def overview(run: RecordedRun) -> Json:
         else {
             "samples_per_second": rates.samples_per_second,
             "tokens_per_second": rates.tokens_per_second,
-            "mfu": None,
         },
         "attempts": _attempts(run, processes),
         "cost": {"text": cost_sentence(result)},
@@ -295,9 +294,8 @@ def _attempts(run: RecordedRun, table: pl.DataFrame) -> list[Json]:
                 "status": worst_of(map(status_of, mine)),
                 "start": max(0, int(start) - began) if isinstance(start, int) else 0,
                 "end": max(0, int(end) - began) if isinstance(end, int) else 0,
-                "first_step": None,
                 "last_step": _highest(rows, "step"),
-                "host": hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts",
+                "host": hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else "",
                 "ranks": rows["rank"].n_unique(),
             }
         )

@@ -2,7 +2,7 @@
 
 A request names a run by its id, which is looked up here; no part of a request ever becomes a path. Answers
 are kept while the run does not change. A live run changes all the time: then the previous answer is returned
-while a new one is computed, so that a slow answer about a large run delays nobody.
+while a new one is computed, so that a slow answer about a large run delays no request.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Catalogue:
                 if is_live:
                     is_fresh = age < max(FRESH_S, REST * kept.took)
                 else:
-                    # The documents of a run that is killed do not change: what is new are its records.
+                    # When a run is killed, its documents do not change, but it may have new records.
                     is_fresh = kept.stamp == stamp and not kept.is_live
                 if is_fresh:
                     return kept.body

@@ -20,13 +20,12 @@ from stepwell.analysis.detail import (
     summaries_of,
     timeline_at,
 )
+from stepwell.analysis.detail.series import AXES, WAYS
 from stepwell.dashboard.answers import Json, plain, plain_list
 from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
 from stepwell.dashboard.parameters import Parameters
 from stepwell.reading import RecordedRun
 
-AXES = ("step", "epoch", "samples", "tokens", "time")
-WAYS = ("mean", "rank", "spread")
 BUDGET_S = 0.4
 """Time to compute summaries of runs in one request; the rest is computed in the background."""
 LIVE_S = 30.0

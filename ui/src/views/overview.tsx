@@ -159,7 +159,6 @@ function Numbers({ overview, live }: { overview: Overview; live: Live }) {
   }
   if (throughput?.samples_per_second != null) tile("Throughput", `${rate(throughput.samples_per_second)} /s`, "samples");
   if (throughput?.tokens_per_second != null) tile("Tokens", `${rate(throughput.tokens_per_second)} /s`, "tokens");
-  if (throughput?.mfu != null) tile("MFU", percent(throughput.mfu), "model FLOPs utilization");
   return tiles.length ? <dl class="tiles">{tiles}</dl> : null;
 }
 

@@ -216,6 +216,6 @@ def _piece_rows(width: int) -> int:
 
 
 def _starts(count: int, most: int) -> Ints:
-    """Return the first index of each of at most so many groups of equal size."""
+    """Return the first index of each group, if the items are divided into at most ``most`` groups."""
     size = max(1, -(-count // most))
     return np.arange(0, count, size)

@@ -143,7 +143,7 @@ def compute_summary(run: RecordedRun) -> RunEntry:
 
 
 def _known(run: RecordedRun) -> tuple[RunEntry, bool]:
-    """Return what is known of a run without reading its records, and whether that is all."""
+    """Return the entry of a run without reading its records, and whether it is complete."""
     if newer_format(run.about) is not None or run.mirror is not None:
         # The records of a run on object storage would have to be downloaded.
         return bare_entry(run), True
@@ -282,13 +282,13 @@ def _loss(name: str, values: NDArray[np.float64]) -> LossSummary:
 
 def _with_findings(run: RecordedRun, entry: RunEntry) -> RunEntry:
     facts = Facts(run)
-    found = findings(facts)
-    counts = Counter(finding.severity for finding in found)
-    died = next((finding for finding in found if finding.rule == "died"), None)
-    most = died or (found[0] if found else None)
+    all_findings = findings(facts)
+    counts = Counter(finding.severity for finding in all_findings)
+    died = next((finding for finding in all_findings if finding.rule == "died"), None)
+    most = died or (all_findings[0] if all_findings else None)
     return replace(
         entry,
-        status_text=status_text(entry.status, found),
+        status_text=status_text(entry.status, all_findings),
         goodput=_goodput(facts),
         findings={severity: counts[severity] for severity in SEVERITIES},
         headline=None if most is None else most.sentence[:MAX_SENTENCE],
