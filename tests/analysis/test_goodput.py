@@ -210,7 +210,11 @@ def test_rates(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     unknown = goodput(run).rates
     assert [unknown.samples, unknown.mfu, unknown.cost, unknown.joules] == [None] * 4
-    run.about["config"] = {"global_batch_size": 32, "flops_per_sample": 1e9, "price_per_hour": 36.0}
+    run.document["config"] = {
+        "global_batch_size": 32,
+        "flops_per_sample": 1e9,
+        "price_per_hour": 36.0,
+    }
     found = goodput(run, peak_flops=1e12)
     seconds = found.wall_ns / 1e9
     rates = found.rates

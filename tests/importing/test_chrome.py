@@ -158,7 +158,7 @@ def test_instants_counters_names_and_what_is_left_out(tmp_path: Path) -> None:
         "ends before it starts": 1,
         "no timestamp": 1,
     }
-    origin = run.about["imported_from"]
+    origin = run.document["imported_from"]
     assert origin["kind"] == "chrome"
     assert origin["files"] == ["t.json"]
     assert origin["left_out"] == done.left_out

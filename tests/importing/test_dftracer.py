@@ -82,7 +82,7 @@ def test_the_bracketed_dialect(tmp_path: Path) -> None:
     [process] = run.processes().collect().to_dicts()
     assert (process["host"], process["pid"], process["status"]) == ("node-1", 31, "finished")
     assert run.status == "finished"
-    assert run.about["imported_from"]["tool_version"] == "2.0.0"
+    assert run.document["imported_from"]["tool_version"] == "2.0.0"
     assert done.taken == {"metadata": 1, "events": 3, "spans": 5}
     assert done.left_out == {}
 
@@ -171,7 +171,7 @@ def test_files_of_several_processes_become_one_run(tmp_path: Path) -> None:
         new("item", "data", 6, 2, 55),
     )
     run, _ = imported(tmp_path, folder)
-    assert run.about["imported_from"]["file_count"] == 3
+    assert run.document["imported_from"]["file_count"] == 3
     rows = run.processes().select("rank", "pid", "role", "parent", "world_size").collect()
     assert sorted(rows.rows()) == [
         (0, 40, "main", None, 2),

@@ -83,7 +83,7 @@ def test_a_training_run(tmp_path: Path) -> None:
     }
     [process] = run.processes().collect().to_dicts()
     assert (process["rank"], process["world_size"], process["host"]) == (3, 8, "n7")
-    assert run.about["imported_from"]["tool_version"] == "2.3.1"
+    assert run.document["imported_from"]["tool_version"] == "2.3.1"
     assert done.left_out == {
         "end without a begin": 1,
         "unknown type 'strange'": 1,

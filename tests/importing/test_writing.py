@@ -22,7 +22,7 @@ NAME = "rank-00000.attempt-0.pid-7"
 ORIGIN = 1_700_000_000_000_000_000
 
 
-def about(**more: Any) -> dict[str, Any]:
+def process_document(**more: Any) -> dict[str, Any]:
     return {
         "process": NAME,
         "role": "main",
@@ -65,7 +65,7 @@ def test_spans_keep_parents_and_depths_from_segment_to_segment(folder: Path) -> 
         depth = 0 if parent is None else parent[1] + 1
         expected[i] = (id, parent and parent[0], depth, f"n{i % 7}")
         path.append((id, depth))
-    writer.close(about())
+    writer.close(process_document())
 
     rows = stepwell.open_run(folder).spans().collect()
     base = rows["id"][0] - expected[0][0]
@@ -91,7 +91,7 @@ def test_open_spans_are_taken_along_and_counted_once(folder: Path) -> None:
     inner = writer.span("inner", "", 2, OPEN, outer)
     for i in range(3 * SPAN_SLOTS):
         writer.span("leaf", "", 3 + i, 4 + i, inner)
-    writer.close(about())
+    writer.close(process_document())
 
     run = stepwell.open_run(folder)
     spans = run.spans().collect()
@@ -126,7 +126,7 @@ def test_marks_lanes_metrics_and_events(folder: Path) -> None:
     writer.metric("loss", 130, 0.25, step=-3)
     for i in range(20_000):
         writer.metric("many", 200 + i, i)
-    writer.close(about())
+    writer.close(process_document())
 
     run = stepwell.open_run(folder)
     assert run.spans().select("thread", "name", "status").collect().rows() == [
@@ -150,7 +150,7 @@ def test_what_follows_and_recovers_runs_takes_the_folder_too(folder: Path) -> No
     outer = writer.span("outer", "", 1, 10**6)
     for i in range(40_000):
         writer.span("leaf", "", 3 + i, 4 + i, outer)
-    writer.close(about())
+    writer.close(process_document())
 
     follower = Follower(folder / NAME)
     records = follower.poll()

@@ -87,7 +87,7 @@ def test_it_is_a_tracker_of_accelerate(tmp_path: Path) -> None:
     assert stepwell.active_run() is None
     recorded = stepwell.open_run(run.path)
     assert (recorded.name, recorded.status) == ("tiny", "finished")
-    assert recorded.about["config"] == {"lr": 0.1, "api_token": "***", "accelerate": SETTINGS}
+    assert recorded.document["config"] == {"lr": 0.1, "api_token": "***", "accelerate": SETTINGS}
     assert curve(recorded, "loss") == [(3, 0.5), (4, 0.25)]
     assert curve(recorded, "deep/accuracy") == [(3, 1.0)]
 
@@ -114,7 +114,7 @@ def test_a_run_that_was_active_is_left_active(recorded: Run) -> None:
     assert stepwell.active_run() is recorded
     run, _ = finished(recorded.path)
     assert curve(run, "loss") == [(0, 1.0)]
-    assert run.about["config"] == {"own": 1, "lr": 0.1, "accelerate": SETTINGS}
+    assert run.document["config"] == {"own": 1, "lr": 0.1, "accelerate": SETTINGS}
 
 
 def test_pictures_are_kept(recorded: Run) -> None:

@@ -147,7 +147,7 @@ def test_the_arguments_and_the_model_are_in_run_json(recorded: Run, tmp_path: Pa
     trainer = make_trainer(tmp_path, [StepwellCallback], max_steps=1, hub_token="hf_secret")
     trainer.train()
     run, _ = finished(recorded.path)
-    config = run.about["config"]
+    config = run.document["config"]
     assert config["own"] == 1
     assert config["optimizer"]["class"] == "AdamW"
     # What the scheduler starts from.

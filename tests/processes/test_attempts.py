@@ -105,7 +105,7 @@ def test_the_same_id_again_is_the_next_attempt(tmp_path: Path) -> None:
     names = recorded.metrics().filter(pl.col("step") == 3).collect()["name"]
     assert sorted(names) == ["loss", "only 0", "only 1"]
     assert recorded.spans().collect()["attempt"].to_list() == [0, 1]
-    assert [item["attempt"] for item in recorded.about["attempts"]] == [0, 1]
+    assert [item["attempt"] for item in recorded.document["attempts"]] == [0, 1]
 
 
 def test_the_environment_names_the_run(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_resume_false_refuses_an_id_that_exists(tmp_path: Path) -> None:
     with pytest.raises(StepwellError, match=r"'taken' already exists .* choose another run_id"):
         stepwell.init(dir=tmp_path, run_id="taken", resume=False)
     assert stepwell.active_run() is None
-    assert len(stepwell.open_run(tmp_path / "taken").about["attempts"]) == 1
+    assert len(stepwell.open_run(tmp_path / "taken").document["attempts"]) == 1
     with stepwell.init(dir=tmp_path, run_id="taken") as run:
         assert run.attempt == 1
 
@@ -166,7 +166,7 @@ def test_tags_may_be_any_collection(tmp_path: Path, tags: Iterable[str]) -> None
     """They are kept, also when they can be gone through only once."""
     run = stepwell.init(dir=tmp_path, tags=tags)
     run.finish()
-    assert stepwell.open_run(run.path).about["tags"] == ["a", "b"]
+    assert stepwell.open_run(run.path).document["tags"] == ["a", "b"]
 
 
 def test_a_wrong_status_says_what_to_write(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def check_two_ranks(run: RecordedRun) -> None:
         (1, 1, 2, 0, "main"),
     ]
     assert run.status == "finished"
-    assert [attempt["world_size"] for attempt in run.about["attempts"]] == [2]
+    assert [attempt["world_size"] for attempt in run.document["attempts"]] == [2]
     metrics = run.metrics().collect().sort("rank", "step")
     assert metrics.select("rank", "step", "value").rows() == [
         (rank, step, 10.0 * rank + step) for rank in range(2) for step in range(3)

@@ -71,8 +71,8 @@ def test_spans_of_all_attempts_are_there(read: RecordedRun) -> None:
 
 def test_attempts_are_told_apart_in_every_document(read: RecordedRun) -> None:
     """run.json lists both, the config is the latest, and there is a process for each."""
-    assert [a["attempt"] for a in read.about["attempts"]] == [0, 1]
-    assert [a["config"] for a in read.about["attempts"]] == [{"attempt": 0}, {"attempt": 1}]
+    assert [a["attempt"] for a in read.document["attempts"]] == [0, 1]
+    assert [a["config"] for a in read.document["attempts"]] == [{"attempt": 0}, {"attempt": 1}]
     assert read.config == {"attempt": 1}
     assert sorted(read.processes().collect()["attempt"]) == [0, 1]
 

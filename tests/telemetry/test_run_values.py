@@ -26,7 +26,7 @@ def test_the_configuration_can_be_read_and_changed(tmp_path: Path) -> None:
     recorded = stepwell.open_run(run.path)
     expected = {"lr": 0.2, "api_key": "***", "batch": 8, "model": {"layers": 2}}
     assert recorded.config == expected
-    assert recorded.about["attempts"][0]["config"] == expected
+    assert recorded.document["attempts"][0]["config"] == expected
 
 
 def test_a_change_inside_a_loop_is_written_once(recorded: Run) -> None:

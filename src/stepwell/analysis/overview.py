@@ -142,7 +142,7 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
 
 def own_summary(run: RecordedRun) -> dict[str, Any]:
     """Return the values that the training set with ``run.summary[…]``, without the last metrics."""
-    own = run.about.get("summary")
+    own = run.document.get("summary")
     return dict(own) if isinstance(own, dict) else {}
 
 

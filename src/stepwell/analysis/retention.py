@@ -165,9 +165,9 @@ def _why_not(run: RecordedRun) -> str | None:
     """Return why a run must stay in any case; None if it may be removed."""
     if run.path.is_symlink():
         return "it is a link"
-    if newer_format(run.about) is not None:
+    if newer_format(run.document) is not None:
         return "a newer stepwell recorded it"
-    if run.about.get("stepwell") is None and not process_folders(run.path):
+    if run.document.get("stepwell") is None and not process_folders(run.path):
         return "it is not a run folder"
     documents = run.documents()
     if any(status_of(document) == "running" for document in documents):

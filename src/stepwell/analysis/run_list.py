@@ -88,7 +88,7 @@ def run_lines(
             break
         if not _is_wanted(run, wanted):
             continue
-        newer = newer_format(run.about)
+        newer = newer_format(run.document)
         status = run.status if newer is None else f"format {newer}"
         if wanted.statuses and status not in wanted.statuses:
             continue

@@ -118,7 +118,7 @@ def choose_runs(
     if last is None and not everything:
         chosen = [choose_run(text, dir) for text in texts or (None,)]
         return list({run.path.resolve(): run for run in chosen}.values())
-    runs = [run for run in list_runs(dir) if newer_format(run.about) is None]
+    runs = [run for run in list_runs(dir) if newer_format(run.document) is None]
     if not runs:
         raise StepwellError(no_runs(runs_dir(dir)))
     return runs[:last]

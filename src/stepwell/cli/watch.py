@@ -47,7 +47,7 @@ def run_to_watch(text: str | None, dir: Path | None) -> RecordedRun:
     if text is not None and folder is None:
         return choose_run(text, dir)
     dir = folder or dir
-    runs = [run for run in list_runs(dir)[:20] if newer_format(run.about) is None]
+    runs = [run for run in list_runs(dir)[:20] if newer_format(run.document) is None]
     running = (run for run in runs if run.status == "running")
     return next(running, None) or choose_run(None, dir)
 

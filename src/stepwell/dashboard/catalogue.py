@@ -89,7 +89,7 @@ class Catalogue:
         run = self.runs().get(run_id)
         if run is None:
             raise UnknownRunError(f"There is no run {run_id[:200]!r} in {self.folder}")
-        check_format(run.id, run.about)
+        check_format(run.id, run.document)
         # A new reader: run.json may have changed.
         return RecordedRun(run.folder, run.mirror, run.stored_bytes)
 

@@ -46,7 +46,7 @@ class Layout:
         """Yield the records of the process in a folder, and of each of its workers."""
         processes = read_processes(folder)
         for process, context in zip(processes, contexts(processes, partial), strict=True):
-            offset = self.offsets.get(process.about["boot"], 0)
+            offset = self.offsets.get(process.document["boot"], 0)
             # A process that started after the layout was made has no number yet.
             number = self.numbers.get(process.name, _number(process.name))
             yield ProcessTables(process, context, offset, number, self.run)

@@ -34,7 +34,7 @@ def find_run(
     newest = matches[0]
     if len(matches) > 1 and warn is not None:
         warn(f"{len(matches)} runs are named {newest.name!r}; this is the newest, {newest.id}")
-    check_format(newest.id, newest.about)
+    check_format(newest.id, newest.document)
     return newest
 
 

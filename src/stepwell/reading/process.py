@@ -35,7 +35,7 @@ Name = tuple[str, str, str]
 class Process:
     """The records of one process."""
 
-    about: dict[str, Any]
+    document: dict[str, Any]
     folder: Path
     home: Path
     """Its folder in the run; ``folder`` is its spool if that is on this machine."""
@@ -46,11 +46,11 @@ class Process:
     @property
     def name(self) -> str:
         """The name of the process in its run."""
-        return str(self.about["process"])
+        return str(self.document["process"])
 
     def python_stacks(self) -> PythonStacks | None:
         """Return the stacks of its threads while it made no progress; None if there are none."""
-        is_main = self.about["role"] != "worker"
+        is_main = self.document["role"] != "worker"
         return check_stacks(read_json(self.home / STACKS, MAX_STACKS)) if is_main else None
 
     def of_kind(self, kind: str) -> list[RecordedSegment]:
@@ -135,7 +135,7 @@ def read_processes(
     # Last: the texts of a worker are folded in before they are removed.
     for document, names, lines in _folded(folder):
         process = processes.setdefault(document["process"], Process(document, folder, folder))
-        process.about = document
+        process.document = document
         process.names = _names(names)
         process.event_lines = lines.split("\n") if events else []
     # Live copies first: the segments in which their spans continued since may not have been read.

@@ -101,7 +101,7 @@ def open_run(path: str | os.PathLike[str]) -> RecordedRun:
         )
         raise StepwellError(f"{str(folder)!r} is not a run folder: {hint}")
     run = RecordedRun(folder)
-    check_format(run.id, run.about)
+    check_format(run.id, run.document)
     return run
 
 
@@ -113,7 +113,7 @@ def _open_remote(address: str) -> RecordedRun:
         hint = f": it holds the runs {', '.join(inside[:5])}" if inside else ""
         raise StepwellError(f"there is no run at {address}{hint}")
     run = RecordedRun(mirror.folder, mirror, size)
-    check_format(run.id, run.about)
+    check_format(run.id, run.document)
     return run
 
 
@@ -159,7 +159,7 @@ class RecordedRun:
         folder: the folder of its files; for a run on object storage, of the copies made so far.
         mirror: copies files of a run on object storage; None for a local run.
         stored_bytes: its size on object storage; None for a local run.
-        about: the content of run.json.
+        document: the content of run.json.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RecordedRun:
         self.folder = path
         self.mirror = mirror
         self.stored_bytes = stored_bytes
-        self.about: dict[str, Any] = read_json(path / RUN) or {}
+        self.document: dict[str, Any] = read_json(path / RUN) or {}
 
     @property
     def path(self) -> Path:
@@ -185,14 +185,14 @@ class RecordedRun:
     @property
     def id(self) -> str:
         """The run id."""
-        run_id = str(self.about.get("id") or "")
+        run_id = str(self.document.get("id") or "")
         # Untrusted, and it may become part of a path.
         return run_id if re.fullmatch(r"\w[\w.+=@-]{0,127}", run_id) else clean(self.folder.name)
 
     @property
     def name(self) -> str:
         """The name of the run."""
-        return clean(str(self.about.get("name") or self.id))
+        return clean(str(self.document.get("name") or self.id))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class RecordedRun:
     @property
     def tags(self) -> list[str]:
         """The tags of the run."""
-        tags = self.about.get("tags")
+        tags = self.document.get("tags")
         return [clean(str(tag)) for tag in tags] if isinstance(tags, list) else []
 
     @property
@@ -229,13 +229,13 @@ class RecordedRun:
         return self._mapping("labels")
 
     def _mapping(self, key: str) -> dict[str, Any]:
-        value = self.about.get(key)
+        value = self.document.get(key)
         return value if isinstance(value, dict) else {}
 
     @property
     def created_ns(self) -> int:
         """When the run was first started, in nanoseconds since the epoch."""
-        created = self.about.get("created")
+        created = self.document.get("created")
         return created if isinstance(created, int) else 0
 
     @property
@@ -379,7 +379,7 @@ class RecordedRun:
             self.bring(folder)
             processes = read_processes(folder)
             latest = [context.latest() for context in contexts(processes)]
-            rows += process_rows(self.id, [process.about for process in processes], latest)
+            rows += process_rows(self.id, [process.document for process in processes], latest)
         return process_table(rows)
 
 

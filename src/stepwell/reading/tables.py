@@ -266,7 +266,7 @@ class ProcessTables:
         return self._threads.get(event.get("lane", -1)) or str(event.get("thread"))
 
     def _place(self, lane: int, count: int, wanted: set[str]) -> dict[str, Any]:
-        document = self.process.about
+        document = self.process.document
         values = {
             "run": self.run,
             "attempt": document["attempt"],

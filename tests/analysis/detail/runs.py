@@ -72,7 +72,7 @@ class Written:
     def open(self) -> RecordedRun:
         """Write run.json and return the run."""
         document = {"stepwell": 1, "id": self.folder.name, "name": "test", "created": BEGAN}
-        write_json(self.folder / "run.json", {**document, **self.about})
+        write_json(self.folder / "run.json", {**document, **self.document})
         return open_run(self.folder)
 
 

@@ -120,7 +120,7 @@ def test_a_later_attempt_overwrites_the_steps_that_it_repeats(written: Written) 
 
 def test_axes(written: Written) -> None:
     """Ten steps are an epoch, and a step is 8 samples."""
-    written.about = {"config": {"global_batch_size": 8}}
+    written.document = {"config": {"global_batch_size": 8}}
     written.add(lambda writer: log_values(writer, "loss", [0.0] * 40))
     run = written.open()
     assert metric_list(run).axes == ["step", "epoch", "samples", "time"]

@@ -34,7 +34,7 @@ def train(writer: ProcessWriter) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     written = Written(tmp_path / "runs" / "one", rows_a_segment=1000)
-    written.about = {"config": CONFIG, "tags": ["a", "b"], "name": "first"}
+    written.document = {"config": CONFIG, "tags": ["a", "b"], "name": "first"}
     written.add(train, lasted=3 * 10**7)
     written.open()
     return tmp_path / "runs"

@@ -122,7 +122,7 @@ class Recorded:
     def count(self, name: str, above: str | None) -> int:
         return self.edges[name, above]
 
-    def about(self, event: str) -> list[dict[str, Any]]:
+    def attributes_of(self, event: str) -> list[dict[str, Any]]:
         found = self.events.filter(pl.col("name") == event)
         return [json.loads(text) for text in found["attributes"]]
 
@@ -156,13 +156,13 @@ class Recorded:
         one += ["model_backward", "optimizer_update"]
         inside = self._below(above)
         assert [name for name in inside if name in one] == one * iterations
-        assert self.about("telemetry_data_error") == []
+        assert self.attributes_of("telemetry_data_error") == []
 
     def check_iterations(self, iterations: int) -> None:
         """So many iterations are recorded and counted."""
         assert self.count("training_single_iteration", "training_loop") == iterations
-        assert self.about("training_metrics_update")[-1]["num_iterations"] == iterations
-        assert self.about("telemetry_data_error") == []
+        assert self.attributes_of("training_metrics_update")[-1]["num_iterations"] == iterations
+        assert self.attributes_of("telemetry_data_error") == []
 
     def _below(self, above: str) -> list[str]:
         loops = self.spans.filter(pl.col("name") == above)["id"]

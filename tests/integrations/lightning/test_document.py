@@ -155,13 +155,16 @@ def test_full_example(tmp_path: Path, package: str, hook: str, end: str) -> None
     (loop,) = recorded.attributes("training_loop")
     assert loop["train_iterations_target"] == STEPS
     assert loop["train_samples_target"] == 32 * STEPS
-    updates = recorded.about("training_metrics_update")
+    updates = recorded.attributes_of("training_metrics_update")
     assert [update["current_iteration"] for update in updates] == [9, 19, 29, 39]
     assert updates[-1]["num_train_samples"] == 32 * STEPS
     assert updates[-1]["total_flops"] == 100 * 32 * STEPS
-    saved = [success["current_iteration"] for success in recorded.about("save_checkpoint_success")]
+    saved = [
+        success["current_iteration"]
+        for success in recorded.attributes_of("save_checkpoint_success")
+    ]
     assert saved == [EPOCH, STEPS]
-    assert len(recorded.about("update_training_telemetry_config")) == 1
+    assert len(recorded.attributes_of("update_training_telemetry_config")) == 1
     lines = (tmp_path / "training_telemetry.json").read_text().splitlines()
     exported = [json.loads(line) for line in lines]
     names = [line["name"] for line in exported if line["type"] in ("stop", "complete")]

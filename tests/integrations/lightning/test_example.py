@@ -26,5 +26,7 @@ def test_example(tmp_path: Path) -> None:
     assert recorded.count("validation_loop", "training_loop") == 3
     assert recorded.count("checkpoint_save_sync", "training_loop") == 3
     assert recorded.open() == recorded.failed() == []
-    ends = [update["current_iteration"] for update in recorded.about("training_metrics_update")]
+    ends = [
+        update["current_iteration"] for update in recorded.attributes_of("training_metrics_update")
+    ]
     assert ends == [9, 19, 29, 35]

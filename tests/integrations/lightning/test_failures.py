@@ -34,14 +34,14 @@ def test_an_exception_in_training_step() -> None:
     assert recorded.open() == ["application"]
     through = ["training_loop", "training_single_iteration", "model_forward"]
     assert recorded.failed() == through
-    (error,) = recorded.about("error")
+    (error,) = recorded.attributes_of("error")
     assert (error["exception_type"], error["exception_message"]) == ("ValueError", "as asked")
-    (update,) = recorded.about("training_metrics_update")
+    (update,) = recorded.attributes_of("training_metrics_update")
     assert update["num_iterations"] == trainer.global_step == 4
     assert_untouched(trainer)
     # The next fit is as if nothing had been.
     hooked()(**options(max_steps=2)).fit(Model(), loader())
-    assert Recorded().about("training_metrics_update")[-1]["num_iterations"] == 2
+    assert Recorded().attributes_of("training_metrics_update")[-1]["num_iterations"] == 2
     assert Recorded().open() == ["application"]
 
 
@@ -85,7 +85,7 @@ def test_exceptions_elsewhere(where: str) -> None:
     }
     found = recorded.failed()
     assert [name for name in failed[where] if name not in found] == []
-    assert recorded.about("error")[0]["exception_message"] == "as asked"
+    assert recorded.attributes_of("error")[0]["exception_message"] == "as asked"
 
 
 def test_keyboard_interrupt() -> None:
@@ -100,8 +100,8 @@ def test_keyboard_interrupt() -> None:
         signal.signal(signal.SIGINT, before)
     recorded = Recorded()
     assert recorded.open() == ["application"]
-    assert recorded.about("error")[0]["exception_type"] == "KeyboardInterrupt"
-    (update,) = recorded.about("training_metrics_update")
+    assert recorded.attributes_of("error")[0]["exception_type"] == "KeyboardInterrupt"
+    (update,) = recorded.attributes_of("training_metrics_update")
     assert update["num_iterations"] == 3
 
 

@@ -64,7 +64,7 @@ def test_fit() -> None:
     assert loop["train_iterations_start"] == 0
     assert loop["train_iterations_target"] == 2 * BATCHES == trainer.global_step
     assert loop["train_samples_target"] == 2 * SAMPLES
-    updates = recorded.about("training_metrics_update")
+    updates = recorded.attributes_of("training_metrics_update")
     assert [update["current_iteration"] for update in updates] == [3, 7, 11]
     assert updates[-1]["num_train_samples"] == 2 * SAMPLES
     assert updates[-1]["latest_loss"] == pytest.approx(model.losses[-1])
@@ -111,10 +111,12 @@ def test_fit_validate_and_test(tmp_path: Path) -> None:
     assert recorded.count("testing_loop", "application") == 1
     assert recorded.count("testing_single_iteration", "testing_loop") == BATCHES
     assert recorded.count("checkpoint_save_sync", "training_loop") == 2
-    updates = recorded.about("validation_metrics_update")
+    updates = recorded.attributes_of("validation_metrics_update")
     assert [update["num_iterations"] for update in updates] == [BATCHES] * 3
     assert [update["current_iteration"] for update in updates] == [5, 11, 11]
-    assert [update["num_iterations"] for update in recorded.about("testing_metrics_update")] == [6]
+    assert [
+        update["num_iterations"] for update in recorded.attributes_of("testing_metrics_update")
+    ] == [6]
     assert [step for step, _ in recorded.metric("val_loss")][:2] == [5, 11]
     order = recorded.order(
         "training_loop", "validation_loop", "checkpoint_save_sync", "testing_loop"
@@ -192,7 +194,7 @@ def test_resume(tmp_path: Path, every: int) -> None:
     assert second["train_samples_start"] == every * BATCH
     assert second["train_iterations_target"] == 2 * BATCHES
     assert trainer.global_step == every + len(model.losses)
-    update = recorded.about("training_metrics_update")[-1]
+    update = recorded.attributes_of("training_metrics_update")[-1]
     assert update["current_iteration"] == trainer.global_step - 1
     assert update["num_iterations"] == len(model.losses)
     assert recorded.metric("loss")[every:] == steps(model.losses, every)
@@ -209,7 +211,7 @@ def test_resume_in_another_process(tmp_path: Path) -> None:
     (loop,) = Recorded().attributes("training_loop")
     assert (loop["train_iterations_start"], loop["train_samples_start"]) == (4, 16)
     assert (loop["train_iterations_target"], loop["train_samples_target"]) == (7, 28)
-    (update,) = Recorded().about("training_metrics_update")
+    (update,) = Recorded().attributes_of("training_metrics_update")
     assert update["current_iteration"] == 6
 
 
@@ -228,14 +230,14 @@ def test_accumulation(configured: bool) -> None:
     assert recorded.count("optimizer_update", "training_single_iteration") == trainer.global_step
     (loop,) = recorded.attributes("training_loop")
     assert loop["train_iterations_target"] == trainer.global_step
-    (update,) = recorded.about("training_metrics_update")
+    (update,) = recorded.attributes_of("training_metrics_update")
     assert update["num_iterations"] == trainer.global_step
     assert update["current_iteration"] == trainer.global_step - 1
     samples = 16 * trainer.global_step if configured else 2 * SAMPLES
     assert update["num_train_samples"] == samples
     losses = [model.losses[i:j] for i, j in ((0, 4), (4, 6), (6, 10), (10, 12))]
     assert recorded.metric("loss") == steps([sum(some) / len(some) for some in losses])
-    assert recorded.about("telemetry_data_error") == []
+    assert recorded.attributes_of("telemetry_data_error") == []
 
 
 def test_early_stop() -> None:
@@ -248,7 +250,7 @@ def test_early_stop() -> None:
     recorded.check_fit(trainer.global_step)
     (loop,) = recorded.attributes("training_loop")
     assert loop["train_iterations_target"] == 9 * BATCHES
-    (update,) = recorded.about("training_metrics_update")
+    (update,) = recorded.attributes_of("training_metrics_update")
     assert update["current_iteration"] == trainer.global_step - 1 == 2 * BATCHES - 1
     assert recorded.open() == ["application"]
 
@@ -265,7 +267,9 @@ def test_several_fits_in_one_process() -> None:
     recorded = Recorded()
     loops = recorded.attributes("training_loop")
     assert [loop["train_iterations_start"] for loop in loops] == [0, 0, BATCHES]
-    ends = [update["current_iteration"] for update in recorded.about("training_metrics_update")]
+    ends = [
+        update["current_iteration"] for update in recorded.attributes_of("training_metrics_update")
+    ]
     assert ends == [BATCHES - 1, 2, 2 * BATCHES - 1]
     recorded.check_fit(2 * BATCHES + 3)
     assert recorded.count("training_loop", "application") == 3

@@ -83,7 +83,7 @@ def test_saves_in_a_fit_and_by_hand(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("step=2.ckpt", "mine.ckpt", "step=4.ckpt", "after.ckpt")]
     paths = [about["checkpoint_path"] for about in recorded.attributes("checkpoint_save_sync")]
     assert paths == list(map(str, files))
-    successes = recorded.about("save_checkpoint_success")
+    successes = recorded.attributes_of("save_checkpoint_success")
     assert [success["current_iteration"] for success in successes] == [2, 3, 4, 4]
     assert [success["checkpoint_size"] for success in successes] == [
         file.stat().st_size for file in files
@@ -105,14 +105,14 @@ def test_a_full_disk_while_saving(tmp_path: Path) -> None:
         Hooked(**saving(disk / "again", max_steps=4)).fit(Model(), loader())
     recorded = Recorded()
     assert recorded.open() == ["application"]
-    (failure,) = recorded.about("save_checkpoint_failure")
+    (failure,) = recorded.attributes_of("save_checkpoint_failure")
     assert failure["current_iteration"] == trainer.global_step == 2
     assert failure["exception_type"] == type(caught.value).__name__
     assert [save["status"] for save in saves(recorded)] == ["error", "ok", "ok"]
     assert "training_loop" in recorded.failed()
-    successes = recorded.about("save_checkpoint_success")
+    successes = recorded.attributes_of("save_checkpoint_success")
     assert [success["save_checkpoint_success_count"] for success in successes] == [1, 2]
-    updates = recorded.about("training_metrics_update")
+    updates = recorded.attributes_of("training_metrics_update")
     assert [update["num_iterations"] for update in updates] == [2, 4]
 
 
@@ -135,7 +135,7 @@ def test_asynchronous_with_a_slow_writer(tmp_path: Path) -> None:
     assert "save_checkpoint" not in vars(writer)
     recorded = Recorded()
     assert recorded.count("checkpoint_save_async", "training_loop") == 3
-    successes = recorded.about("save_checkpoint_success")
+    successes = recorded.attributes_of("save_checkpoint_success")
     assert [success["current_iteration"] for success in successes] == [2, 4, 6]
     files = [tmp_path / f"step={step}.ckpt" for step in (2, 4, 6)]
     assert [success["checkpoint_size"] for success in successes] == [
@@ -147,7 +147,7 @@ def test_asynchronous_with_a_slow_writer(tmp_path: Path) -> None:
         assert when >= writer.written[str(file)] - 1_000_000
         # Training did not wait for it.
         assert save["start_ns"] + save["duration_ns"] < writer.written[str(file)]
-    assert recorded.about("telemetry_data_error") == []
+    assert recorded.attributes_of("telemetry_data_error") == []
 
 
 def test_asynchronous_with_two_files_at_one_step(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_asynchronous_with_two_files_at_one_step(tmp_path: Path) -> None:
     plugin = AsyncCheckpointIO(Slow())
     hooked()(**saving(tmp_path, 3, max_steps=3, plugins=[plugin])).fit(Saving(), loader())
     recorded = Recorded()
-    successes = recorded.about("save_checkpoint_success")
+    successes = recorded.attributes_of("save_checkpoint_success")
     assert [success["current_iteration"] for success in successes] == [3, 3, 3]
     assert [success["save_checkpoint_success_count"] for success in successes] == [1, 2, 3]
     names = recorded.events.filter(polars.col("name") == "save_checkpoint_success")["span"]
@@ -177,15 +177,15 @@ def test_asynchronous_with_a_failing_writer(tmp_path: Path) -> None:
         trainer.fit(Model(), loader())
     trainer.strategy.checkpoint_io._executor = None
     recorded = Recorded()
-    (failure,) = recorded.about("save_checkpoint_failure")
+    (failure,) = recorded.attributes_of("save_checkpoint_failure")
     assert failure["current_iteration"] == 4
     assert failure["error_message"] == "[Errno 28] No space left on device"
-    succeeded = [s["current_iteration"] for s in recorded.about("save_checkpoint_success")]
+    succeeded = [s["current_iteration"] for s in recorded.attributes_of("save_checkpoint_success")]
     complete = sorted(int(Path(path).stem.removeprefix("step=")) for path in writer.written)
     assert sorted(succeeded) == complete
     assert 4 not in complete
     assert recorded.open() == ["application"]
-    assert recorded.about("telemetry_data_error") == []
+    assert recorded.attributes_of("telemetry_data_error") == []
 
 
 class Distributed(TorchCheckpointIO):
@@ -225,13 +225,13 @@ def test_the_distributed_asynchronous_checkpoint(tmp_path: Path, group: Any, fai
     plugin.future.exception()
     deadline = time.monotonic() + 30
     event = "save_checkpoint_failure" if fails else "save_checkpoint_success"
-    while len(Recorded().about(event)) < 2 and time.monotonic() < deadline:
+    while len(Recorded().attributes_of(event)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     recorded = Recorded()
-    outcomes = recorded.about(event)
+    outcomes = recorded.attributes_of(event)
     assert [outcome["current_iteration"] for outcome in outcomes] == [2, 4]
     if fails:
-        assert recorded.about("save_checkpoint_success") == []
+        assert recorded.attributes_of("save_checkpoint_success") == []
         return
     for outcome, step in zip(outcomes, (2, 4), strict=True):
         folder = tmp_path / f"step={step}.ckpt"
@@ -275,9 +275,9 @@ def test_a_save_that_outlasts_the_application(tmp_path: Path, declared: bool) ->
     writer.may_write.set()
     writer.pool.shutdown()
     recorded = Recorded()
-    (success,) = recorded.about("save_checkpoint_success")
+    (success,) = recorded.attributes_of("save_checkpoint_success")
     assert success["current_iteration"] == 2
-    assert recorded.about("telemetry_data_error") == []
+    assert recorded.attributes_of("telemetry_data_error") == []
 
 
 @pytest.mark.usefixtures("_complaints_are_recorded")
@@ -291,8 +291,8 @@ def test_a_save_that_outlasts_its_run(tmp_path: Path) -> None:
     writer.may_write.set()
     writer.pool.shutdown()
     recorded = Recorded()
-    assert recorded.about("save_checkpoint_success") == []
-    assert recorded.about("telemetry_data_error") == []
+    assert recorded.attributes_of("save_checkpoint_success") == []
+    assert recorded.attributes_of("telemetry_data_error") == []
 
 
 def test_a_save_that_fails_once(tmp_path: Path) -> None:
@@ -304,8 +304,8 @@ def test_a_save_that_fails_once(tmp_path: Path) -> None:
         trainer.save_checkpoint(tmp_path / "file" / "one.ckpt")
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     recorded = Recorded()
-    assert len(recorded.about("save_checkpoint_failure")) == 1
-    assert len(recorded.about("save_checkpoint_success")) == 1
+    assert len(recorded.attributes_of("save_checkpoint_failure")) == 1
+    assert len(recorded.attributes_of("save_checkpoint_success")) == 1
     assert [save["status"] for save in saves(recorded)] == ["error", "ok"]
 
 

@@ -50,7 +50,7 @@ def test_manual_optimization() -> None:
     assert recorded.count("training_single_iteration", "training_loop") == BATCHES
     for part in ("model_forward", "model_backward", "optimizer_update"):
         assert recorded.count(part, "training_single_iteration") == 2 * BATCHES
-    (update,) = recorded.about("training_metrics_update")
+    (update,) = recorded.attributes_of("training_metrics_update")
     assert update["num_iterations"] == BATCHES
     one = ["model_forward", "model_backward", "optimizer_update"]
     assert recorded.order(*one) == one * 2 * BATCHES
@@ -68,7 +68,7 @@ def test_the_rest_of_an_epoch_left_out() -> None:
     recorded = Recorded()
     assert trainer.global_step == 6
     assert recorded.count("training_single_iteration", "training_loop") == 6
-    assert recorded.about("training_metrics_update")[-1]["num_iterations"] == 6
+    assert recorded.attributes_of("training_metrics_update")[-1]["num_iterations"] == 6
 
 
 def test_a_loader_without_length() -> None:
@@ -84,7 +84,7 @@ def test_a_loader_without_length() -> None:
     recorded = Recorded()
     (loop,) = recorded.attributes("training_loop")
     assert "train_iterations_target" not in loop
-    (update,) = recorded.about("training_metrics_update")
+    (update,) = recorded.attributes_of("training_metrics_update")
     assert update["num_iterations"] == trainer.global_step == 6
     assert update["num_train_samples"] == 20
 
@@ -132,7 +132,7 @@ def test_explicit_calls_never_count_twice(tmp_path: Path) -> None:
     assert recorded.count("testing_loop", "application") == 2
     assert recorded.count("testing_single_iteration", "testing_loop") == 2 * BATCHES
     assert recorded.count("checkpoint_save_sync", "application") == 2
-    assert len(recorded.about("save_checkpoint_success")) == 2
+    assert len(recorded.attributes_of("save_checkpoint_success")) == 2
     stages = [about.get("stage") for about in recorded.attributes("data_loader_initialization")]
     assert stages == [None, "test", "test"]
 
@@ -192,7 +192,7 @@ def test_samples_of_a_loader_that_does_not_tell_its_size() -> None:
     """The first batch is taken for the usual one; those of other sizes are counted as they are."""
     trainer = hooked()(**options(max_epochs=1))
     trainer.fit(Model(), Sizes(4, 4, 2, 5, 4))
-    update = Recorded(finish=True).about("training_metrics_update")[-1]
+    update = Recorded(finish=True).attributes_of("training_metrics_update")[-1]
     assert (update["num_iterations"], update["num_train_samples"]) == (5, 19)
 
 
@@ -213,7 +213,7 @@ def test_more_spans_in_a_step_than_a_segment_has_room_for() -> None:
     recorded.check_fit(5)
     assert recorded.count("inside", "model_forward") == 20_000
     assert recorded.open() == []
-    update = recorded.about("training_metrics_update")[-1]
+    update = recorded.attributes_of("training_metrics_update")[-1]
     forward = recorded.spans.filter(pl_frames.col("name") == "model_forward")["duration_ns"].sum()
     assert update["avg_forward_time_sec"] * 5e9 >= forward * (1 - 1e-6)
 

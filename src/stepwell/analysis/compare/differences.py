@@ -124,7 +124,7 @@ def _produced(run: RecordedRun) -> dict[str, Any]:
 
 def _latest(run: RecordedRun) -> dict[str, Any]:
     """Return the latest attempt in run.json, or an empty dict: the file may contain anything."""
-    attempts = run.about.get("attempts")
+    attempts = run.document.get("attempts")
     items = [a for a in attempts if isinstance(a, dict)] if isinstance(attempts, list) else []
     return items[-1] if items else {}
 

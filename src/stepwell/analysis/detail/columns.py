@@ -180,7 +180,7 @@ def metric_columns(source: RunSource, ranks: Iterable[int] | None = None) -> lis
     columns = []
     mains: dict[str, ProcessMetrics] = {}
     for process in source.processes(None if ranks is None else list(ranks)):
-        above = mains.get(str(process.process.about["parent"])) if process.is_worker else None
+        above = mains.get(str(process.process.document["parent"])) if process.is_worker else None
         own = ProcessMetrics(process, above)
         if not process.is_worker:
             mains[process.process.name] = own

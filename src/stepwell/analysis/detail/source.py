@@ -76,17 +76,17 @@ class ProcessSource:
     @property
     def rank(self) -> int:
         """Its rank; for a worker that of its parent."""
-        return int(self.process.about["rank"])
+        return int(self.process.document["rank"])
 
     @property
     def attempt(self) -> int:
         """Its attempt."""
-        return int(self.process.about["attempt"])
+        return int(self.process.document["attempt"])
 
     @property
     def is_worker(self) -> bool:
         """Whether it is the worker of a rank."""
-        return bool(self.process.about["role"] == "worker")
+        return bool(self.process.document["role"] == "worker")
 
     @cached_property
     def reader(self) -> SpanReader:
@@ -118,7 +118,7 @@ class ProcessSource:
         if self.status == "running":
             return clock.wall() - self.tables.offset
         latest = max((ends_of(s) for s in self.process.of_kind("spans")), default=0)
-        return max(int(self.process.about["heartbeat"] or 0) - self.tables.offset, latest)
+        return max(int(self.process.document["heartbeat"] or 0) - self.tables.offset, latest)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class RunSource:
         """Yield the processes of some ranks, or of all, in the order of the screen."""
         wanted = None if ranks is None else set(ranks)
         opened = [p for folder in self._chosen(wanted) for p in self._opened(folder).values()]
-        yield from sorted(opened, key=lambda source: _on_screen(source.process.about))
+        yield from sorted(opened, key=lambda source: _on_screen(source.process.document))
 
     def process_numbered(self, number: int) -> ProcessSource | None:
         """Return the process with this number; None if there is none."""
@@ -221,7 +221,7 @@ class RunSource:
             outlines = [
                 Outline(
                     folder,
-                    source.process.about,
+                    source.process.document,
                     tuple(sorted(source.reader.lanes)),
                     max((ends_of(s) for s in source.reader.segments), default=0),
                 )
@@ -252,9 +252,9 @@ class RunSource:
         for process, context in zip(processes, contexts(processes, partial=True), strict=True):
             number = self._numbers.get(process.name)
             if number is not None:
-                offset = self._layout.offsets.get(process.about["boot"], 0)
+                offset = self._layout.offsets.get(process.document["boot"], 0)
                 tables = ProcessTables(process, context, offset, number, self.run.id)
-                shift, status = offset - self.began_ns, self.status(process.about)
+                shift, status = offset - self.began_ns, self.status(process.document)
                 source = ProcessSource(self.run.folder, tables, number, shift, status)
                 sources[process.name] = source
         return sources

@@ -280,9 +280,9 @@ def _path(source: ProcessSource, reader: SpanReader, parent: int) -> tuple[str, 
 def _lines_about(source: ProcessSource, local: int) -> ProcessTables:
     """Return the process with only those of its event lines that are about a span."""
     name = source.process.name
-    about = re.compile(rf'"span": ?{local}[,}}]')
+    names_it = re.compile(rf'"span": ?{local}[,}}]')
     whole = next((p for p in read_processes(source.process.home) if p.name == name), None)
-    lines = [] if whole is None else [line for line in whole.event_lines if about.search(line)]
+    lines = [] if whole is None else [line for line in whole.event_lines if names_it.search(line)]
     process = replace(source.process, event_lines=lines)
     tables = source.tables
     return ProcessTables(process, tables.context, tables.offset, 0, tables.run)

@@ -125,7 +125,7 @@ def summaries_of(
 def compute_summary(run: RecordedRun) -> RunEntry:
     """Return the complete entry of a run, and cache it. This may take as long as a report of the run."""
     entry = bare_entry(run)
-    if newer_format(run.about) is not None:
+    if newer_format(run.document) is not None:
         return entry
     try:
         entry = _with_findings(run, _with_metrics(run, entry))
@@ -144,7 +144,7 @@ def compute_summary(run: RecordedRun) -> RunEntry:
 
 def _known(run: RecordedRun) -> tuple[RunEntry, bool]:
     """Return the entry of a run without reading its records, and whether it is complete."""
-    if newer_format(run.about) is not None or run.mirror is not None:
+    if newer_format(run.document) is not None or run.mirror is not None:
         # The records of a run on object storage would have to be downloaded.
         return bare_entry(run), True
     entry = _stored(run)
@@ -204,7 +204,7 @@ def _described(run: RecordedRun) -> dict[str, Any]:
 
 def bare_entry(run: RecordedRun) -> RunEntry:
     """Return the entry of a run without anything that must be computed from its records."""
-    newer = newer_format(run.about)
+    newer = newer_format(run.document)
     every = map(read_document, process_folders(run.folder)) if newer is None else ()
     documents = [document for document in every if document is not None]
     status = joint_status(documents) if newer is None else f"format {newer}"

@@ -183,11 +183,11 @@ def _bounded(entries: list[Entries], exponent: int) -> list[Entries]:
 def _lane(
     source: ProcessSource, lane: int, boxes: Entries, names: _Names, has_restarts: bool
 ) -> LaneBoxes:
-    about = source.process.about
+    document = source.process.document
     thread = source.thread(lane)
     label = f"rank {source.rank}"
     if source.is_worker:
-        label += " worker" if about["worker"] is None else f" worker {about['worker']}"
+        label += " worker" if document["worker"] is None else f" worker {document['worker']}"
     label += f" · attempt {source.attempt}" if has_restarts else ""
     used, inverse = np.unique(boxes["name"], return_inverse=True)
     numbers = [names.number(*source.name(int(i))) for i in used]

@@ -153,7 +153,7 @@ def read_task(task: Task) -> TaskResult:
         )
     result = TaskResult()
     for main, *helpers in group_processes(_noted(task, result), task.expected):
-        alive = task.alive.get(main.process.name) or Liveness.now(main.process.about)
+        alive = task.alive.get(main.process.name) or Liveness.now(main.process.document)
         threads = Threads(main)
         result.loops += threads.loops.values()
         result.timelines.append(make_timeline(threads, helpers, alive))
@@ -174,7 +174,7 @@ def _noted(task: Task, result: TaskResult) -> Iterator[ProcessTables]:
                 result.open_spans += [frame for frame in opened if frame.height]
             notes.append(
                 ProcessNote(
-                    tables.process.about,
+                    tables.process.document,
                     tables.context.latest(),
                     count_spans(tables),
                     joules_of(tables, metrics),
@@ -190,7 +190,7 @@ def _add_unfinished(task: Task, result: TaskResult, tables: ProcessTables) -> No
     """Add what is needed of a run that is running or did not finish."""
     result.history.append(read_history(tables))
     if task.is_latest:
-        document = tables.process.about
+        document = tables.process.document
         statuses = {name: alive.status for name, alive in task.alive.items()}
         now = max(alive.now_ns for alive in task.alive.values())
         result.stacks += stacks_of(tables, seen_status(document, statuses), now)

@@ -91,7 +91,7 @@ def find_busy_machine(facts: Facts) -> Iterator[Finding]:
 
 def _processors(facts: Facts) -> int:
     """Return the number of CPUs of all nodes together, at least 1."""
-    attempts = facts.run.about.get("attempts") or [{}]
+    attempts = facts.run.document.get("attempts") or [{}]
     count = (attempts[-1].get("host") or {}).get("cpu_count")
     nodes = len({document.get("host") for document in facts.latest})
     return (count if isinstance(count, int) and count > 0 else 1) * max(1, nodes)

@@ -185,7 +185,7 @@ def _own_span(facts: Facts, straggler: Straggler) -> str | None:
     totals: dict[str, int] = {}
     columns = {"name", "category", "start_ns", "duration_ns", "thread"}
     for tables in facts.run.by_process(straggler.rank):
-        if tables.process.about["role"] == "worker":
+        if tables.process.document["role"] == "worker":
             continue
         for frame in tables.spans(columns):
             starts = pl.col("start_ns")

@@ -56,7 +56,7 @@ def read_rates(runs: Sequence[RecordedRun], totals: JobTotals, energy: Iterable[
     per_second = _per(samples, totals.wall_ns / 1e9)
     work = _number(runs, "flops_per_sample")
     peak = totals.peak_flops or _number(runs, "peak_flops_per_device")
-    devices = max((int(run.about.get("world_size") or 1) for run in runs), default=1)
+    devices = max((int(run.document.get("world_size") or 1) for run in runs), default=1)
     price = totals.price_per_hour or _number(runs, "price_per_hour")
     cost = price * totals.wall_ns / HOUR_NS if price else None
     joules, is_estimated = total_joules(energy)

@@ -58,7 +58,7 @@ class SpanHistory:
 
 def read_history(tables: ProcessTables) -> SpanHistory:
     """Read the spans of a process, segment by segment."""
-    document = tables.process.about
+    document = tables.process.document
     place = int(document["rank"]), int(document["attempt"]), str(document["role"])
     history = SpanHistory(tables.process.name, *place)
     adder = _HistoryAdder(tables, history)

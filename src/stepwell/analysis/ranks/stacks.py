@@ -94,7 +94,7 @@ def stacks(run: RecordedRun, *, attempt: int | None = None) -> list[Stack]:
     # The clock is read after the spans: an open span then never begins in the future.
     result = []
     for tables in run.by_process(partial=True):
-        document = tables.process.about
+        document = tables.process.document
         if document["attempt"] == attempt:
             result += stacks_of(tables, seen_status(document, statuses))
     return in_order(result)
@@ -128,7 +128,7 @@ def stacks_of(tables: ProcessTables, status: str, now_ns: int | None = None) -> 
             own = step if thread == MAIN and step is not None else part["step"][-1]
             result.append(_stack(tables, status, seen, str(thread), own, inside))
     has_main = any(stack.thread == MAIN for stack in result)
-    is_main = tables.process.about["role"] == "main"
+    is_main = tables.process.document["role"] == "main"
     if not has_main and is_main and (status == "running" or python is not None):
         result.append(_stack(tables, status, seen, MAIN, step, (), _last(tables, seen)))
     return result if python is None else _with_lines(result, python)
@@ -157,7 +157,7 @@ def _stack(
     frames: tuple[StackFrame, ...],
     last: LastSpan | None = None,
 ) -> Stack:
-    document = tables.process.about
+    document = tables.process.document
     silent = max(0, seen - int(document["heartbeat"] or seen)) / 1e9
     is_silent = status == "running" and silent > STALE_HEARTBEATS * document["interval"]
     return Stack(
@@ -181,7 +181,7 @@ def _seen(tables: ProcessTables, status: str, spans: pl.DataFrame | None, now_ns
     """Return the time of the last sign of life of a process."""
     if status == "running":
         return now_ns
-    document = tables.process.about
+    document = tables.process.document
     latest = max((ends_of(s) for s in tables.process.of_kind("spans")), default=0)
     began = 0 if spans is None else int(spans["start_ns"].max() or 0)  # type: ignore[arg-type]
     return max(int(document["heartbeat"] or 0), latest + tables.offset if latest else 0, began)

@@ -80,7 +80,7 @@ def background_of(
         collectors[CHECKPOINT].add(lane, _CHECKPOINT)
         collectors[THREADS].add(lane, _DATA)
     for helper in helpers:
-        is_worker = helper.process.about["role"] == "worker"
+        is_worker = helper.process.document["role"] == "worker"
         for lane in LaneReader(helper).read():
             np.minimum(lane.ends, window[1], out=lane.ends)
             if is_worker:

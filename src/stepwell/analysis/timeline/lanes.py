@@ -192,7 +192,7 @@ class LaneReader:
 
     def _columns(self, segment: RecordedSegment, segments: int) -> _Columns:
         native = segment.header.get("native")
-        is_main = segment.thread == MAIN_THREAD or native == self._process.about["pid"]
+        is_main = segment.thread == MAIN_THREAD or native == self._process.document["pid"]
         thread = self._threads.get(segment.lane, "")
         return _Columns(thread, is_main, segments * SPAN_SLOTS)
 
@@ -335,7 +335,7 @@ class LaneReader:
         if not any(map(len, by_name)):
             return
         at = np.concatenate(by_name)
-        texts, document = self._texts.get(segment.seq), self._process.about
+        texts, document = self._texts.get(segment.seq), self._process.document
         steps = self._tables.context.at(rows.start[at])[0].tolist()
         for row, step in zip(at.tolist(), steps, strict=True):
             identity = int(rows.id[row])

@@ -152,7 +152,7 @@ def timelines(run: Timelines, rank: int | None = None) -> Sequence[Timeline]:
     expected = Counter((d["rank"], d["attempt"]) for d in run.documents())
     groups = group_processes(run.by_process(rank), expected)
     return sort_timelines(
-        make_timeline(Threads(main), helpers, Liveness.now(main.process.about))
+        make_timeline(Threads(main), helpers, Liveness.now(main.process.document))
         for main, *helpers in groups
     )
 
@@ -187,7 +187,7 @@ def group_processes(
     """
     waiting: dict[tuple[int, int], list[ProcessTables]] = {}
     for tables in processes:
-        document = tables.process.about
+        document = tables.process.document
         key = document["rank"], document["attempt"]
         waiting.setdefault(key, []).append(tables)
         if len(waiting[key]) == expected.get(key):
@@ -198,7 +198,7 @@ def group_processes(
 
 def _main_first(group: list[ProcessTables]) -> list[ProcessTables]:
     """Sort the main process first: of several, as in imported runs, the one that started first."""
-    documents = [tables.process.about for tables in group]
+    documents = [tables.process.document for tables in group]
     keys = [(document["role"] == "worker", document["started"] or 0) for document in documents]
     return [group[i] for i in sorted(range(len(group)), key=keys.__getitem__)]
 
@@ -219,7 +219,7 @@ class Threads:
 
 def make_timeline(threads: Threads, helpers: Sequence[ProcessTables], alive: Liveness) -> Timeline:
     """Return the timeline of the process with these threads. Its helpers work in the background."""
-    document = threads.tables.process.about
+    document = threads.tables.process.document
     changes = _changes(threads.tables)
     start, end = life(document, alive, _times(threads.lanes, changes))
     lanes = [_until(lane, end) for lane in threads.lanes]

@@ -60,7 +60,7 @@ def run_wall_ns(run: RecordedRun, last_ns: int | None = None) -> int | None:
     """
     lives = []
     for tables in run.by_process(partial=True):
-        document = tables.process.about
+        document = tables.process.document
         if document["role"] != "worker" and document["started"] is not None:
             ends = [ends_of(segment) for segment in tables.process.of_kind("spans")]
             records = [end + tables.offset for end in ends if end]

@@ -125,8 +125,8 @@ def _write_metrics(path: Path, run: RecordedRun, ranks: Any) -> int:
     count = 0
     with replaced_text_file(path) as file:
         for tables in run.by_process():
-            if ranks is None or tables.process.about["rank"] in ranks:
-                source = read_source(run.path / tables.process.name, tables.process.about)
+            if ranks is None or tables.process.document["rank"] in ranks:
+                source = read_source(run.path / tables.process.name, tables.process.document)
                 for name, points in _points(tables):
                     count += len(points)
                     gauge = {"name": name, "gauge": {"dataPoints": points}}

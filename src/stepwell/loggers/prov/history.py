@@ -172,7 +172,7 @@ def read_history(folder: Path, ended: Ended | None = None) -> RunHistory:
         id=run.id,
         name=run.name,
         folder=folder.absolute(),
-        tags=[str(tag) for tag in _listed(run.about.get("tags"))],
+        tags=[str(tag) for tag in _listed(run.document.get("tags"))],
         config=run.config,
         attempts=_attempts(run, processes),
         processes=processes,
@@ -217,7 +217,7 @@ def _processes(run: RecordedRun, ended: Ended) -> list[ProcessHistory]:
 
 def _attempts(run: RecordedRun, processes: list[ProcessHistory]) -> dict[int, dict[str, Any]]:
     attempts: dict[int, dict[str, Any]] = {process.attempt: {} for process in processes}
-    for entry in _listed(run.about.get("attempts")):
+    for entry in _listed(run.document.get("attempts")):
         if isinstance(entry, dict) and isinstance(entry.get("attempt"), int):
             attempts[entry["attempt"]] = entry
     return dict(sorted(attempts.items()))
@@ -272,7 +272,7 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 def _read_lines(history: RunHistory, tables: ProcessTables) -> None:
-    document = tables.process.about
+    document = tables.process.document
     place = {
         "process": tables.process.name,
         "attempt": document["attempt"],
