@@ -2,7 +2,7 @@
 
 Each tool gets an empty virtual environment (pip's cache is warm after a first installation that does not
 count), the same loop of 300 steps, and its own viewer. The chart counts when it is drawn: in Chromium, or for
-the terminal view of W&B, when curves are on the screen. Needs chromium, and playwright in this environment.
+a viewer in the terminal, when curves are on the screen. Needs chromium, and playwright in this environment.
 """
 
 from __future__ import annotations
@@ -77,6 +77,15 @@ def tools(wheel: Path) -> list[Tool]:
             "http://127.0.0.1:{port}/?token={token}",
         ),
         Tool(
+            "stepwell, terminal",
+            [str(wheel)],
+            "import stepwell; run = stepwell.init('quick')",
+            "run.set_step(step); run.log({'train/loss': loss})",
+            "run.finish()",
+            ["bin/stepwell", "plot"],
+            "",
+        ),
+        Tool(
             "TensorBoard",
             ["tensorboard", "tensorboardX"],
             "from tensorboardX import SummaryWriter; writer = SummaryWriter('runs/quick')",
@@ -110,17 +119,17 @@ def main() -> None:
     asked = parser.parse_args()
     with TemporaryDirectory() as place:
         wheel = _wheel(Path(place))
-        print(f"{'tool':16} {'install':>9} {'loop':>7} {'chart':>7} {'sum':>7}   seconds")
+        print(f"{'tool':18} {'install':>9} {'loop':>7} {'chart':>7} {'sum':>7}   seconds")
         for tool in tools(wheel):
             if asked.tool and tool.name not in asked.tool:
                 continue
             try:
                 times = _measure(tool, Path(place))
             except (subprocess.SubprocessError, OSError, RuntimeError) as error:
-                print(f"{tool.name:16} not measured: {str(error)[-200:]}")
+                print(f"{tool.name:18} not measured: {str(error)[-200:]}")
                 continue
             row = " ".join(f"{each:7.1f}" for each in (*times[1:], sum(times)))
-            print(f"{tool.name:16} {times[0]:9.1f} {row}", flush=True)
+            print(f"{tool.name:18} {times[0]:9.1f} {row}", flush=True)
 
 
 def _wheel(folder: Path) -> Path:
