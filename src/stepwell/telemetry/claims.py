@@ -15,18 +15,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell._core.files import sync
 from stepwell.telemetry.run_names import check_run_id
 
 _LARGEST_CLAIM = 64 * 1024
 _PATIENCE = 0.5
 
 
-def create_claim(path: Path, content: dict[str, Any]) -> bool:
-    """Create a file with its content in one step; return False if it already exists."""
+def create_claim(path: Path, content: dict[str, Any], durable: bool = False) -> bool:
+    """Create a file with its content in one step; return False if it already exists.
+
+    ``durable``: whether the content must survive a power cut.
+    """
     data = json.dumps(content).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         _write_new(temporary, data)
+        if durable:
+            sync(temporary)
         return _link(temporary, path) or _write_new(path, data)
     except FileExistsError:
         return False

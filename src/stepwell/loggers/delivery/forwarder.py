@@ -23,7 +23,7 @@ from stepwell.follower.records import StatusRecord
 from stepwell.journal.format import EVENTS, LOGGER
 from stepwell.journal.tail import Tail, parse_object
 from stepwell.loggers.delivery.backend import FOLDER, Backend
-from stepwell.loggers.delivery.state import kept_state, state_path
+from stepwell.loggers.delivery.feed import kept_state, state_path
 from stepwell.telemetry.exporter import reads_log
 from stepwell.telemetry.exporter_config import BUILT_IN as EXPORTERS
 from stepwell.telemetry.exporter_config import find_class, make_exporter

@@ -8,8 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -65,7 +64,9 @@ def connect(uri: str) -> MlflowClient:
     database = database_path(uri)
     database.parent.mkdir(parents=True, exist_ok=True)
     # A client creates the tables of a new database. Two clients at once would damage it.
-    with _locked(database.with_name(f".{database.name}.lock")):
+    with locked(database.with_name(f".{database.name}.lock"), wait=False) as is_mine:
+        if not is_mine:
+            raise NotYet(f"another process is preparing {database.parent}")
         return MlflowClient(tracking_uri=uri)
 
 
@@ -80,19 +81,6 @@ def _reach(uri: str) -> None:
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
         raise ConnectionError(f"{shown(uri)} does not answer: {error}") from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block, if the system and the file system have locks."""
-    with ExitStack() as stack:
-        try:
-            is_mine = stack.enter_context(locked(path, wait=False))
-        except (ImportError, OSError):
-            is_mine = True
-        if not is_mine:
-            raise NotYet(f"another process is preparing {path.parent}") from None
-        yield
 
 
 # Server or database
