@@ -27,8 +27,7 @@ from stepwell.loggers.delivery.feed import kept_state, state_path
 from stepwell.telemetry.exporter import reads_log
 from stepwell.telemetry.exporter_config import BUILT_IN as EXPORTERS
 from stepwell.telemetry.exporter_config import find_class, make_exporter
-from stepwell.telemetry.forward import end_sending, recorded_processes, send_all
-from stepwell.telemetry.sidecar_notes import remove_notes_of
+from stepwell.telemetry.forward import deliver_recorded, recorded_processes, remove_notes_of
 
 BACKENDS = {
     "mlflow": "stepwell.loggers.backends.mlflow.backend.MLFlowBackend",
@@ -112,12 +111,7 @@ def _deliver(logger: Registered, backend_class: str, options: Mapping[str, Any])
         raise StepwellError(f"{backend_class} must be a stepwell.loggers.Backend")
     check_places(logger.folder, backend, options)
     feed = backend.feed(logger.folder)
-
-    def sent() -> str:
-        return f"{feed.sent} records"
-
-    send_all(feed, sent)
-    end_sending(feed, sent)
+    deliver_recorded(feed, lambda: f"{feed.sent} records")
     if feed.over:
         remove_notes_of(logger.folder, feed.name)
     return ForwardedLog(logger.folder.name, feed.sent, not feed.over)
