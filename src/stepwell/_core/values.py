@@ -108,6 +108,13 @@ def _float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def finite_or_text(value: float) -> float | str:
+    """Return a number; one that JSON cannot represent as text, as W&B and OTLP write it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def encode_any(attributes: Mapping[str, Any]) -> bytes:
     """Like ``encode``, with every value converted on its own."""
     import json

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepwell._core.checks import one_of
 from stepwell._core.errors import StepwellError, warn_once
+from stepwell._core.masking import without_password
 from stepwell.exporters.otlp.spans import OutSpan, SpanBuilder, Value, number, plain
 from stepwell.telemetry.exporter import Exporter, Record, Source
 
@@ -205,12 +206,6 @@ def check_endpoint(endpoint: Any) -> str | None:
     return parts._replace(path=TRACES).geturl() if parts.path in ("", "/") else parts.geturl()
 
 
-def without_password(endpoint: str) -> str:
-    """Return a URL without user, password and query, so that it can be shown."""
-    parts = urlsplit(endpoint)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
 def check_headers(headers: Any) -> dict[str, str] | None:
     """Return the headers to send. No message shows a value, which may be a secret."""
     if headers is None:
@@ -261,10 +256,10 @@ def _value(name: str, value: Any) -> str:
     return value
 
 
-def check_seconds(name: str, value: Any, *, least: float = 0.0, inclusive: bool = True) -> float:
+def check_seconds(name: str, value: Any, *, inclusive: bool = True) -> float:
     """Return a number of seconds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and (value > least or (inclusive and value == least)):
+    if is_number and math.isfinite(value) and (value > 0 or (inclusive and value == 0)):
         return float(value)
-    at_least = f"{least:g} or more" if inclusive else f"more than {least:g}"
+    at_least = "0 or more" if inclusive else "more than 0"
     raise StepwellError(f"{name} must be a number of seconds, {at_least}, got {value!r}")

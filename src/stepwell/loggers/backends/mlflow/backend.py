@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._core.masking import without_password
 from stepwell.loggers.backends.mlflow.batch import MLflowBatch, in_milliseconds
 from stepwell.loggers.backends.mlflow.runs import (
     VARIABLE,
@@ -18,7 +19,6 @@ from stepwell.loggers.backends.mlflow.runs import (
     keeps_metrics_once,
     saved_address,
     set_timeouts,
-    shown,
     tracking_uri,
 )
 from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
@@ -102,7 +102,7 @@ class MLFlowBackend(Backend):
     def shown_options(self) -> dict[str, str]:
         """The options that may be displayed: an address without secrets."""
         uri = str(self.options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
-        return {"tracking_uri": uri} if uri and shown(uri) == uri else {}
+        return {"tracking_uri": uri} if uri and without_password(uri) == uri else {}
 
     def _ready(self) -> tuple[MlflowClient, str]:
         return self._connected(), str(self.state["run_id"])

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import locked, read_json
+from stepwell._core.masking import without_password
 from stepwell.loggers.backends.mlflow.names import LONGEST_TAG, cut, key_of
 from stepwell.loggers.delivery.backend import Backend, NotYet, Source
 from stepwell.telemetry.run_document import RUN
@@ -80,7 +81,7 @@ def _reach(uri: str) -> None:
     try:
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
-        raise ConnectionError(f"{shown(uri)} does not answer: {error}") from None
+        raise ConnectionError(f"{without_password(uri)} does not answer: {error}") from None
 
 
 # Server or database
@@ -93,25 +94,20 @@ def tracking_uri(options: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """
     given = str(options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
     uri = _usable(given or str(before.get("uri") or "") or _default(options))
-    place = before.get("place")
-    if place is not None and place != shown(uri):
+    earlier, place = before.get("place"), without_password(uri)
+    if earlier is not None and earlier != place:
         raise StepwellError(
-            f"the log of this run went to {place} before, not to {shown(uri)}: set {VARIABLE} to that address"
+            f"the log of this run went to {earlier} before, not to {place}: set {VARIABLE} to that address"
         )
     return uri
 
 
 def saved_address(uri: str) -> dict[str, Any]:
     """Return the address for the saved state, without a password."""
-    return {"place": shown(uri), **({"uri": uri} if shown(uri) == uri else {})}
-
-
-def shown(uri: str) -> str:
-    """Return an address without user name, password and query."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc and not parts.query:
-        return uri
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    return {
+        "place": without_password(uri),
+        **({"uri": uri} if without_password(uri) == uri else {}),
+    }
 
 
 def _default(options: Mapping[str, Any]) -> str:
@@ -163,7 +159,7 @@ class RunLocator:
         destination = "\0".join(
             str(part)
             for part in (
-                shown(uri),
+                without_password(uri),
                 self.options.get("experiment_id"),
                 self._experiment_name(),
                 self.options.get("run_id"),
