@@ -18,7 +18,7 @@ from stepwell.loggers.base import UNNAMED, Logger
 from stepwell.loggers.checks import FOLDER, NAME, TAGS
 from stepwell.loggers.collection import LoggersCollection
 from stepwell.loggers.delivery.backend import wait_for_run
-from stepwell.loggers.frequency import LogFreq, Workers
+from stepwell.loggers.targets import LogFreq, Workers
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core.checks import Kind
-from stepwell.loggers.frequency import LogFreq
+from stepwell.loggers.targets import LogFreq
 
 ALL_WORKERS = -1
 

@@ -16,9 +16,8 @@ from stepwell._core.values import shown, text_of
 from stepwell.loggers.base import Logger, begin_logging, end_logging
 from stepwell.loggers.checks import TIMEOUT, check_options
 from stepwell.loggers.context import LoggerContext
-from stepwell.loggers.frequency import LogFreq, Workers
 from stepwell.loggers.kinds import check_kind
-from stepwell.loggers.targets import Target, Targets
+from stepwell.loggers.targets import LogFreq, Target, Targets, Workers
 from stepwell.telemetry.identity import config_to_dict
 
 

@@ -200,7 +200,7 @@ class LogFeed(Feed):
         self.claim()
         if self.over:
             return False
-        if not self._is_open:
+        if not self.is_open:
             self._open()
         batch = self._waiting = self._waiting or self._look()
         if batch:
@@ -216,7 +216,7 @@ class LogFeed(Feed):
         finally:
             # If it created a run before it failed, it must not create another one.
             self.memory.save()
-        self._is_open = True
+        self.is_open = True
 
     def _deliver_config(self) -> None:
         """Deliver the run's configuration, or its changes, to a backend that has no logger.

@@ -121,16 +121,19 @@ def param(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Conve
         yield ConvertedItem(name, value=value)
 
 
-def flattened(params: Mapping[Any, Any], above: str = "") -> dict[str, Any]:
-    """Return nested dicts as one dict with names such as ``optimizer.lr`` and JSON values."""
+def flattened(
+    params: Mapping[Any, Any], above: str = "", convert: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """Return nested dicts as one dict with names such as ``optimizer.lr``, by default with JSON values."""
+    convert = convert or _param_value
     flat: dict[str, Any] = {}
     for key, value in params.items():
         name = f"{above}{text_of(getattr(key, 'value', key))}"
         nested = isinstance(value, Mapping) and value
         if nested and name.count(SEPARATOR) < MAX_NESTED:
-            flat.update(flattened(value, name + SEPARATOR))
+            flat.update(flattened(value, name + SEPARATOR, convert))
         else:
-            flat[name] = _param_value(value)
+            flat[name] = convert(value)
     return flat
 
 

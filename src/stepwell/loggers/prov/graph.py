@@ -7,6 +7,7 @@ their collection. Agents are connected with attempts only, since they are the sa
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,27 +136,25 @@ def _reduced(edges: list[Edge]) -> list[Edge]:
     earlier: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
         earlier[edge.later].add(edge.earlier)
-    reach: dict[str, set[str]] = {}
+    before = {id: reachable(id, earlier) for id in {edge.earlier for edge in edges}}
     kept = []
     for edge in edges:
         others = earlier[edge.later] - {edge.earlier}
-        detour = any(edge.earlier in _before(other, earlier, reach) for other in others)
+        detour = any(edge.earlier in before[other] for other in others)
         if not detour or edge.relation not in REDUCED:
             kept.append(edge)
     return kept
 
 
-def _before(id: str, earlier: dict[str, set[str]], cache: dict[str, set[str]]) -> set[str]:
-    """Return all nodes that are earlier than a node."""
-    if id not in cache:
-        seen: set[str] = set()
-        waiting = [id]
-        while waiting:
-            new = earlier.get(waiting.pop(), set()) - seen
-            seen |= new
-            waiting += new
-        cache[id] = seen
-    return cache[id]
+def reachable(start: str, steps: Mapping[str, set[str]]) -> set[str]:
+    """Return all nodes that one or more steps lead to."""
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = steps.get(waiting.pop(), set()) - seen
+        seen |= new
+        waiting += new
+    return seen
 
 
 # Texts

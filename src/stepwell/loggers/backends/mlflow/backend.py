@@ -61,15 +61,7 @@ class MLFlowBackend(Backend):
         client, run_id = self._ready()
         if self._params is None:
             self._params = dict(client.get_run(run_id).data.params)
-        batch = MLflowBatch(
-            client,
-            run_id,
-            self.content_path,
-            self._params,
-            self.state["files"],
-            self.state.setdefault("models", {}),
-            self.warn,
-        )
+        batch = MLflowBatch(self, client, self._params)
         batch.take(records)
         batch.send(again, only_new=again and not keeps_metrics_once(self.uri))
         self._params = batch.params
