@@ -86,22 +86,23 @@ def on_host(value: Any) -> bool:
 def number(value: Any) -> float | None:
     """Return a scalar in host memory as a float; None for anything else."""
     if type(value) is int or isinstance(value, float | bool):
-        return _float(value)
+        return as_float(value)
     if isinstance(value, str | bytes | bytearray):
         return None
     try:
         if hasattr(value, "shape") and (not on_host(value) or math.prod(value.shape) != 1):
             return None
         if hasattr(value, "item"):
-            return _float(value.item())
+            return as_float(value.item())
         # The number of an Enum is its value.
         inner = getattr(value, "value", value)
-        return None if isinstance(inner, str | bytes) else _float(inner)
+        return None if isinstance(inner, str | bytes) else as_float(inner)
     except Exception:  # a complex number, None, or anything that __float__ raises
         return None
 
 
-def _float(value: Any) -> float:
+def as_float(value: Any) -> float:
+    """Return float(value); an infinity for an integer that is too large."""
     try:
         return float(value)
     except OverflowError:

@@ -191,7 +191,7 @@ class Feed:
         if records:
             self._seen_ns = max(self._seen_ns, record_time(records[-1]))
         # Records of the exporter itself would come back to it endlessly.
-        return [record for record in records if not record.thread.startswith(THREAD)]
+        return [record for record in records if not is_of_exporter(record)]
 
     # Failures
 
@@ -240,6 +240,11 @@ def make_feed(
         return own
     follower = Follower(folder, filter.keeps)
     return Feed(exporter, follower, source or read_source(folder, follower.document), name)
+
+
+def is_of_exporter(record: Any) -> bool:
+    """Return whether a thread of an exporter wrote a record."""
+    return bool(record.thread.startswith(THREAD))
 
 
 def record_time(record: Any) -> int:

@@ -22,12 +22,12 @@ from stepwell._core.files import locked, read_file, read_json, replacing
 from stepwell._core.masking import MASK, mask
 from stepwell._core.values import text_of
 from stepwell.follower.log import LogFollower
-from stepwell.follower.records import ItemRecord, LogRecord, StatusRecord
+from stepwell.follower.records import ItemRecord, StatusRecord
 from stepwell.loggers.delivery.backend import Backend, NotYet
 from stepwell.loggers.items.converters import flattened
 from stepwell.telemetry.deliveries import Delivery, drain_deliveries, finish_deliveries
 from stepwell.telemetry.exporter import Source, read_source
-from stepwell.telemetry.feed import THREAD, WAITING, Feed
+from stepwell.telemetry.feed import WAITING, Feed, is_of_exporter
 from stepwell.telemetry.run import Run, recorder_of
 from stepwell.telemetry.run_document import RUN
 
@@ -190,7 +190,7 @@ class LogFeed(Feed):
             self.follower.seek(memory.cursor)
         else:
             records = self.follower.between(memory.cursor or {}, memory.intent)
-            self._waiting = [record for record in records if not _is_own(record)]
+            self._waiting = [record for record in records if not is_of_exporter(record)]
             self._again = bool(self._waiting)
             if not self._waiting:
                 memory.commit()
@@ -284,11 +284,6 @@ class LogFeed(Feed):
     def _worked(self) -> None:
         self._is_early = False
         super()._worked()
-
-
-def _is_own(record: LogRecord) -> bool:
-    """Return whether a thread of an exporter wrote it. Such records would come back for ever."""
-    return record.thread.startswith(THREAD)
 
 
 def _without_secrets(error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from stepwell._core.files import locked, read_json, replacing, write_json
 from stepwell.loggers.delivery.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
 from stepwell.loggers.delivery.files import as_one_part, run_folder_name
+from stepwell.loggers.prov.graph_files import DOCUMENT, documents_of
 
 DEFAULT_FOLDER = "mllogs/prov_logs"
 PLACEHOLDER = "experiment_name"
@@ -23,7 +24,6 @@ SHORTEST_PAUSE = 1.0
 """The shortest time between two documents, in seconds."""
 PATIENCE = 20
 """The time between two documents, in multiples of the time that the last one took."""
-DOCUMENT = "provenance.json"
 
 
 class ProvBackend(Backend):
@@ -95,7 +95,6 @@ class ProvBackend(Backend):
 
     def _write(self, graphs: bool = False) -> None:
         from stepwell.loggers.prov.document import USER_NAMESPACE, Document
-        from stepwell.loggers.prov.graph_files import documents_of
         from stepwell.loggers.prov.history import read_history
 
         began = time.monotonic()

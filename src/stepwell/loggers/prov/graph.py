@@ -64,7 +64,8 @@ class _Condensed:
         self._activities()
         self._entities()
         for id, element in document.get("agent", {}).items():
-            self._add(id, "agent", _label(element, id), _agent_lines(element))
+            lines = ["person" if "prov:Person" in _types(element) else "software"]
+            self._add(id, "agent", _label(element, id), lines)
         self._edges()
 
     def _add(self, id: str, kind: str, title: str, lines: list[str]) -> None:
@@ -192,10 +193,6 @@ def _entity_lines(element: dict[str, Any]) -> list[str]:
     if sha256 and "stepwell:Metric" not in _types(element):
         lines.append(f"sha256 {sha256[:12]}…")
     return lines
-
-
-def _agent_lines(element: dict[str, Any]) -> list[str]:
-    return ["person" if "prov:Person" in _types(element) else "software"]
 
 
 def _moment(time: str | None, day: str | None = None) -> str:

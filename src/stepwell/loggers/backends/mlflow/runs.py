@@ -93,7 +93,9 @@ def tracking_uri(options: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     ``before`` is an earlier result of ``saved_address``: a log must not continue in another place.
     """
     given = str(options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
-    uri = _usable(given or str(before.get("uri") or "") or _default(options))
+    uri = _usable(
+        given or str(before.get("uri") or "") or f"sqlite:///{_savedir(options) / DATABASE}"
+    )
     earlier, place = before.get("place"), without_password(uri)
     if earlier is not None and earlier != place:
         raise StepwellError(
@@ -108,10 +110,6 @@ def saved_address(uri: str) -> dict[str, Any]:
         "place": without_password(uri),
         **({"uri": uri} if without_password(uri) == uri else {}),
     }
-
-
-def _default(options: Mapping[str, Any]) -> str:
-    return f"sqlite:///{_savedir(options) / DATABASE}"
 
 
 def _savedir(options: Mapping[str, Any]) -> Path:

@@ -149,19 +149,17 @@ def as_files(act: Act) -> Act:
             f"{i}-{digest(path)}": kept
             for i, (path, kept) in enumerate(act["artifact"]["files"].items())
         }
-        name, metadata = (
-            digest(str(act["artifact"]["metadata"])),
-            {"names": str(list(act["artifact"]["files"]))},
-        )
+        name = digest(str(act["artifact"]["metadata"]))
+        names = list(act["artifact"]["files"])
     else:
         files = {f"{i}": _file_of(kept) for i, kept in enumerate(act["media"].values())}
         files["row.json"] = {"text": json.dumps(act["row"], default=str)}
-        name, metadata = digest(str(act["index"])), {"names": str(list(act["media"]))}
+        name, names = digest(str(act["index"])), list(act["media"])
     artifact = {
         "name": f"kept-{name}",
         "type": KEPT,
         "aliases": [],
-        "metadata": metadata,
+        "metadata": {"names": str(names)},
         "files": files,
     }
     return {"index": act["index"], "artifact": artifact}
