@@ -83,8 +83,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
         path: the file to lock.
         wait: whether to wait for another holder. If not, and there is one, yield False.
     """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    fd = os.open(path, flags, 0o666)
+    flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        # Another user's file, of a database that several users share.
+        fd = os.open(path, flags | os.O_RDONLY)
     try:
         yield _lock(fd, wait)
     finally:

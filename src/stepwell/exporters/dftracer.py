@@ -75,7 +75,6 @@ class DFTracerExporter(LiveTrace):
         self.dialect = DIALECT.check("dialect", dialect)
 
     def file_of(self, source: Source, number: int) -> Path:
-        """Return the file of a process."""
         return file_name(self.file_path, source.rank, source.pid, "app", number)
 
     def begin(self, source: Source) -> str:

@@ -67,7 +67,6 @@ class FileExporter(AppendingExporter):
             self._write()
 
     def close(self) -> None:
-        """Close the file."""
         self._close_file()
 
     def _create_file(self) -> None:

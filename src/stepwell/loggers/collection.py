@@ -117,7 +117,6 @@ class LoggersCollection(Logger):
         return _together(calls)
 
     def save_hyperparameters(self, params: Any) -> None:
-        """Log parameters to all members."""
         super().save_hyperparameters(params)
         for member in self._others:
             # A user's own logger expects a dict.
@@ -301,9 +300,7 @@ class EmptyLogger(Logger):
         """Do nothing."""
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Return True: there is nothing to deliver."""
         return True
 
     def backend_run(self, timeout: float = 10.0) -> None:
-        """Return None: there is no backend."""
         return None

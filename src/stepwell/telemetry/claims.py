@@ -20,6 +20,8 @@ from stepwell.telemetry.run_names import check_run_id
 
 _LARGEST_CLAIM = 64 * 1024
 _PATIENCE = 0.5
+_LOOKBACK = 100
+"""Most requeues to search for an earlier run."""
 
 
 def create_claim(path: Path, content: dict[str, Any], durable: bool = False) -> bool:
@@ -141,9 +143,9 @@ class Ledger:
         """Return whether that launcher process took part in a launch."""
         return self._path(number, f"agent-{agent}").exists()
 
-    def find_before_requeue(self, ordinal: int, lookback: int = 100) -> LaunchRecord | None:
+    def find_before_requeue(self, ordinal: int) -> LaunchRecord | None:
         """Return the latest record of the group's `ordinal`-th run from before the requeue."""
-        for requeues in range(self._requeues - 1, max(-1, self._requeues - 1 - lookback), -1):
+        for requeues in range(self._requeues - 1, max(-1, self._requeues - 1 - _LOOKBACK), -1):
             for record in reversed(self._read(requeues)):
                 if record is not None and record.ordinal == ordinal:
                     return record

@@ -69,7 +69,6 @@ class OTLPExporter(Exporter):
         self._builder = SpanBuilder("")
 
     def description(self) -> dict[str, Any]:
-        """Return how to create the same exporter in another process."""
         options = {
             "endpoint": self.endpoint,
             "headers": self.headers,
@@ -121,7 +120,6 @@ class OTLPExporter(Exporter):
             self._sender.describe(resource_of(source))
 
     def close(self) -> None:
-        """Close the connection."""
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()

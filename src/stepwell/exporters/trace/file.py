@@ -116,7 +116,6 @@ class LiveTrace(AppendingExporter):
         self._is_head_left = True
 
     def export(self, records: Sequence[Record]) -> None:
-        """Append these records."""
         if self._fd < 0:
             self._open_file(os.O_WRONLY)
         # After a full disk the same records come again: write only the bytes that are left.

@@ -77,7 +77,6 @@ class MLFlowBackend(Backend):
         client.set_terminated(run_id, STATUS.get(status, "FAILED"), in_milliseconds(ended))
 
     def close(self) -> None:
-        """Close the connection."""
         self._client = None
 
     def places(self, state: dict[str, Any]) -> dict[str, str]:
