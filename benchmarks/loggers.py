@@ -14,7 +14,7 @@ from benchmarks.floor import Measured, compare, summarize
 from benchmarks.recording import recording
 from benchmarks.row import Effort
 from stepwell.loggers import Logger, LoggersCollection, MLFlowLogger, TensorBoardLogger, WandBLogger
-from stepwell.loggers.frequency import LogFreq
+from stepwell.loggers.targets import LogFreq
 
 
 class MLFlow(MLFlowLogger):

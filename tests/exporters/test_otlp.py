@@ -277,7 +277,7 @@ def test_sending_twice_gives_the_same_ids(receiver: Receiver) -> None:
     assert len(receiver.spans) == 8
     assert set(receiver.by_id()) == once
     traces = {span.trace for span in receiver.spans}
-    other = Source(**{**SOURCE.to_json(), "attempt": 3, "process": "rank-00003.attempt-3.pid-78"})
+    other = dataclasses.replace(SOURCE, attempt=3, process="rank-00003.attempt-3.pid-78")
     exporter = exporter_for(receiver, other)
     exporter.export(records)
     exporter.close()

@@ -16,7 +16,6 @@ import pytest
 from stepwell import Run
 from stepwell.telemetry import sidecar_process
 from stepwell.telemetry.exporter import Exporter, ExportFilter
-from stepwell.telemetry.sidecar_notes import Notes
 from tests.harness import COLD_SIDECARS, environment, run_script
 
 MODULE = """
@@ -216,7 +215,7 @@ def test_what_fails_now_and_then_is_tried_less_and_less_often(
     (folder,) = recorded.path.glob("rank-*")
     setup = {"folder": str(folder), "linger": 1, "class": f"{__name__}.Ticks", "options": {}}
     setup |= {"filter": ExportFilter().to_json(), "name": "ticks", "notes": "export-ticks"}
-    notes = Notes(folder, "export-ticks")
+    notes = sidecar_process.SidecarLog(folder, "export-ticks")
     logging.getLogger("stepwell").removeHandler(notes)
     worker = sidecar_process.SidecarWorker(setup, notes)
     for _ in range(260):

@@ -16,12 +16,11 @@ import pytest
 
 import stepwell
 from stepwell import Run
+from stepwell._core import files
 from stepwell._core.errors import StepwellError
-from stepwell.loggers.delivery import state
 from stepwell.loggers.delivery.backend import NotYet
-from stepwell.loggers.delivery.feed import LogDelivery, LogFeed, start_delivery
+from stepwell.loggers.delivery.feed import Busy, LogDelivery, LogFeed, start_delivery
 from stepwell.loggers.delivery.forwarder import ForwardedLog, forward_log
-from stepwell.loggers.delivery.state import Busy
 from tests.durability.helpers import Child
 from tests.exporters.programs import end
 from tests.harness import has_ended, wait_until
@@ -384,7 +383,7 @@ def test_a_state_that_cannot_be_kept_is_no_delivery(
         raise OSError(errno.ENOSPC, "No space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "sync", full)
+        patch.setattr(files, "sync", full)
         assert not feed.step()
     assert "No space" in str(feed.last_error)
     assert calls(out, "deliver") == []

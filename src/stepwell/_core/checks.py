@@ -158,7 +158,8 @@ def _metadata(value: Any) -> dict[str, Any]:
     return {_text(key): item for key, item in value.items()}
 
 
-def _never(value: Any) -> bool:
+def never(value: Any) -> bool:
+    """Return False: every value of the kind is converted."""
     return False
 
 
@@ -193,10 +194,10 @@ NUMBER = Kind[float](
 TEXT = Kind[str](
     "a non-blank string", lambda value: type(value) is str and bool(value.strip()), _text
 )
-TEXTS = Kind["str | list[str]"]("a string or a list of strings", _never, _texts)
+TEXTS = Kind["str | list[str]"]("a string or a list of strings", never, _texts)
 FLAG = Kind[bool]("True or False", lambda value: value is True or value is False, _flag)
 METADATA = Kind["dict[str, Any]"](
-    "a dict with string keys, such as {'team': 'vision'}", _never, _metadata
+    "a dict with string keys, such as {'team': 'vision'}", never, _metadata
 )
 MESSAGE = Kind[str]("a string", lambda value: type(value) is str, _message)
 """Any string, also an empty one, such as the message of an exception."""

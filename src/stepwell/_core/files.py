@@ -59,7 +59,9 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
             beside.unlink()
         raise
     if durable:
-        sync(path.parent)
+        # Some network file systems cannot sync a folder: the new file is in place all the same.
+        with contextlib.suppress(OSError):
+            sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -75,19 +77,34 @@ def sync(path: Path) -> None:
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold an exclusive lock on a file, which is created if missing. Yield whether it was acquired.
 
+    On systems and network file systems that have no locks, it is always acquired.
+
     Args:
         path: the file to lock.
         wait: whether to wait for another holder. If not, and there is one, yield False.
     """
-    import fcntl
+    flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        # Another user's file, of a database that several users share.
+        fd = os.open(path, flags | os.O_RDONLY)
+    try:
+        yield _lock(fd, wait)
+    finally:
+        os.close(fd)
 
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+
+def _lock(fd: int, wait: bool) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        return False
+    except (ImportError, OSError):
+        pass
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -169,3 +169,13 @@ def _mask_literal(match: re.Match[str]) -> str:
 
 def _looks_like_name(text: str) -> bool:
     return re.fullmatch(r"[-+~/]{0,3}[A-Za-z_][\w.@/-]{0,200}", text) is not None
+
+
+def without_password(url: str) -> str:
+    """Return a URL without user, password, query and fragment, so that it can be shown."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if "@" not in parts.netloc and not parts.query and not parts.fragment:
+        return url
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -86,26 +86,34 @@ def on_host(value: Any) -> bool:
 def number(value: Any) -> float | None:
     """Return a scalar in host memory as a float; None for anything else."""
     if type(value) is int or isinstance(value, float | bool):
-        return _float(value)
+        return as_float(value)
     if isinstance(value, str | bytes | bytearray):
         return None
     try:
         if hasattr(value, "shape") and (not on_host(value) or math.prod(value.shape) != 1):
             return None
         if hasattr(value, "item"):
-            return _float(value.item())
+            return as_float(value.item())
         # The number of an Enum is its value.
         inner = getattr(value, "value", value)
-        return None if isinstance(inner, str | bytes) else _float(inner)
+        return None if isinstance(inner, str | bytes) else as_float(inner)
     except Exception:  # a complex number, None, or anything that __float__ raises
         return None
 
 
-def _float(value: Any) -> float:
+def as_float(value: Any) -> float:
+    """Return float(value); an infinity for an integer that is too large."""
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def finite_or_text(value: float) -> float | str:
+    """Return a number; one that JSON cannot represent as text, as W&B and OTLP write it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def encode_any(attributes: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,10 +23,9 @@ from stepwell._core.errors import StepwellError
 from stepwell._core.files import read_json
 from stepwell._core.system import boot_id
 from stepwell.analysis.recording_cost import disk_bytes
-from stepwell.follower.document import ProcessDocumentWatcher
+from stepwell.follower.log import registered_loggers
 from stepwell.journal.document import ENDINGS, is_spool_of, status_of
-from stepwell.journal.format import EVENTS, LOGGER, PROCESS
-from stepwell.journal.tail import Tail, parse_object
+from stepwell.journal.format import PROCESS
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import newer_format
 from stepwell.reading.process import process_folders
@@ -232,35 +231,13 @@ def undelivered_receivers(run: Path) -> list[str]:
     for folder in process_folders(run):
         for note in sorted(folder.glob(NOTES)):
             receivers[str((read_json(note) or {}).get("exporter") or note.name)] = None
-        for number, to in _loggers(folder):
-            if not _is_complete(folder, number):
-                receivers[to] = None
+        for logger in registered_loggers(folder):
+            if not _is_complete(folder, logger.number):
+                receivers[logger.to] = None
     return list(receivers)
 
 
-def _is_complete(folder: Path, number: int) -> bool:
+def _is_complete(folder: Path, number: int | None) -> bool:
     """Return whether the final status was delivered for this logger, which is always sent last."""
     kept = [read_json(path) or {} for path in folder.glob(f"delivery-*-{number}.json")]
     return any(state.get("status_delivered") is not None for state in kept)
-
-
-def _loggers(folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and receiver of the loggers of a process that deliver to a receiver."""
-    tail, paths = Tail(), [place / EVENTS for place in ProcessDocumentWatcher(folder).folders()]
-    seen: set[int] = set()
-    while True:
-        for line in tail.read(paths):
-            event = (parse_object(line) or {}) if b'"logger"' in line else {}
-            attributes = event.get("attributes")
-            if (
-                event.get("kind") != LOGGER
-                or not isinstance(attributes, dict)
-                or "class" not in attributes
-            ):
-                continue
-            number = attributes.get("number")
-            if type(number) is int and number not in seen:
-                seen.add(number)
-                yield number, str(attributes.get("to"))
-        if not tail.more:
-            return

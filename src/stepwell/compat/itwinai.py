@@ -22,7 +22,7 @@ from stepwell.loggers import (
     get_mlflow_logger,
 )
 from stepwell.loggers import TensorBoardLogger as _TensorBoardLogger
-from stepwell.loggers.frequency import LogFreq, Workers
+from stepwell.loggers.targets import LogFreq, Workers
 
 if TYPE_CHECKING:
     from stepwell.compat.lightning import ItwinaiLogger as ItwinaiLogger

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -27,6 +28,7 @@ from stepwell.exporters.trace.run import (
     ProcessTrace,
     Written,
     check_not_empty,
+    in_batches,
     open_recorded,
     process_labels,
     process_traces,
@@ -42,7 +44,6 @@ CACHED = 4096
 LINE_BITS = 10
 """Thread ids leave room for 2**LINE_BITS lines per thread, because viewers sort threads by id."""
 MANY_LINES = 1 << 28
-BATCH = 2000
 
 
 class ChromeExporter(LiveTrace):
@@ -102,7 +103,9 @@ class ChromeExporter(LiveTrace):
         if stop is None:
             self._open[span.id] = (span, line)
             args = span_args(span.attributes, None, None)
-            yield self._make.begin(span.name, span.category, self._pid, tid, span.start_ns, args)
+            yield self._make.mark(
+                "B", span.name, span.category, self._pid, tid, span.start_ns, args
+            )
         else:
             yield self._make.whole(span, self._pid, tid)
 
@@ -114,16 +117,20 @@ class ChromeExporter(LiveTrace):
         outliving = [self._open[id] for id in tracks.close(line, stop.id, end) if id in self._open]
         for span, _ in reversed(outliving):
             # Viewers cannot draw a span that outlives the one around it: it continues on another line.
-            yield self._make.end(span.name, span.category, self._pid, tid, end, '"goes_on":true')
+            yield self._make.mark(
+                "E", span.name, span.category, self._pid, tid, end, '"goes_on":true'
+            )
         new = {k: v for k, v in stop.attributes.items() if start.attributes.get(k) != v}
         args = span_args(new, None, None, stop.status)
-        yield self._make.end(stop.name, stop.category, self._pid, tid, end, args)
+        yield self._make.mark("E", stop.name, stop.category, self._pid, tid, end, args)
         for span, _ in outliving:
             other = tracks.place(span.id, span.parent, end, None)
             self._open[span.id] = (span, other)
             yield from self._named_line(span.thread, other)
             tid = tid_of(self._threads[span.thread], other)
-            yield self._make.begin(span.name, span.category, self._pid, tid, end, '"went_on":true')
+            yield self._make.mark(
+                "B", span.name, span.category, self._pid, tid, end, '"went_on":true'
+            )
 
     def _instant(self, event: EventRecord) -> Iterator[str]:
         if event.thread not in self._threads:
@@ -182,15 +189,12 @@ class ChromeEvents:
         where = (0, None, span.start_ns, duration, span.status, span.name, span.category)
         return self.complete((*where, None, None, span.attributes), pid, tid)
 
-    def begin(self, name: str, category: str | None, pid: int, tid: int, ns: int, args: str) -> str:
-        """Return the event that begins a span; ``end`` ends it."""
+    def mark(
+        self, phase: str, name: str, category: str | None, pid: int, tid: int, ns: int, args: str
+    ) -> str:
+        """Return the event that begins a span ("B"), or ends the innermost open one of a line ("E")."""
         where = f'"pid":{pid},"tid":{tid},"ts":{format_micros(ns - self.base)}'
-        return f'{{"ph":"B",{self.head(name, category)},{where},"args":{{{args}}}}}'
-
-    def end(self, name: str, category: str | None, pid: int, tid: int, ns: int, args: str) -> str:
-        """Return the event that ends the innermost open span of a line."""
-        where = f'"pid":{pid},"tid":{tid},"ts":{format_micros(ns - self.base)}'
-        return f'{{"ph":"E",{self.head(name, category)},{where},"args":{{{args}}}}}'
+        return f'{{"ph":"{phase}",{self.head(name, category)},{where},"args":{{{args}}}}}'
 
     def instant(self, name: str, category: str, pid: int, tid: int, ns: int, args: str) -> str:
         """Return an instant event on a thread."""
@@ -318,8 +322,8 @@ class _ChromeWriter:
         for lane, name in trace.threads.items():
             self._write(thread_metadata(pid, tid_of(lane), name))
         self._write_spans(trace)
-        self._write_all(self._metrics(trace))
-        self._write_all(self._events(trace))
+        for batch in in_batches(chain(self._metrics(trace), self._events(trace))):
+            self._write(batch)
 
     def _write_spans(self, trace: ProcessTrace) -> None:
         pid, make, before = trace.label.number, self._make.complete, -1
@@ -344,21 +348,11 @@ class _ChromeWriter:
             yield self._make.value(name, trace.label.number, tid_of(0), time, value)
 
     def _events(self, trace: ProcessTrace) -> Iterator[str]:
-        lanes = {name: lane for lane, name in trace.threads.items()}
-        for name, thread, time, step, epoch, attributes in trace.events():
+        for name, lane, time, step, epoch, attributes in trace.events():
             self.events += 1
             category = "error" if name == "error" else "event"
-            tid, args = tid_of(lanes.get(thread, 0)), span_args(attributes, step, epoch)
-            yield self._make.instant(name, category, trace.label.number, tid, time, args)
-
-    def _write_all(self, texts: Iterator[str]) -> None:
-        batch: list[str] = []
-        for text in texts:
-            batch.append(text)
-            if len(batch) >= BATCH:
-                self._write(batch)
-                batch = []
-        self._write(batch)
+            args = span_args(attributes, step, epoch)
+            yield self._make.instant(name, category, trace.label.number, tid_of(lane), time, args)
 
     def _write(self, texts: list[str]) -> None:
         if texts:

@@ -87,7 +87,6 @@ class ConsoleExporter(Exporter):
         return f"ConsoleExporter({'' if self.stream is None else self.stream!r})"
 
     def open(self, source: Source) -> None:
-        """Start with a new run."""
         self._source = source
         self._open.clear()
         self._ended.clear()

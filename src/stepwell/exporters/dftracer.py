@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from stepwell.exporters.trace.run import (
     ProcessTrace,
     Written,
     check_not_empty,
+    in_batches,
     open_recorded,
     process_labels,
     process_traces,
@@ -56,7 +58,6 @@ TOP_LEVEL = 2
 """The level of root spans: one below the ``start`` event, which has level 1."""
 RESERVED = ("hhash", "p_idx", "level")
 SUFFIXES = (".pfw.gz", ".pfw")
-BATCH = 2000
 
 
 class DFTracerExporter(LiveTrace):
@@ -74,7 +75,6 @@ class DFTracerExporter(LiveTrace):
         self.dialect = DIALECT.check("dialect", dialect)
 
     def file_of(self, source: Source, number: int) -> Path:
-        """Return the file of a process."""
         return file_name(self.file_path, source.rank, source.pid, "app", number)
 
     def begin(self, source: Source) -> str:
@@ -366,23 +366,12 @@ class _DFTracerWriter:
         for lane, rows in self._trace.spans(depths=self._make.is_old):
             self.spans += len(rows)
             yield [self._span(row, self._tid(lane), last) for row in rows]
-        for more in (self._metrics(), self._events()):
-            batch: list[str] = []
-            for line in more:
-                batch.append(line)
-                if len(batch) >= BATCH:
-                    yield batch
-                    batch = []
-            yield batch
+        yield from in_batches(chain(self._metrics(), self._events()))
         yield self._make.tail(last, self.count)
 
     def _span(self, row: Any, tid: int, last: int) -> str:
         id, parent, start, duration, status, name, category, step, epoch, text = row[:10]
-        attributes = parse_attributes(text)
-        for key, value in (("epoch", epoch), ("step", step)):
-            if value is not None:
-                attributes.setdefault(key, value)
-        attributes = with_status(attributes, status)
+        attributes = with_status(_with_context(parse_attributes(text), step, epoch), status)
         base = self._trace.tables.base
         end = max(last, start) if duration is None else start + duration
         return self._make.span(
@@ -403,13 +392,20 @@ class _DFTracerWriter:
             yield self._make.value(name, time, value)
 
     def _events(self) -> Iterator[str]:
-        lanes = {name: lane for lane, name in self._trace.threads.items()}
-        for name, thread, time, step, epoch, attributes in self._trace.events():
+        for name, lane, time, step, epoch, attributes in self._trace.events():
             self.events += 1
-            for key, value in (("epoch", epoch), ("step", step)):
-                if value is not None:
-                    attributes.setdefault(key, value)
-            yield self._make.event(name, self._tid(lanes.get(thread, 0)), time, attributes)
+            _with_context(attributes, step, epoch)
+            yield self._make.event(name, self._tid(lane), time, attributes)
 
     def _tid(self, lane: int) -> int:
         return self._tids.get(lane, self._make.pid)
+
+
+def _with_context(
+    attributes: dict[str, Any], step: int | None, epoch: int | None
+) -> dict[str, Any]:
+    """Add the step and the epoch to attributes that do not contain them."""
+    for key, value in (("epoch", epoch), ("step", step)):
+        if value is not None:
+            attributes.setdefault(key, value)
+    return attributes

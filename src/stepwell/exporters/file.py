@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.values import fast_encoder, plain_mapping
 from stepwell.exporters.record_format import join_short
-from stepwell.telemetry.exporter import Exporter, Record, Source, SpanRecord
-
-LOST_FILE = (errno.ESTALE, errno.EBADF, errno.EIO, errno.ENODEV)
-"""Errors after which the file must be opened again."""
+from stepwell.exporters.trace.file import AppendingExporter
+from stepwell.telemetry.exporter import Record, Source, SpanRecord
 
 
-class FileExporter(Exporter):
+class FileExporter(AppendingExporter):
     """Append records to a file, one JSON object per line; ``docs/exporters.md`` lists the fields.
 
     Ranks other than 0 add their rank to the file name: ``training.json`` becomes ``training.rank-3.json``.
@@ -26,32 +24,15 @@ class FileExporter(Exporter):
     """
 
     def __init__(self, file_path: str | os.PathLike[str] = "training_telemetry.json") -> None:
-        if not isinstance(file_path, str | os.PathLike) or not os.fspath(file_path):
-            raise StepwellError(
-                f"file_path must be a path, such as 'telemetry.json', got {file_path!r}"
-            )
-        # Relative to the current folder, even if the program changes it later.
-        self.file_path = Path(os.path.abspath(os.path.expanduser(os.fspath(file_path))))
+        super().__init__(file_path)
         if self.file_path.is_dir():
             raise StepwellError(f"file_path must be a file, got the folder {self.file_path}")
-        self.path = self.file_path
         self.name = f"file {self.file_path.name}"
-        self._fd = -1
         self._origin: dict[str, Any] = {}
         self._head = b""
-        self._left = b""
         self._holds_batch = False
         self._begun = b""
         self._end = -1
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FileExporter) and other.file_path == self.file_path
-
-    def __hash__(self) -> int:
-        return hash(self.file_path)
-
-    def __repr__(self) -> str:
-        return f"FileExporter(file_path={str(self.file_path)!r})"
 
     def open(self, source: Source) -> None:
         """Open the file; create it and its folders if needed."""
@@ -64,13 +45,13 @@ class FileExporter(Exporter):
         }
         self._left = self._begun = b""
         self._holds_batch = False
-        self._open_file()
-        self._head = encode_line({"type": "source", **source.to_json()})
+        self._create_file()
+        self._head = encode_line({"type": "source", **asdict(source)})
 
     def export(self, records: Sequence[Record]) -> None:
         """Append these records with one write."""
         if self._fd < 0:
-            self._open_file()
+            self._create_file()
         if not self._holds_batch:
             lines = [encode_line(line_of(record, self._origin)) for record in join_short(records)]
             self._left, self._head = self._left + self._head + b"".join(lines), b""
@@ -86,17 +67,12 @@ class FileExporter(Exporter):
             self._write()
 
     def close(self) -> None:
-        """Close the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._close_file()
 
-    def _open_file(self) -> None:
-        self.close()
+    def _create_file(self) -> None:
+        self._close_file()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        self._fd = os.open(self.path, flags, 0o644)
+        self._open_file(os.O_RDWR | os.O_CREAT)
         self._end = -1
 
     def _write(self) -> None:
@@ -113,8 +89,7 @@ class FileExporter(Exporter):
                 self._begun = (self._begun + done).rpartition(b"\n")[2]
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
-            if error.errno in LOST_FILE:
-                self.close()
+            self._close_lost_file(error)
             raise
 
     def _ends_a_line(self, size: int) -> bool:

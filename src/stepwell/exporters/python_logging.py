@@ -45,11 +45,9 @@ class LoggingExporter(Exporter):
         return f"LoggingExporter({self.logger.name!r}, {logging.getLevelName(self.level)})"
 
     def open(self, source: Source) -> None:
-        """Start with the records of a process."""
         self._place = pairs({"run": source.run, "attempt": source.attempt, "rank": source.rank})
 
     def export(self, records: Sequence[Record]) -> None:
-        """Log these records, one line each."""
         for record in join_short(records):
             is_error = record.type == "error" or getattr(record, "status", "") == "error"
             level = max(self.level, logging.ERROR) if is_error else self.level

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -354,3 +355,41 @@ class EpochHistory:
         count = bisect_right(self._changes, (time, EPOCH_MASK))
         word = self._changes[count - 1][1] if count else 0
         return word - 1 if word else None
+
+
+@dataclass(frozen=True)
+class RegisteredLogger:
+    """A logger of a recorded process: its number, its name, and the class and options of its backend."""
+
+    folder: Path
+    number: int | None
+    to: str
+    backend_class: str
+    options: dict[str, Any]
+
+
+def registered_loggers(folder: Path) -> Iterator[RegisteredLogger]:
+    """Yield the loggers of a process that have a backend, in the order of their numbers."""
+    tail, paths = Tail(), [place / EVENTS for place in ProcessDocumentWatcher(folder).folders()]
+    seen: set[int | None] = set()
+    while True:
+        for line in tail.read(paths):
+            event = (parse_object(line) or {}) if b'"logger"' in line else {}
+            logger = _registered(folder, event) if event.get("kind") == LOGGER else None
+            if logger is not None and logger.number not in seen:
+                seen.add(logger.number)
+                yield logger
+        if not tail.more:
+            return
+
+
+def _registered(folder: Path, event: Line) -> RegisteredLogger | None:
+    match event.get("attributes"):
+        case {
+            "number": int(number),
+            "class": str(backend_class),
+            "options": dict(options),
+            **meta,
+        } if type(number) is int:
+            return RegisteredLogger(folder, number, str(meta.get("to")), backend_class, options)
+    return None

@@ -63,7 +63,7 @@ class _JoiningWriter(RunWriter):
         super().__init__(folder, str(main.get("run")), rows)
         self._main = main
         for each in rows.processes.values():
-            self._family.rename(each, f"{main['process']}.{ROLE}-{make_run_id()}")
+            each.folder = f"{main['process']}.{ROLE}-{make_run_id()}"
 
     def _document(self, process: TraceProcess) -> dict[str, Any]:
         main = self._main

@@ -62,9 +62,9 @@ class TraceLane:
     open: list[Any] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class TraceProcess:
-    """A process of the trace, as far as the file describes it."""
+    """A process of the trace, as far as the file describes it; ``identify`` completes it."""
 
     key: Hashable
     pid: int = 0
@@ -76,6 +76,8 @@ class TraceProcess:
     parent_pid: int | None = None
     is_worker: bool = False
     worker: int | None = None
+    parent: TraceProcess | None = None
+    folder: str = ""
     origin_ns: int = 0
     first: int = NO_END
     last: int = -NO_END
@@ -143,17 +145,17 @@ class TraceRows:
         begun: int = 0,
         key: int = 0,
         flags: int = 0,
-    ) -> bool:
-        """Add a span; ``end`` is NO_END if it never ended. Return whether it was taken."""
+    ) -> None:
+        """Add a span; ``end`` is NO_END if it never ended."""
         if end < start:
             self.left_out["ends before it starts"] += 1
-            return False
+            return
         if flags & CLOSED_IN_ORDER and start == end:
             # Spans without duration do not nest: they keep their order.
             order = -order
         word = SPAN | flags | self._name(category, name) << NAME_SHIFT
         data = encode_attributes(attributes) if attributes else b""
-        return self._add(lane, start, end, depth, order, key, word, data, "spans", begun)
+        self._add(lane, start, end, depth, order, key, word, data, "spans", begun)
 
     def event(
         self,
@@ -164,11 +166,11 @@ class TraceRows:
         *,
         key: int = 0,
         flags: int = 0,
-    ) -> bool:
-        """Add an event. Return whether it was taken."""
+    ) -> None:
+        """Add an event."""
         word = EVENT | flags | self._name("", name) << NAME_SHIFT
         data = encode_attributes(attributes) if attributes else b"{}"
-        return self._add(lane, time, time, -1, self._behind(), key, word, data, "events")
+        self._add(lane, time, time, -1, self._behind(), key, word, data, "events")
 
     def metric(self, lane: TraceLane, name: str, time: int, value: float, step: int | None) -> bool:
         """Add a metric value. Return whether it was taken."""

@@ -1,4 +1,4 @@
-"""Writing rows as a run folder: nests spans by time, and assigns ranks and parents to processes."""
+"""Writing rows as a run folder: nests spans by time, and identifies processes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ MAX_DEPTH = 1000
 """The parent of deeper spans is their ancestor at this depth."""
 MAX_FAILED = 2000
 MAX_REMEMBERED = 1 << 16
+MAX_ANCESTORS = 50
 
 
 class RunWriter:
@@ -47,7 +48,9 @@ class RunWriter:
         self.folder = folder
         self.run_id = run_id
         self.rows = rows
-        self._family = ProcessFamily([p for p in rows.processes.values() if p.first < NO_END])
+        processes = [p for p in rows.processes.values() if p.first < NO_END]
+        identify(processes)
+        self._world_size = len({process.rank for process in processes})
         self._writers: dict[int, ProcessWriter] = {}
 
     def write(self, progress: Callable[[int, int], None]) -> None:
@@ -74,7 +77,7 @@ class RunWriter:
         lane = self.rows.lanes[number]
         key = id(lane.process)
         if key not in self._writers:
-            name = self._family.name(lane.process)
+            name = lane.process.folder
             self._writers[key] = ProcessWriter(self.folder / name, name)
         thread = lane.thread[1] if isinstance(lane.thread, tuple) else lane.thread
         self._writers[key].begin_lane(lane.name, as_count(thread) or 0)
@@ -108,7 +111,7 @@ class RunWriter:
             self._writers[id(process)].close(self._document(process))
         started = min((wall(p, p.first) for p in processes), default=0) or time.time_ns()
         sizes = [p.world_size for p in processes if p.world_size]
-        world_size = max([*sizes, self._family.world_size()])
+        world_size = max([*sizes, self._world_size])
         attempts = [
             {"attempt": n, "started": started, "world_size": world_size, "launcher": "import"}
             for n in sorted({p.attempt for p in processes})
@@ -128,17 +131,17 @@ class RunWriter:
         write_json(self.folder / RUN, document)
 
     def _document(self, process: TraceProcess) -> dict[str, Any]:
-        rank, parent = self._family.rank(process), self._family.parent(process)
+        rank, parent = process.rank, process.parent
         return {
-            "process": self._family.name(process),
+            "process": process.folder,
             "role": "main" if parent is None else "worker",
-            "parent": None if parent is None else self._family.name(parent),
+            "parent": None if parent is None else parent.folder,
             "worker": process.worker,
             "run": self.run_id,
             "attempt": process.attempt,
             "rank": rank,
             "local_rank": rank if parent is None else None,
-            "world_size": process.world_size or self._family.world_size(),
+            "world_size": process.world_size or self._world_size,
             "host": process.host or "unknown",
             # Two processes share a clock only if their file has the same origin for both.
             "boot": f"imported-{process.origin_ns}",
@@ -230,78 +233,48 @@ def _contains(outer: TraceRow, inner: TraceRow) -> bool:
     return outer.start < inner.start and abs(outer.order) > abs(inner.order)
 
 
-class ProcessFamily:
-    """The processes of an import: their ranks, names, and the parents of workers."""
-
-    def __init__(self, processes: list[TraceProcess]) -> None:
-        self._parents = _find_parents(processes)
-        self._ranks = self._assign_ranks(processes)
-        self._names: dict[int, str] = {}
-        used: Counter[str] = Counter()
-        for process in processes:
-            rank = self._ranks[id(process)]
-            name = f"rank-{rank:05d}.attempt-{process.attempt}.pid-{process.pid}"
-            used[name] += 1
-            again = f".{used[name]}" if used[name] > 1 else ""
-            self._names[id(process)] = name + again
-
-    def rank(self, process: TraceProcess) -> int:
-        """Return the rank of a process: its own, that of its parent, or the next free one."""
-        return self._ranks[id(process)]
-
-    def name(self, process: TraceProcess) -> str:
-        return self._names[id(process)]
-
-    def rename(self, process: TraceProcess, name: str) -> None:
-        self._names[id(process)] = name
-
-    def parent(self, process: TraceProcess) -> TraceProcess | None:
-        """Return the process whose worker this is, None for a main process."""
-        return self._parents.get(id(process))
-
-    def world_size(self) -> int:
-        return len(set(self._ranks.values()))
-
-    def _assign_ranks(self, processes: list[TraceProcess]) -> dict[int, int]:
-        ranks = {id(p): p.rank for p in processes if p.rank is not None}
-        taken = set(ranks.values())
-        free = 0
-        for process in sorted(processes, key=lambda p: wall(p, p.first)):
-            if id(process) in ranks or id(process) in self._parents:
-                continue
-            while free in taken:
-                free += 1
-            taken.add(free)
-            ranks[id(process)] = free
-        for process in processes:
-            self._inherit(process, ranks)
-        return ranks
-
-    def _inherit(self, process: TraceProcess, ranks: dict[int, int]) -> None:
-        """Set the rank of the nearest ancestor that has one. The parents in a file may form a cycle."""
-        passed: list[TraceProcess] = []
-        above: TraceProcess | None = process
-        while above is not None and id(above) not in ranks and above not in passed[:50]:
-            passed.append(above)
-            above = self._parents.get(id(above)) if len(passed) < 50 else None
-        rank = ranks.get(id(above), 0) if above is not None else 0
-        for descendant in passed:
-            ranks[id(descendant)] = rank
+def identify(processes: list[TraceProcess]) -> None:
+    """Set the parents of workers, missing ranks, and the folder of each process."""
+    _find_parents(processes)
+    _assign_ranks(processes)
+    used: Counter[str] = Counter()
+    for process in processes:
+        name = f"rank-{process.rank:05d}.attempt-{process.attempt}.pid-{process.pid}"
+        used[name] += 1
+        process.folder = f"{name}.{used[name]}" if used[name] > 1 else name
 
 
-def _find_parents(processes: list[TraceProcess]) -> dict[int, TraceProcess]:
+def _find_parents(processes: list[TraceProcess]) -> None:
     by_pid = {(p.host, p.attempt, p.pid): p for p in processes}
     mains = {(p.rank, p.attempt): p for p in processes if not p.is_worker}
-    parents: dict[int, TraceProcess] = {}
     for process in processes:
         parent = None
         if process.rank is None and process.parent_pid is not None:
             parent = by_pid.get((process.host, process.attempt, process.parent_pid))
         elif process.rank is not None and process.is_worker:
             parent = mains.get((process.rank, process.attempt))
-        if parent is not None and parent is not process:
-            parents[id(process)] = parent
-    return parents
+        process.parent = None if parent is process else parent
+
+
+def _assign_ranks(processes: list[TraceProcess]) -> None:
+    """Set missing ranks: the next free one, or for a worker that of its nearest ancestor with a rank."""
+    taken = {process.rank for process in processes}
+    free = 0
+    for process in sorted(processes, key=lambda p: wall(p, p.first)):
+        if process.rank is None and process.parent is None:
+            while free in taken:
+                free += 1
+            taken.add(free)
+            process.rank = free
+    for process in processes:
+        # The parents in a file may form a cycle.
+        passed: list[TraceProcess] = []
+        above: TraceProcess | None = process
+        while above is not None and above.rank is None and len(passed) < MAX_ANCESTORS:
+            passed.append(above)
+            above = above.parent
+        for descendant in passed:
+            descendant.rank = (above.rank if above is not None else None) or 0
 
 
 def wall(process: TraceProcess, time_ns: int) -> int:

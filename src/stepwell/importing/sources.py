@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepwell._core.errors import StepwellError
-from stepwell._core.values import MAX_TEXT, encode
+from stepwell._core.values import MAX_TEXT, as_float, encode
 
 SUFFIXES = (".pfw", ".pfw.gz", ".json", ".json.gz", ".jsonl", ".jsonl.gz", ".ndjson")
 GZIP = b"\x1f\x8b"
@@ -354,10 +354,7 @@ def nanoseconds(value: int | Decimal, unit: int) -> int:
 def as_number(value: Any) -> float | None:
     """Return a value of a counter as a float, None if it is not a number."""
     if isinstance(value, bool | int | float | Decimal):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
+        return as_float(value)
     return NOT_FINITE.get(value) if isinstance(value, str) else None
 
 

@@ -18,7 +18,7 @@ from stepwell.loggers.base import UNNAMED, Logger
 from stepwell.loggers.checks import FOLDER, NAME, TAGS
 from stepwell.loggers.collection import LoggersCollection
 from stepwell.loggers.delivery.backend import wait_for_run
-from stepwell.loggers.frequency import LogFreq, Workers
+from stepwell.loggers.targets import LogFreq, Workers
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -49,7 +49,6 @@ class ConsoleLogger(Logger):
         super().__init__(savedir, log_freq, log_on_workers)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the folder."""
         return {"savedir": str(self.savedir.absolute())}
 
 
@@ -83,7 +82,6 @@ class TensorBoardLogger(Logger):
         self.run_name = NAME.or_none("run_name", run_name)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the folder and the prefix."""
         return {"savedir": str(self.savedir.absolute()), "run_name": self.run_name}
 
 
@@ -138,7 +136,6 @@ class WandBLogger(Logger):
         self.notes = NAME.or_none("notes", notes)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {
             "savedir": str(self.savedir.absolute()),
             "project_name": self.project_name,
@@ -218,7 +215,6 @@ class MLFlowLogger(Logger):
         return wait_for_run(delivery, ACTIVE_RUN_TIMEOUT, self._as_backend_run)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {
             "savedir": str(self.savedir.absolute()),
             "experiment_name": self.experiment_name,
@@ -282,7 +278,6 @@ class Prov4MLLogger(Logger):
         return str(self.savedir)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {
             "prov_user_namespace": self.prov_user_namespace,
             "experiment_name": self.experiment_name,

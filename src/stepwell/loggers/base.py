@@ -40,10 +40,18 @@ from stepwell.loggers.context import (
     place_rank,
 )
 from stepwell.loggers.delivery.backend import BackendRun, wait_for_run
-from stepwell.loggers.frequency import DEFAULT, LogFreq, Workers, every
 from stepwell.loggers.items import converters as items
 from stepwell.loggers.kinds import KINDS, METRIC, WITHOUT_ITEM, check_kind, context_name
-from stepwell.loggers.targets import NameIds, Target, Targets, current_batch
+from stepwell.loggers.targets import (
+    DEFAULT,
+    LogFreq,
+    NameIds,
+    Target,
+    Targets,
+    Workers,
+    current_batch,
+    every,
+)
 from stepwell.loggers.writer import keep, keep_documents, keep_params, write_metric
 from stepwell.telemetry.outcome import outcome_of
 

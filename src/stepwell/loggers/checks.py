@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepwell._core.checks import Kind
-from stepwell.loggers.frequency import LogFreq
+from stepwell._core.checks import Kind, never
+from stepwell.loggers.targets import LogFreq
 
 ALL_WORKERS = -1
 
@@ -19,10 +19,6 @@ def check_options(options: Iterable[tuple[str, Any]]) -> None:
     """Raise StepwellError for a name or an id that cannot be one. None is allowed."""
     for name, value in options:
         (ID if name.endswith("_id") else NAME).or_none(name, value)
-
-
-def _never(value: Any) -> bool:
-    return False
 
 
 def _name(value: Any) -> str:
@@ -78,20 +74,20 @@ ID = Kind[str](
     lambda value: isinstance(value, str) and value != "",
     _id,
 )
-FOLDER = Kind[Path]("a folder, such as 'mllogs'", _never, _folder)
-TAGS = Kind[list[str]]("a list of strings, such as ['baseline']", _never, _tags)
-TIMEOUT = Kind[float]("a number of seconds", _never, _seconds)
+FOLDER = Kind[Path]("a folder, such as 'mllogs'", never, _folder)
+TAGS = Kind[list[str]]("a list of strings, such as ['baseline']", never, _tags)
+TIMEOUT = Kind[float]("a number of seconds", never, _seconds)
 LOG_FREQ = Kind[LogFreq](
     "'epoch', 'batch' or a positive integer (a number of batches)",
     lambda value: isinstance(value, str) and value in ("epoch", "batch"),
     lambda value: _whole(value, 1),
 )
 WORKERS = Kind["frozenset[int] | None"](
-    "a rank (0 or more), a list of ranks, or -1 for all workers", _never, _workers
+    "a rank (0 or more), a list of ranks, or -1 for all workers", never, _workers
 )
 """The ranks that log; None: all of them."""
 RANK = Kind[int](
     "the global rank of this worker (0 or more), or None to read it from the environment",
-    _never,
+    never,
     lambda value: _whole(value, 0),
 )

@@ -16,9 +16,8 @@ from stepwell._core.values import shown, text_of
 from stepwell.loggers.base import Logger, begin_logging, end_logging
 from stepwell.loggers.checks import TIMEOUT, check_options
 from stepwell.loggers.context import LoggerContext
-from stepwell.loggers.frequency import LogFreq, Workers
 from stepwell.loggers.kinds import check_kind
-from stepwell.loggers.targets import Target, Targets
+from stepwell.loggers.targets import LogFreq, Target, Targets, Workers
 from stepwell.telemetry.identity import config_to_dict
 
 
@@ -118,7 +117,6 @@ class LoggersCollection(Logger):
         return _together(calls)
 
     def save_hyperparameters(self, params: Any) -> None:
-        """Log parameters to all members."""
         super().save_hyperparameters(params)
         for member in self._others:
             # A user's own logger expects a dict.
@@ -302,9 +300,7 @@ class EmptyLogger(Logger):
         """Do nothing."""
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Return True: there is nothing to deliver."""
         return True
 
     def backend_run(self, timeout: float = 10.0) -> None:
-        """Return None: there is no backend."""
         return None

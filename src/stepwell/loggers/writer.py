@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter_ns as _now
 from typing import Any
 
 from stepwell._core import clock
-from stepwell._core.errors import counts, never_raises, report_misuse, warn_once
+from stepwell._core.errors import counts, never_raises, warn_once
 from stepwell._core.values import number, shown, text_of
 from stepwell.journal import metrics
 from stepwell.journal.format import IMPLICIT_STEP, ROW_BYTES, STEP_BIAS, WHOLE_ROW
@@ -22,7 +23,12 @@ from stepwell.journal.state import current_journal, current_lane
 from stepwell.loggers.context import LoggerContext
 from stepwell.loggers.items import converters as items
 from stepwell.loggers.items.converters import CannotKeep, ConvertedItem
-from stepwell.loggers.items.logged_values import keep_logged, kind_of, write_items
+from stepwell.loggers.items.logged_values import (
+    failures_reported,
+    keep_logged,
+    kind_of,
+    write_items,
+)
 from stepwell.loggers.targets import NameIds
 
 _pack = WHOLE_ROW.pack_into
@@ -94,12 +100,8 @@ def keep(
     """Convert an item and record it. A failure is reported and never raised."""
     if journal_of(context) is None:
         return
-    try:
+    with _failures_reported(identifier, kind):
         record(context, ids, kind, _convert(context, ids, identifier, kind, item, more), step)
-    except CannotKeep as error:
-        _report_not_stored(identifier, kind, str(error))
-    except Exception as error:
-        _report_not_stored(identifier, kind, f"{type(error).__name__}: {text_of(error)}")
 
 
 def keep_documents(
@@ -112,11 +114,9 @@ def keep_documents(
     where = current.step if step is None else step
 
     def work() -> None:
-        try:
+        with _failures_reported(identifier, "prov_documents"):
             documents = make_documents(run.path, identifier, namespace or NAMESPACE)
             record(context, ids, "prov_documents", documents, where)
-        except Exception as error:
-            _report_not_stored(identifier, "prov_documents", text_of(error))
 
     context.work(work)
 
@@ -195,10 +195,8 @@ def _warn_no_number(identifier: str, value: Any) -> None:
     )
 
 
-def _report_not_stored(identifier: str, kind: str, reason: str) -> None:
-    report_misuse(
-        f"log {kind}", f"log(…, {identifier[:200]!r}, kind={kind!r}) stored nothing: {reason}"
-    )
+def _failures_reported(identifier: str, kind: str) -> AbstractContextManager[None]:
+    return failures_reported(f"log {kind}", f"log(…, {identifier[:200]!r}, kind={kind!r})")
 
 
 # Provenance documents. They are created in another process: this takes libraries that a training process

@@ -30,16 +30,21 @@ def store(run_folder: Path, content: bytes | Path) -> tuple[str, int]:
 
 def store_written(run_folder: Path, write: Callable[[IO[bytes]], object]) -> tuple[str, int]:
     """Store a file that ``write`` fills; return (sha256, size). It is on disk once, and never in memory."""
-    digest = hashlib.sha256()
     with _incoming(run_folder) as (target, keep):
         with target:
             write(target)
-        with open(target.name, "rb") as source:
-            while block := source.read(BLOCK):
-                digest.update(block)
-            size = source.tell()
-        keep(digest.hexdigest())
-    return digest.hexdigest(), size
+        sha256, size = file_sha256(Path(target.name)), os.path.getsize(target.name)
+        keep(sha256)
+    return sha256, size
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of the content of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -15,18 +15,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell._core.files import sync
 from stepwell.telemetry.run_names import check_run_id
 
 _LARGEST_CLAIM = 64 * 1024
 _PATIENCE = 0.5
+_LOOKBACK = 100
+"""Most requeues to search for an earlier run."""
 
 
-def create_claim(path: Path, content: dict[str, Any]) -> bool:
-    """Create a file with its content in one step; return False if it already exists."""
+def create_claim(path: Path, content: dict[str, Any], durable: bool = False) -> bool:
+    """Create a file with its content in one step; return False if it already exists.
+
+    ``durable``: whether the content must survive a power cut.
+    """
     data = json.dumps(content).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         _write_new(temporary, data)
+        if durable:
+            sync(temporary)
         return _link(temporary, path) or _write_new(path, data)
     except FileExistsError:
         return False
@@ -135,9 +143,9 @@ class Ledger:
         """Return whether that launcher process took part in a launch."""
         return self._path(number, f"agent-{agent}").exists()
 
-    def find_before_requeue(self, ordinal: int, lookback: int = 100) -> LaunchRecord | None:
+    def find_before_requeue(self, ordinal: int) -> LaunchRecord | None:
         """Return the latest record of the group's `ordinal`-th run from before the requeue."""
-        for requeues in range(self._requeues - 1, max(-1, self._requeues - 1 - lookback), -1):
+        for requeues in range(self._requeues - 1, max(-1, self._requeues - 1 - _LOOKBACK), -1):
             for record in reversed(self._read(requeues)):
                 if record is not None and record.ordinal == ordinal:
                     return record

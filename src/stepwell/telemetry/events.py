@@ -116,7 +116,6 @@ class Attributes(Mapping[str, Any]):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Attributes:
-        """Return attributes from the values of ``to_json``."""
         return cls(values)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -48,10 +48,6 @@ class Source:
     application: str
     labels: dict[str, Any] = field(default_factory=dict)
     started_ns: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict for ``Source(**values)``."""
-        return asdict(self)
 
 
 def read_source(folder: Path, document: Mapping[str, Any]) -> Source:

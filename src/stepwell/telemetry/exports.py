@@ -6,14 +6,13 @@ The training thread only starts them, waits for them and ends them.
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepwell._core.errors import log_warning, warn_once
+from stepwell._core.errors import log_warning
 from stepwell._core.threads import start_thread
 from stepwell._core.values import plain_mapping
 from stepwell.telemetry.deliveries import (
@@ -22,7 +21,7 @@ from stepwell.telemetry.deliveries import (
     drain_deliveries,
     finish_deliveries,
 )
-from stepwell.telemetry.exporter import ExportFilter, Source, check_exporter, read_source
+from stepwell.telemetry.exporter import ExportFilter, read_source
 from stepwell.telemetry.feed import STARTING, THREAD, Feed, make_feed
 
 POLL = 0.2
@@ -144,45 +143,32 @@ class ExportThread:
 
 
 class Exports:
-    """All exporters of one run in this process."""
+    """All exporters of one run. Not for forked processes: their ``Run`` has no recorder."""
 
-    def __init__(self, folder: Path, source: Source) -> None:
+    def __init__(
+        self, folder: Path, document: Mapping[str, Any], name: str, labels: Mapping[str, Any]
+    ) -> None:
+        """Args: ``folder`` is the process folder, ``name`` the name of the run."""
         self.folder = folder
-        self.source = source
-        self.pid = os.getpid()
         self.deliveries: list[Delivery] = []
-
-    @classmethod
-    def of(
-        cls, folder: Path, document: Mapping[str, Any], name: str, labels: Mapping[str, Any]
-    ) -> Exports:
-        """Return the exports of a run with this name, recorded in the process folder ``folder``."""
         source = read_source(folder, document)
         application = source.application if name == source.run else name
-        exports = cls(folder, dataclasses.replace(source, application=application))
-        exports.label(labels)
-        return exports
+        self.source = dataclasses.replace(source, application=application)
+        self.label(labels)
 
     def label(self, labels: Mapping[str, Any]) -> None:
         """Pass these labels of the run to exporters that open from now on."""
         merged = {**self.source.labels, **plain_mapping(labels)}
         self.source = dataclasses.replace(self.source, labels=merged)
-        for thread in self._threads():
-            thread.feed.source = self.source
+        for delivery in self.deliveries:
+            if isinstance(delivery, ExportThread):
+                delivery.feed.source = self.source
 
     def add(self, exporter: Any, filter: ExportFilter | None = None) -> None:
         """Add an exporter, which gets all records from the first one on.
 
         An exporter equal to one already added is ignored.
         """
-        check_exporter(exporter)
-        if self.pid != os.getpid():
-            warn_once(
-                "exporter in a child",
-                "Exporters do not run in forked processes: add %s before the fork.",
-                exporter,
-            )
-            return
         if any(delivery.exporter == exporter for delivery in self.deliveries):
             return
         delivery = self._delivery(exporter, filter or ExportFilter.default_for(exporter))
@@ -203,12 +189,8 @@ class Exports:
 
     def drain(self, timeout: float) -> bool:
         """Deliver everything recorded so far; return whether it was delivered in time."""
-        return self.pid != os.getpid() or drain_deliveries(self.deliveries, timeout)
+        return drain_deliveries(self.deliveries, timeout)
 
     def finish(self, status: str, quiet: bool) -> None:
         """Deliver the rest and end all exporters; ``status`` is how the run ended."""
-        if self.pid == os.getpid():
-            finish_deliveries(self.deliveries, status, quiet=quiet)
-
-    def _threads(self) -> list[ExportThread]:
-        return [d for d in self.deliveries if isinstance(d, ExportThread)]
+        finish_deliveries(self.deliveries, status, quiet=quiet)

@@ -51,6 +51,7 @@ class Feed:
 
     Attributes:
         name: name of the exporter in messages.
+        is_open: whether the exporter was opened.
         sent: number of records delivered.
         failures: number of failed calls.
         last_error: message of the latest failure, None without one.
@@ -68,7 +69,7 @@ class Feed:
         self.last_error: str | None = None
         self._in_a_row = 0
         self._not_before = 0.0
-        self._is_open = False
+        self.is_open = False
         self._has_warned = False
         self._waiting: list[Any] = []
         self._polled = 0.0
@@ -88,16 +89,11 @@ class Feed:
         return self._in_a_row >= QUARANTINE_AFTER
 
     @property
-    def is_open(self) -> bool:
-        """Whether the exporter was opened."""
-        return self._is_open
-
-    @property
     def stage(self) -> str:
         """``STARTING`` while it imports and connects, ``FAILING`` while it retries, "" while it delivers."""
         if self._in_a_row:
             return FAILING
-        return "" if self._is_open else STARTING
+        return "" if self.is_open else STARTING
 
     def count_left(self) -> int | None:
         """Return the number of records not delivered, None if unknown. Can be called from any thread."""
@@ -161,22 +157,22 @@ class Feed:
 
     def close(self) -> None:
         """Flush and close the exporter, if it was ever opened."""
-        if self._is_open:
+        if self.is_open:
             self._flush()
-            self._is_open = False
+            self.is_open = False
             self._try(getattr(self.exporter, "close", do_nothing))
 
     def _flush(self) -> bool:
-        if not self._is_open:
+        if not self.is_open:
             return True
         before = self.failures
         self._try(getattr(self.exporter, "flush", do_nothing))
         return self.failures == before
 
     def _hand_over(self) -> bool:
-        if not self._is_open:
+        if not self.is_open:
             getattr(self.exporter, "open", do_nothing)(self.source)
-            self._is_open = True
+            self.is_open = True
         if not self._waiting:
             self._waiting = self._look()
         batch = self._waiting[:MAX_BATCH]
@@ -195,7 +191,7 @@ class Feed:
         if records:
             self._seen_ns = max(self._seen_ns, record_time(records[-1]))
         # Records of the exporter itself would come back to it endlessly.
-        return [record for record in records if not record.thread.startswith(THREAD)]
+        return [record for record in records if not is_of_exporter(record)]
 
     # Failures
 
@@ -244,6 +240,11 @@ def make_feed(
         return own
     follower = Follower(folder, filter.keeps)
     return Feed(exporter, follower, source or read_source(folder, follower.document), name)
+
+
+def is_of_exporter(record: Any) -> bool:
+    """Return whether a thread of an exporter wrote a record."""
+    return bool(record.thread.startswith(THREAD))
 
 
 def record_time(record: Any) -> int:

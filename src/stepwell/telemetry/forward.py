@@ -1,8 +1,13 @@
-"""Sending a recorded run to an exporter afterwards, for the first time or again."""
+"""Sending a recorded run to an exporter afterwards, for the first time or again.
+
+A sidecar that could not deliver everything leaves a note with the command that does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core.errors import StepwellError
+from stepwell._core.files import read_json, write_json
 from stepwell.journal.format import PROCESS
 from stepwell.telemetry.exporter import ExportFilter, Record, SpanRecord
 from stepwell.telemetry.exporter_config import make_exporter
 from stepwell.telemetry.feed import Feed, do_nothing, make_feed
-from stepwell.telemetry.sidecar_notes import remove_notes_of
 
 TRIES = 4
 PAUSE = 1.0
@@ -59,9 +64,19 @@ def forward(
     keep = ExportFilter() if filter is None else filter
     # One exporter per process: each keeps track of the open spans of its process.
     return [
-        _Sending(folder, make_exporter(to, options), keep, progress or do_nothing).all()
+        _send(folder, make_exporter(to, options), keep, progress or do_nothing)
         for folder in folders
     ]
+
+
+def _send(
+    folder: Path, exporter: Any, filter: ExportFilter, progress: Callable[[int], None]
+) -> Forwarded:
+    counting = _CountingExporter(exporter, progress)
+    feed = make_feed(counting, folder, filter)
+    deliver_recorded(feed, lambda: f"{counting.spans} spans")
+    remove_notes_of(folder, feed.name)
+    return Forwarded(feed.source.process, counting.spans, counting.events, not feed.over)
 
 
 def recorded_processes(run: Path) -> list[Path]:
@@ -76,8 +91,11 @@ def recorded_processes(run: Path) -> list[Path]:
     return folders
 
 
-def send_all(feed: Feed, sent: Callable[[], str]) -> None:
-    """Deliver everything recorded so far; ``sent`` returns the progress as text, for error messages."""
+def deliver_recorded(feed: Feed, sent: Callable[[], str]) -> None:
+    """Deliver everything recorded so far, and close the exporter. Raise ``NotTaken`` if it fails.
+
+    ``sent`` returns the progress as text, for error messages.
+    """
     failed = 0
     while not feed.over:
         if feed.step():
@@ -89,6 +107,7 @@ def send_all(feed: Feed, sent: Callable[[], str]) -> None:
             if failed >= TRIES:
                 _not_taken(feed, sent())
             time.sleep(max(PAUSE, feed.pause()))
+    _close(feed, sent)
 
 
 def _not_taken(feed: Feed, sent: str) -> None:
@@ -99,7 +118,7 @@ def _not_taken(feed: Feed, sent: str) -> None:
     )
 
 
-def end_sending(feed: Feed, sent: Callable[[], str]) -> None:
+def _close(feed: Feed, sent: Callable[[], str]) -> None:
     """Send what the exporter has buffered, and close it."""
     before = feed.failures
     try:
@@ -112,46 +131,62 @@ def end_sending(feed: Feed, sent: Callable[[], str]) -> None:
         _not_taken(feed, sent())
 
 
-class _Sending:
-    """Sends the records of one process to an exporter."""
+class _CountingExporter:
+    """Wraps an exporter, and counts the spans and events that it delivers."""
 
-    def __init__(
-        self, folder: Path, exporter: Any, filter: ExportFilter, progress: Callable[[int], None]
-    ) -> None:
-        self.folder = folder
-        self.progress = progress
+    def __init__(self, exporter: Any, progress: Callable[[int], None]) -> None:
         self.spans = 0
         self.events = 0
-        self.feed = make_feed(_CountingExporter(exporter, self._count), folder, filter)
-
-    def all(self) -> Forwarded:
-        """Send everything recorded so far."""
-        send_all(self.feed, self._sent)
-        end_sending(self.feed, self._sent)
-        remove_notes_of(self.folder, self.feed.name)
-        running = not self.feed.over
-        return Forwarded(self.feed.source.process, self.spans, self.events, running)
-
-    def _sent(self) -> str:
-        return f"{self.spans} spans"
-
-    def _count(self, records: list[Record]) -> None:
-        spans = sum(isinstance(r, SpanRecord) and r.type != "start" for r in records)
-        self.spans += spans
-        self.events += sum(not isinstance(r, SpanRecord) for r in records)
-        self.progress(spans)
-
-
-class _CountingExporter:
-    """Wraps an exporter, and counts its deliveries."""
-
-    def __init__(self, exporter: Any, count: Callable[[list[Record]], None]) -> None:
         self._exporter = exporter
-        self._count = count
+        self._progress = progress
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._exporter, name)
 
     def export(self, records: list[Record]) -> None:
         self._exporter.export(records)
-        self._count(records)
+        spans = sum(isinstance(r, SpanRecord) and r.type != "start" for r in records)
+        self.spans += spans
+        self.events += sum(not isinstance(r, SpanRecord) for r in records)
+        self._progress(spans)
+
+
+# Notes about records that a sidecar has not delivered
+
+UNDELIVERED = ".undelivered.json"
+
+
+def forward_command(folder: Path, name: str, exporter: Any) -> str:
+    """Return the command that sends the run of a process folder again, without secrets."""
+    shown = dict(getattr(exporter, "shown_options", {}))
+    address = shown.pop(getattr(exporter, "address_option", None), None)
+    to = name if address is None else f"{name}={address}"
+    options = [f"--option={key}={value}" for key, value in shown.items()]
+    return shlex.join(["stepwell", "forward", str(folder.parent), "--to", to, *options])
+
+
+def write_note(folder: Path, setup: dict[str, Any], exporter: Any, state: dict[str, Any]) -> None:
+    """Write what was not delivered and the command to deliver it, without secrets."""
+    note = {
+        "exporter": setup["name"],
+        "time": time.time_ns(),
+        "sent": state["sent"],
+        "waiting": state["waiting"],
+        "problem": state["problem"],
+        "command": forward_command(folder, setup["name"], exporter),
+    }
+    with contextlib.suppress(OSError):
+        write_json(folder / f"{setup['notes']}{UNDELIVERED}", note)
+
+
+def remove_note(folder: Path, name: str) -> None:
+    """Remove a note, because its records were delivered after all."""
+    with contextlib.suppress(OSError):
+        (folder / f"{name}{UNDELIVERED}").unlink()
+
+
+def remove_notes_of(folder: Path, exporter: str) -> None:
+    """Remove the notes of an exporter, because everything of this process was delivered."""
+    for path in folder.glob(f"export-*{UNDELIVERED}"):
+        if (read_json(path) or {}).get("exporter") == exporter:
+            remove_note(folder, path.name.removesuffix(UNDELIVERED))

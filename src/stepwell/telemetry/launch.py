@@ -255,7 +255,10 @@ def find_group(
     slurm = find_slurm(environ)
     command = make_digest(*drop_rank_options(argv))
     if rank_info.world_size == 1 and rank_info.launcher != "torchrun":
-        return _make_lone_group(slurm, command) if slurm else None
+        if slurm is None:
+            return None
+        group = _make_slurm_group(slurm, command, anchor=make_process_key(os.getpid()))
+        return replace(group, alone=True)
     if slurm and _started_by_srun(slurm, rank_info):
         return _make_slurm_group(slurm, command, anchor="step", step=True)
     anchor = _find_certain_anchor(rank_info, environ)
@@ -290,11 +293,6 @@ def make_digest(*parts: object) -> str:
     """Return a hash of these values, safe in a file name."""
     data = hashlib.sha256(json.dumps(parts).encode()).digest()
     return base64.b32encode(data[:20]).decode().lower()
-
-
-def _make_lone_group(slurm: SlurmJob, command: str) -> LaunchGroup:
-    group = _make_slurm_group(slurm, command, anchor=make_process_key(os.getpid()))
-    return replace(group, alone=True)
 
 
 def _make_slurm_group(

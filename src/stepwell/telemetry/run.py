@@ -295,7 +295,7 @@ class Run:
             )
             return
         if self._exports is None:
-            self._exports = Exports.of(recorder.folder, recorder.info, self.name, self.labels)
+            self._exports = Exports(recorder.folder, recorder.info, self.name, self.labels)
             recorder.pump.every(KEEP_RUNNING_EVERY, self._exports.keep_running)
         self._exports.add(exporter, filter)
 

@@ -26,8 +26,8 @@ from stepwell._core.threads import start_thread
 from stepwell.telemetry.deliveries import STALL, DeliveryProgress
 from stepwell.telemetry.exporter import ExportFilter
 from stepwell.telemetry.feed import FAILING, STARTING, WAITING, exporter_name
+from stepwell.telemetry.forward import forward_command
 from stepwell.telemetry.os_process import is_held_up, measure_work, restore_priority
-from stepwell.telemetry.sidecar_notes import forward_command
 
 # The sidecar imports the same modules as this process, and nothing from the working folder.
 BOOT = """

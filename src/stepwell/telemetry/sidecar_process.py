@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import select
@@ -33,10 +34,10 @@ from stepwell.telemetry.feed import (
     do_nothing,
     make_feed,
 )
+from stepwell.telemetry.forward import remove_note, write_note
 from stepwell.telemetry.os_process import Priority
 from stepwell.telemetry.run_document import RUN
 from stepwell.telemetry.sidecar import BROKEN, DELIVERED, STOPPED, UNABLE, UNDELIVERED
-from stepwell.telemetry.sidecar_notes import Notes, remove_note, write_note
 
 POLL = 0.5
 """Seconds between two looks for new records."""
@@ -50,6 +51,10 @@ TERM_LINGER = 5.0
 """Seconds after SIGTERM: schedulers send SIGKILL half a minute later, or sooner."""
 REPORT = 0.2
 """Seconds between progress reports while the trainer waits."""
+FIRST_PAUSE = 60.0
+LONGEST_PAUSE = 3600.0
+"""Seconds before a line of the same kind is written to the log again: at first, and at most."""
+MAX_LOG = 1 << 20
 
 
 def main(setup: dict[str, Any]) -> NoReturn:
@@ -57,7 +62,7 @@ def main(setup: dict[str, Any]) -> NoReturn:
     trainer = TrainerLink(os.dup(1))
     trainer.start()
     _discard_output()
-    notes = Notes(Path(setup["folder"]), setup["notes"])
+    notes = SidecarLog(Path(setup["folder"]), setup["notes"])
     code = UNABLE
     try:
         worker = SidecarWorker(setup, notes, trainer)
@@ -186,6 +191,48 @@ class TrainerLink:
         self.total = None if left is None else sent + left
 
 
+class SidecarLog(logging.Handler):
+    """A small log file of problems, created with its first line. Contains stepwell's warnings too.
+
+    A line of the same kind is repeated only after one minute, then two, four, up to an hour.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(logging.WARNING)
+        self.path = folder / f"{name}.log"
+        self._kinds: dict[str, tuple[float, float]] = {}
+        logging.getLogger("stepwell").addHandler(self)
+
+    def write(self, text: str, kind: str | None = None) -> None:
+        """Append a line with the time, unless one of this kind was written recently."""
+        if kind is not None and not self._is_due(kind):
+            return
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        line = " ".join(f"{when} {text}".split()) + "\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            fd = os.open(self.path, flags, 0o644)
+            try:
+                if os.fstat(fd).st_size < MAX_LOG:
+                    os.write(fd, line.encode("utf-8", "replace"))
+            finally:
+                os.close(fd)
+        except OSError:
+            pass  # The run folder is gone or full; there is nowhere else to write.
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a warning of stepwell in this process."""
+        self.write(record.getMessage(), str(record.msg))
+
+    def _is_due(self, kind: str) -> bool:
+        now = time.monotonic()
+        due, pause = self._kinds.get(kind, (0.0, FIRST_PAUSE))
+        if now < due:
+            return False
+        self._kinds[kind] = (now + pause, min(2 * pause, LONGEST_PAUSE))
+        return True
+
+
 def _has_input() -> bool:
     """Return whether there is an unread request of the trainer."""
     try:
@@ -198,7 +245,7 @@ class SidecarWorker:
     """Feeds one exporter from the folder of a training process."""
 
     def __init__(
-        self, setup: dict[str, Any], notes: Notes, trainer: TrainerLink | None = None
+        self, setup: dict[str, Any], notes: SidecarLog, trainer: TrainerLink | None = None
     ) -> None:
         self.setup = setup
         self.notes = notes

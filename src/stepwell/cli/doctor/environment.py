@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import stepwell
 from stepwell._core.environment import PREFIX, unknown_setting
 from stepwell._core.errors import StepwellError
+from stepwell._core.masking import without_password
 from stepwell._core.text import size
 from stepwell.cli.doctor.check import Check
-from stepwell.exporters.otlp import without_password
 from stepwell.journal.format import SIZES
 from stepwell.telemetry.exporter_config import load_exporters
 

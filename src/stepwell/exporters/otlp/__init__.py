@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepwell._core.checks import one_of
 from stepwell._core.errors import StepwellError, warn_once
+from stepwell._core.masking import without_password
 from stepwell.exporters.otlp.spans import OutSpan, SpanBuilder, Value, number, plain
 from stepwell.telemetry.exporter import Exporter, Record, Source
 
@@ -68,7 +69,6 @@ class OTLPExporter(Exporter):
         self._builder = SpanBuilder("")
 
     def description(self) -> dict[str, Any]:
-        """Return how to create the same exporter in another process."""
         options = {
             "endpoint": self.endpoint,
             "headers": self.headers,
@@ -120,7 +120,6 @@ class OTLPExporter(Exporter):
             self._sender.describe(resource_of(source))
 
     def close(self) -> None:
-        """Close the connection."""
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()
@@ -205,12 +204,6 @@ def check_endpoint(endpoint: Any) -> str | None:
     return parts._replace(path=TRACES).geturl() if parts.path in ("", "/") else parts.geturl()
 
 
-def without_password(endpoint: str) -> str:
-    """Return a URL without user, password and query, so that it can be shown."""
-    parts = urlsplit(endpoint)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
 def check_headers(headers: Any) -> dict[str, str] | None:
     """Return the headers to send. No message shows a value, which may be a secret."""
     if headers is None:
@@ -261,10 +254,10 @@ def _value(name: str, value: Any) -> str:
     return value
 
 
-def check_seconds(name: str, value: Any, *, least: float = 0.0, inclusive: bool = True) -> float:
+def check_seconds(name: str, value: Any, *, inclusive: bool = True) -> float:
     """Return a number of seconds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and (value > least or (inclusive and value == least)):
+    if is_number and math.isfinite(value) and (value > 0 or (inclusive and value == 0)):
         return float(value)
-    at_least = f"{least:g} or more" if inclusive else f"more than {least:g}"
+    at_least = "0 or more" if inclusive else "more than 0"
     raise StepwellError(f"{name} must be a number of seconds, {at_least}, got {value!r}")

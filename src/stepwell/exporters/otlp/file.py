@@ -7,13 +7,13 @@ file contains one kind of data, so metrics go to a second file. Does not need Op
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stepwell._core.values import finite_or_text
 from stepwell.exporters.otlp import resource_of, trace_id
 from stepwell.exporters.otlp.spans import OutEvent, OutSpan, SpanBuilder, Value
 from stepwell.exporters.trace.file import replaced_text_file
@@ -151,7 +151,7 @@ def _point(time_ns: int, value: float, step: int | None, epoch: int | None) -> d
     return {
         "attributes": _attributes({k: v for k, v in context.items() if v is not None}),
         "timeUnixNano": str(time_ns),
-        "asDouble": value if math.isfinite(value) else _not_finite(value),
+        "asDouble": finite_or_text(value),
     }
 
 
@@ -173,12 +173,8 @@ def _value(value: Value) -> dict[str, Any]:
         # JSON readers may not keep all 64 bits of a number.
         return {"intValue": str(value)}
     if isinstance(value, float):
-        return {"doubleValue": value if math.isfinite(value) else _not_finite(value)}
+        return {"doubleValue": finite_or_text(value)}
     return {"stringValue": value}
-
-
-def _not_finite(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _write(file: TextIO, line: dict[str, Any]) -> None:

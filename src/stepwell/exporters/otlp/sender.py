@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from stepwell.exporters.otlp import without_password
+from stepwell._core.masking import without_password
 from stepwell.exporters.otlp.spans import OutSpan, Value
 from stepwell.telemetry import VERSION
 

@@ -137,7 +137,7 @@ class SpanBuilder:
         attributes = {**entry.record.attributes, **record.attributes, **entry.late}
         return OutSpan(
             id=self._id(record.id),
-            parent=self._parent(record),
+            parent=None if record.parent is None else self._id(record.parent),
             name=text(record.name),
             start_ns=_time(record.start_ns),
             end_ns=max(_time(record.start_ns), _time(record.end_ns or 0)),
@@ -202,9 +202,6 @@ class SpanBuilder:
             return None
         self._changed[key] = copy = entry.copy()
         return copy
-
-    def _parent(self, record: SpanRecord) -> int | None:
-        return None if record.parent is None else self._id(record.parent)
 
     def _id(self, *parts: object) -> int:
         return number(8, self._process, *parts)

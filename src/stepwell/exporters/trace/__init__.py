@@ -1,1 +1,1 @@
-"""Shared parts of the trace exporters: files, JSON fields, recorded processes, lines of a thread."""
+"""Shared parts of exporters to files: the files, JSON fields, recorded processes, lines of a thread."""

@@ -1,4 +1,4 @@
-"""Trace files: appended to while a run records (``LiveTrace``), or written as a whole."""
+"""Files of exporters: appended to while a run records, or written as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,46 @@ LEVEL = 4
 """gzip level: files are a third larger than at level 9, and written several times faster."""
 
 
-class LiveTrace(Exporter):
+class AppendingExporter(Exporter):
+    """Base class of exporters that append to a file."""
+
+    def __init__(self, file_path: str | os.PathLike[str]) -> None:
+        if not isinstance(file_path, str | os.PathLike) or not os.fspath(file_path):
+            raise StepwellError(
+                f"file_path must be a path, such as 'telemetry.json', got {file_path!r}"
+            )
+        # Relative to the current folder, even if the program changes it later.
+        self.file_path = Path(os.path.abspath(os.path.expanduser(os.fspath(file_path))))
+        self.path = self.file_path
+        self._fd = -1
+        self._left = b""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.file_path == self.file_path
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.file_path))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(file_path={str(self.file_path)!r})"
+
+    def _open_file(self, flags: int) -> None:
+        self._close_file()
+        flags |= os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(self.path, flags, 0o644)
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _close_lost_file(self, error: OSError) -> None:
+        """Close the file after an error after which it must be opened again."""
+        if error.errno in LOST_FILE:
+            self._close_file()
+
+
+class LiveTrace(AppendingExporter):
     """Base class of exporters that append text to a new file for each run, rank and attempt.
 
     An existing file is kept, and a number is added to the name: ``trace-2.json``. If the name ends in
@@ -34,27 +73,12 @@ class LiveTrace(Exporter):
     every_span = True
 
     def __init__(self, file_path: str | os.PathLike[str]) -> None:
-        if not isinstance(file_path, str | os.PathLike) or not os.fspath(file_path):
-            raise StepwellError(f"file_path must be a path, got {file_path!r}")
-        # Relative to the current folder, even if the program changes it later.
-        self.file_path = Path(os.path.abspath(os.path.expanduser(os.fspath(file_path))))
+        super().__init__(file_path)
         if not self.file_path.name.endswith(self.suffixes) or self.file_path.is_dir():
             suffixes = " or ".join(self.suffixes)
             raise StepwellError(f"file_path must end in {suffixes}, got {os.fspath(file_path)!r}")
-        self.path = self.file_path
         self.name = f"{type(self).__name__} {self.file_path.name}"
-        self._fd = -1
-        self._left = b""
         self._is_head_left = False
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.file_path == self.file_path
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.file_path))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(file_path={str(self.file_path)!r})"
 
     # For subclasses
 
@@ -84,7 +108,7 @@ class LiveTrace(Exporter):
             self.path = self.file_of(source, number)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._fd = os.open(self.path, _flags() | os.O_CREAT | os.O_EXCL, 0o644)
+                self._open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 break
             except FileExistsError:
                 continue
@@ -92,9 +116,8 @@ class LiveTrace(Exporter):
         self._is_head_left = True
 
     def export(self, records: Sequence[Record]) -> None:
-        """Append these records."""
         if self._fd < 0:
-            self._fd = os.open(self.path, _flags())
+            self._open_file(os.O_WRONLY)
         # After a full disk the same records come again: write only the bytes that are left.
         if not self._left or self._is_head_left:
             self._add(self.text_of(records))
@@ -115,9 +138,7 @@ class LiveTrace(Exporter):
             self._add(self.finish())
             self._write()
         finally:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            self._close_file()
 
     def _add(self, text: str) -> None:
         data = text.encode()
@@ -130,9 +151,7 @@ class LiveTrace(Exporter):
             while self._left:
                 self._left = self._left[os.write(self._fd, self._left) :]
         except OSError as error:
-            if error.errno in LOST_FILE:
-                fd, self._fd = self._fd, -1
-                os.close(fd)
+            self._close_lost_file(error)
             raise
 
 
@@ -141,11 +160,6 @@ def numbered(path: Path, rank: int, number: int, suffixes: tuple[str, ...]) -> P
     suffix = max((s for s in suffixes if path.name.endswith(s)), key=len)
     stem = path.name[: -len(suffix)] + (f".rank-{rank}" if rank else "")
     return path.with_name(stem + (f"-{number}" if number > 1 else "") + suffix)
-
-
-def _flags() -> int:
-    flags = os.O_WRONLY | os.O_APPEND
-    return flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 @contextmanager

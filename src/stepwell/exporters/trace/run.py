@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from stepwell.reading.tables import ProcessTables
 
 EVENT_COLUMNS = ("name", "thread", "time_ns", "step", "epoch", "attributes")
+BATCH = 2000
 METRIC_COLUMNS = ("name", "time_ns", "value", "step")
 
 
@@ -80,14 +82,16 @@ class ProcessTrace:
         for lane, rows in SpanPieces(self.tables, self.window, depths):
             yield lane, rows if self.steps is None else [r for r in rows if self._has(r[7])]
 
-    def events(self) -> Iterator[tuple[str, str, int, int | None, int | None, dict[str, Any]]]:
-        """Yield name, thread, time, step, epoch and attributes of each event."""
+    def events(self) -> Iterator[tuple[str, int, int, int | None, int | None, dict[str, Any]]]:
+        """Yield name, lane, time, step, epoch and attributes of each event."""
         from stepwell.reading.segments import ALWAYS
 
+        lanes = {name: lane for lane, name in self.threads.items()}
         for frame in self.tables.events(set(EVENT_COLUMNS), window=self.window or ALWAYS):
-            for *row, text in frame.select(EVENT_COLUMNS).iter_rows():
-                if self._has(row[3]):
-                    yield row[0], row[1], row[2], row[3], row[4], parse_attributes(text)
+            for name, thread, time, step, epoch, text in frame.select(EVENT_COLUMNS).iter_rows():
+                if self._has(step):
+                    lane = lanes.get(thread, 0)
+                    yield name, lane, time, step, epoch, parse_attributes(text)
 
     def metrics(self) -> Iterator[tuple[str, int, float]]:
         """Yield name, time and value of each metric value."""
@@ -100,6 +104,13 @@ class ProcessTrace:
         if self.steps is None:
             return True
         return step is not None and self.steps[0] <= step < self.steps[1]
+
+
+def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the texts in lists that are worth one write."""
+    iterator = iter(texts)
+    while batch := list(islice(iterator, BATCH)):
+        yield batch
 
 
 def open_recorded(run: RecordedRun | str | os.PathLike[str]) -> RecordedRun:

@@ -6,11 +6,8 @@ it does not accept comes again. To write one, subclass ``Backend`` and write ``d
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +19,7 @@ from stepwell.follower.records import ItemRecord as ItemRecord
 from stepwell.follower.records import LogRecord as LogRecord
 from stepwell.follower.records import MetricRecord as MetricRecord
 from stepwell.telemetry.artifacts import artifact_path
+from stepwell.telemetry.claims import create_claim
 from stepwell.telemetry.exporter import Source as Source
 
 if TYPE_CHECKING:
@@ -143,12 +141,7 @@ class Backend:
         """Publish a value for all ranks, also of later attempts. Return the first published value."""
         path = self._shared_path(key)
         path.parent.mkdir(exist_ok=True)
-        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            _write(beside, value)
-            _link(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        create_claim(path, value, durable=True)
         first = self.shared(key)
         if first is None:
             raise NotYet(f"{path} is being written")
@@ -190,28 +183,6 @@ class Backend:
         from stepwell.loggers.delivery.feed import LogFeed
 
         return LogFeed(self, folder, source)
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value, allow_nan=False))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a complete file its name, unless the name is taken."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        pass
-    except OSError:
-        # No links on this file system. A reader may see an empty file for a moment, which is not valid JSON.
-        try:
-            with target.open("xb") as file:
-                file.write(source.read_bytes())
-        except FileExistsError:
-            pass
 
 
 POLL_INTERVAL = 0.05

@@ -10,23 +10,26 @@ until the run ends. They are delivered as records too; backends accept them any 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from stepwell._core.files import read_json
+from stepwell._core.errors import StepwellError
+from stepwell._core.files import locked, read_file, read_json, replacing
 from stepwell._core.masking import MASK, mask
 from stepwell._core.values import text_of
 from stepwell.follower.log import LogFollower
-from stepwell.follower.records import ItemRecord, LogRecord, StatusRecord
+from stepwell.follower.records import ItemRecord, StatusRecord
 from stepwell.loggers.delivery.backend import Backend, NotYet
-from stepwell.loggers.delivery.state import DeliveryState, kept_state, state_path
 from stepwell.loggers.items.converters import flattened
 from stepwell.telemetry.deliveries import Delivery, drain_deliveries, finish_deliveries
 from stepwell.telemetry.exporter import Source, read_source
-from stepwell.telemetry.feed import THREAD, WAITING, Feed
+from stepwell.telemetry.feed import WAITING, Feed, is_of_exporter
 from stepwell.telemetry.run import Run, recorder_of
+from stepwell.telemetry.run_document import RUN
 
 MOST_COUNTED = 1_000_000
 NOT_YET = 0.5
@@ -35,6 +38,113 @@ CONFIG = "run_config"
 """Key in the backend's state: the configuration that was delivered."""
 CREDENTIALS = re.compile(r"""://[^\s/"']+@""")
 """User name and password, or a token, in an address."""
+MAX_STATE = 64 << 20
+
+
+class Busy(NotYet):
+    """Another process is delivering the same records now."""
+
+
+def state_path(folder: Path, backend: Backend) -> Path:
+    """Return the file in a process folder with the state of the delivery to this backend."""
+    name = re.sub(r"[^\w-]", "_", backend.name or type(backend).__name__)[:40]
+    number = "forward" if backend.number is None else backend.number
+    return folder / f"delivery-{name}-{number}.json"
+
+
+def kept_state(path: Path) -> dict[str, Any]:
+    """Return the backend's own state as it was last saved; empty if there is none."""
+    state = (read_json(path) or {}).get("state")
+    return state if isinstance(state, dict) else {}
+
+
+class DeliveryState:
+    """The state file of one delivery. Only the holder of its lock reads and writes it.
+
+    Attributes:
+        cursor: position after the last delivered batch; None at the start.
+        intent: position after the batch that is being delivered; None if there is none.
+        own: the backend's own state.
+        status: the status that ``Backend.finish`` was called with; None before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cursor: dict[str, Any] | None = None
+        self.intent: dict[str, Any] | None = None
+        self.own: dict[str, Any] = {}
+        self.status: str | None = None
+        self._held: contextlib.ExitStack | None = None
+        self._saved = ""
+
+    # Lock
+
+    def lock(self) -> None:
+        """Lock the delivery until ``unlock`` or the end of this process. Raise Busy if it is locked."""
+        if self._held is not None:
+            return
+        with contextlib.ExitStack() as stack:
+            if not stack.enter_context(locked(self.path.with_suffix(".lock"), wait=False)):
+                raise Busy(
+                    "another process is delivering these records; after the end of a training this takes up "
+                    "to a minute"
+                )
+            self._held = stack.pop_all()
+
+    def unlock(self) -> None:
+        """Let another process deliver."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    # Content
+
+    def load(self) -> None:
+        """Read the file, if it exists. Raise StepwellError if it is damaged."""
+        try:
+            text = read_file(self.path, MAX_STATE).decode()
+            saved = json.loads(text)
+            self.cursor, self.intent = saved["cursor"], saved["intent"]
+            self.own, self.status = saved["state"], saved["status_delivered"]
+            self._saved = text
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError):
+            # Starting over would deliver everything twice. That is for the user to decide.
+            raise StepwellError(
+                f"{self.path} is damaged, so it is unknown which records were delivered. Remove it to "
+                "deliver everything again"
+            ) from None
+
+    def intend(self, cursor: dict[str, Any]) -> None:
+        """Save that the records up to this cursor are about to be delivered."""
+        self.intent = cursor
+        self.save()
+
+    def commit(self) -> None:
+        """Save that the batch was delivered."""
+        self.cursor, self.intent = self.intent, None
+        self.save()
+
+    def end(self, cursor: dict[str, Any], status: str) -> None:
+        """Save that the backend was finished with this status."""
+        self.cursor, self.intent, self.status = cursor, None, status
+        self.save()
+
+    def save(self) -> None:
+        """Replace the file in one step, unless nothing has changed. The new state survives a power cut."""
+        content = {
+            "cursor": self.cursor,
+            "intent": self.intent,
+            "state": self.own,
+            "status_delivered": self.status,
+        }
+        text = json.dumps(content, allow_nan=False)
+        if text == self._saved:
+            return
+        with replacing(self.path, durable=True) as new:
+            new.write_text(text, encoding="utf-8")
+        self._saved = text
 
 
 class LogFeed(Feed):
@@ -80,7 +190,7 @@ class LogFeed(Feed):
             self.follower.seek(memory.cursor)
         else:
             records = self.follower.between(memory.cursor or {}, memory.intent)
-            self._waiting = [record for record in records if not _is_own(record)]
+            self._waiting = [record for record in records if not is_of_exporter(record)]
             self._again = bool(self._waiting)
             if not self._waiting:
                 memory.commit()
@@ -90,7 +200,7 @@ class LogFeed(Feed):
         self.claim()
         if self.over:
             return False
-        if not self._is_open:
+        if not self.is_open:
             self._open()
         batch = self._waiting = self._waiting or self._look()
         if batch:
@@ -106,7 +216,7 @@ class LogFeed(Feed):
         finally:
             # If it created a run before it failed, it must not create another one.
             self.memory.save()
-        self._is_open = True
+        self.is_open = True
 
     def _deliver_config(self) -> None:
         """Deliver the run's configuration, or its changes, to a backend that has no logger.
@@ -176,11 +286,6 @@ class LogFeed(Feed):
         super()._worked()
 
 
-def _is_own(record: LogRecord) -> bool:
-    """Return whether a thread of an exporter wrote it. Such records would come back for ever."""
-    return record.thread.startswith(THREAD)
-
-
 def _without_secrets(error: BaseException) -> BaseException:
     """Mask the secrets in an error's message: it is printed, and written into the run."""
     message = text_of(error)
@@ -221,7 +326,6 @@ def start_delivery(run: Run, backend: Backend) -> LogDelivery:
     return LogDelivery(state_path(folder, backend), delivery)
 
 
-RUN = "run.json"
 NONFINITE = "nonfinite"
 """Key of the numbers that JSON cannot represent."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from stepwell._core.files import replacing
 from stepwell.loggers.delivery.backend import ItemRecord
+from stepwell.telemetry.artifacts import file_sha256
 
 SUFFIXES = {"text": ".txt", "prov_documents": ".json"}
 """Suffixes of values without a file name, by kind. All others are JSON."""
@@ -94,6 +95,14 @@ def numbers_of(item: ItemRecord) -> dict[str, float] | None:
     return None
 
 
+def numbers_in(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield a number, or the numbers in a dict, with their names. Other values are left out."""
+    values = value if isinstance(value, dict) else {"": value}
+    for key, each in values.items():
+        if isinstance(each, int | float):
+            yield f"{name}/{key}" if key else name, float(each)
+
+
 def _flat(above: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         name = f"{above}/{key}"
@@ -139,7 +148,6 @@ def renamed_message(name: str, shown_as: str, backend: str) -> str:
     )
 
 
-BLOCK = 1 << 20
 MAX_PART = 150
 """Bytes of a name in a path; the last ones are kept. File systems allow 255."""
 
@@ -191,12 +199,3 @@ def _has_content(path: Path, sha256: str, size: int) -> bool:
     if not path.is_file() or path.stat().st_size != size:
         return False
     return file_sha256(path) == sha256
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of the content of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -18,17 +18,15 @@ from urllib.parse import urlsplit
 from stepwell._core.errors import StepwellError, log_warning
 from stepwell._core.values import shown
 from stepwell.follower.document import ProcessDocumentWatcher
-from stepwell.follower.log import LogFollower
+from stepwell.follower.log import LogFollower, RegisteredLogger, registered_loggers
 from stepwell.follower.records import StatusRecord
-from stepwell.journal.format import EVENTS, LOGGER
-from stepwell.journal.tail import Tail, parse_object
+from stepwell.journal.format import EVENTS
 from stepwell.loggers.delivery.backend import FOLDER, Backend
-from stepwell.loggers.delivery.state import kept_state, state_path
+from stepwell.loggers.delivery.feed import kept_state, state_path
 from stepwell.telemetry.exporter import reads_log
 from stepwell.telemetry.exporter_config import BUILT_IN as EXPORTERS
 from stepwell.telemetry.exporter_config import find_class, make_exporter
-from stepwell.telemetry.forward import end_sending, recorded_processes, send_all
-from stepwell.telemetry.sidecar_notes import remove_notes_of
+from stepwell.telemetry.forward import deliver_recorded, recorded_processes, remove_notes_of
 
 BACKENDS = {
     "mlflow": "stepwell.loggers.backends.mlflow.backend.MLFlowBackend",
@@ -37,17 +35,6 @@ BACKENDS = {
     "prov": "stepwell.loggers.prov.backend.ProvBackend",
     "console": "stepwell.loggers.backends.console.ConsoleBackend",
 }
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A logger of a recorded process: its number, its name, and the class and options of its backend."""
-
-    folder: Path
-    number: int | None
-    to: str
-    backend_class: str
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -104,7 +91,9 @@ def forward_log(
     return [_deliver(logger, BACKENDS.get(to, to), options or {}) for logger in loggers]
 
 
-def _deliver(logger: Registered, backend_class: str, options: Mapping[str, Any]) -> ForwardedLog:
+def _deliver(
+    logger: RegisteredLogger, backend_class: str, options: Mapping[str, Any]
+) -> ForwardedLog:
     # The class comes from the caller, never from the run folder, which must not choose the code to run.
     own = {**logger.options, "number": logger.number, **options}
     backend = make_exporter(backend_class, own)
@@ -112,53 +101,18 @@ def _deliver(logger: Registered, backend_class: str, options: Mapping[str, Any])
         raise StepwellError(f"{backend_class} must be a stepwell.loggers.Backend")
     check_places(logger.folder, backend, options)
     feed = backend.feed(logger.folder)
-
-    def sent() -> str:
-        return f"{feed.sent} records"
-
-    send_all(feed, sent)
-    end_sending(feed, sent)
+    deliver_recorded(feed, lambda: f"{feed.sent} records")
     if feed.over:
         remove_notes_of(logger.folder, feed.name)
     return ForwardedLog(logger.folder.name, feed.sent, not feed.over)
 
 
-def _registered_for(folders: list[Path], to: str) -> list[Registered]:
+def _registered_for(folders: list[Path], to: str) -> list[RegisteredLogger]:
     loggers = [logger for folder in folders for logger in registered_loggers(folder)]
     return [logger for logger in loggers if to in (logger.to, logger.backend_class)]
 
 
-def registered_loggers(folder: Path) -> Iterator[Registered]:
-    """Yield the loggers of a process that have a backend, in the order of their numbers."""
-    tail, paths = Tail(), [place / EVENTS for place in ProcessDocumentWatcher(folder).folders()]
-    seen: set[int] = set()
-    while True:
-        for line in tail.read(paths):
-            if b'"logger"' not in line:
-                continue
-            logger = _registered(folder, parse_object(line) or {})
-            if logger is not None and logger.number not in seen:
-                seen.add(logger.number or 0)
-                yield logger
-        if not tail.more:
-            return
-
-
-def _registered(folder: Path, line: dict[str, Any]) -> Registered | None:
-    meta = line.get("attributes")
-    if line.get("kind") != LOGGER or not isinstance(meta, dict):
-        return None
-    number, options, backend_class = meta.get("number"), meta.get("options"), meta.get("class")
-    if (
-        type(number) is not int
-        or not isinstance(options, dict)
-        or not isinstance(backend_class, str)
-    ):
-        return None
-    return Registered(folder, number, str(meta.get("to")), backend_class, options)
-
-
-def _whole_processes(folders: list[Path], to: str) -> Iterator[Registered]:
+def _whole_processes(folders: list[Path], to: str) -> Iterator[RegisteredLogger]:
     """Yield each process that logged anything, as if it had one logger for all its records."""
     logged = [folder for folder in folders if _has_logged(folder)]
     ranks = {
@@ -166,7 +120,7 @@ def _whole_processes(folders: list[Path], to: str) -> Iterator[Registered]:
     }
     for folder, rank in ranks.items():
         options = {"rank": rank, "ranks": sorted(set(ranks.values()))}
-        yield Registered(folder, None, to, "", options)
+        yield RegisteredLogger(folder, None, to, "", options)
 
 
 def _has_logged(folder: Path) -> bool:

@@ -121,16 +121,19 @@ def param(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Conve
         yield ConvertedItem(name, value=value)
 
 
-def flattened(params: Mapping[Any, Any], above: str = "") -> dict[str, Any]:
-    """Return nested dicts as one dict with names such as ``optimizer.lr`` and JSON values."""
+def flattened(
+    params: Mapping[Any, Any], above: str = "", convert: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """Return nested dicts as one dict with names such as ``optimizer.lr``, by default with JSON values."""
+    convert = convert or _param_value
     flat: dict[str, Any] = {}
     for key, value in params.items():
         name = f"{above}{text_of(getattr(key, 'value', key))}"
         nested = isinstance(value, Mapping) and value
         if nested and name.count(SEPARATOR) < MAX_NESTED:
-            flat.update(flattened(value, name + SEPARATOR))
+            flat.update(flattened(value, name + SEPARATOR, convert))
         else:
-            flat[name] = _param_value(value)
+            flat[name] = convert(value)
     return flat
 
 
@@ -210,6 +213,12 @@ def text(item: Any, identifier: str, options: dict[str, Any]) -> Iterator[Conver
 # Tools for converters
 
 
+def host_tensor(tensor: Any) -> Any:
+    """Return a tensor in host memory, in a type that NumPy has: it has no bfloat16."""
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 def as_json(value: Any) -> bytes | None:
     """Return strict JSON of any size, with NaN as null; None if JSON cannot represent the value."""
     import msgspec
@@ -228,11 +237,10 @@ def _for_json(value: Any) -> Any:
 
 def file_name(identifier: str, suffix: str = "", suffixes: tuple[str, ...] = ()) -> str:
     """Return the identifier as a relative path, with the suffix unless it has one of ``suffixes``."""
-    parts = [re.sub(r"[\x00-\x1f\x7f]", "_", part).strip() for part in _parts(identifier)]
+    parts = [
+        re.sub(r"[\x00-\x1f\x7f]", "_", part).strip()
+        for part in identifier.replace("\\", "/").split("/")
+    ]
     name = "/".join(part[:MAX_PART] for part in parts if part not in ("", ".", "..")) or "item"
     own = os.path.splitext(name)[1].lower()
     return name if own and own in (suffixes or (suffix,)) else name + suffix
-
-
-def _parts(identifier: str) -> list[str]:
-    return identifier.replace("\\", "/").split("/")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core.values import cut, plain, text_of
-from stepwell.loggers.delivery.files import file_sha256
 from stepwell.loggers.items.converters import ConvertedItem
+from stepwell.telemetry.artifacts import file_sha256
 
 LARGEST_DIGESTED = 256 << 20
 """The largest file or array, in bytes, whose digest is computed."""

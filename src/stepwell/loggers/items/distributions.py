@@ -7,7 +7,13 @@ from typing import Any
 
 from stepwell._core.errors import warn_once
 from stepwell._core.values import plain, text_of
-from stepwell.loggers.items.converters import CannotKeep, ConvertedItem, as_json, file_name
+from stepwell.loggers.items.converters import (
+    CannotKeep,
+    ConvertedItem,
+    as_json,
+    file_name,
+    host_tensor,
+)
 
 MOST_BINS = 10_000
 MOST_ROWS = 100_000
@@ -63,8 +69,7 @@ def _numbers(item: Any) -> Any:
     import numpy as np
 
     if hasattr(item, "detach"):
-        item = item.detach().cpu()
-        item = item.float() if item.is_floating_point() else item  # numpy has no bfloat16
+        item = host_tensor(item)
     try:
         array = np.asarray(item if hasattr(item, "__array__") else list(item))
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepwell.loggers.items.converters import CannotKeep, ConvertedItem, file_name
+from stepwell.loggers.items.converters import CannotKeep, ConvertedItem, file_name, host_tensor
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff")
@@ -80,10 +80,7 @@ def as_pixels(item: Any, layout: str | None = None) -> Any:
     import numpy as np
 
     is_tensor = hasattr(item, "detach")
-    array = item.detach().cpu() if is_tensor else item
-    if is_tensor and not array.is_complex() and array.is_floating_point():
-        array = array.float()  # numpy has no bfloat16
-    array = np.asarray(array)
+    array = np.asarray(host_tensor(item) if is_tensor else item)
     if array.dtype.kind not in "buif" or array.ndim not in (2, 3, 4) or not array.size:
         raise CannotKeep(
             "an image must be an array of numbers with 2, 3 or 4 axes, got "

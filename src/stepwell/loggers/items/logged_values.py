@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from stepwell._core.errors import report_misuse, warn_once
@@ -81,19 +82,25 @@ def _keep(
     journal: Journal, name: str, kind: str, value: Any, step: int | None, audience: Sequence[int]
 ) -> None:
     data, options = (value.data, value.options) if isinstance(value, Media) else (value, {})
-    try:
+    with failures_reported(f"log {name[:200]}", f"log({{{name[:200]!r}: …}})"):
         converted = items.convert(kind, data, name, options)
         if kind == "figure" and converted and "width" in converted[0].meta:
             kind = "image"
         write_items(journal, kind, converted, step, audience)
+
+
+@contextmanager
+def failures_reported(key: str, call: str) -> Iterator[None]:
+    """Context manager: report an exception instead of raising it. ``call`` then stored nothing."""
+    try:
+        yield
     except CannotKeep as error:
-        _report_not_stored(name, str(error))
+        reason = str(error)
     except Exception as error:
-        _report_not_stored(name, f"{type(error).__name__}: {text_of(error)}")
-
-
-def _report_not_stored(name: str, reason: str) -> None:
-    report_misuse(f"log {name[:200]}", f"log({{{name[:200]!r}: …}}) stored nothing: {reason}")
+        reason = f"{type(error).__name__}: {text_of(error)}"
+    else:
+        return
+    report_misuse(key, f"{call} stored nothing: {reason}")
 
 
 def write_items(

@@ -24,7 +24,13 @@ from typing import IO, Any
 from stepwell._core.errors import warn_once
 from stepwell._core.text import size
 from stepwell._core.values import text_of
-from stepwell.loggers.items.converters import CannotKeep, ConvertedItem, as_json, file_name
+from stepwell.loggers.items.converters import (
+    CannotKeep,
+    ConvertedItem,
+    as_json,
+    file_name,
+    host_tensor,
+)
 from stepwell.telemetry.run import active_run
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
@@ -322,20 +328,12 @@ def _example(example: Any) -> dict[str, Any]:
             "data": example.to_numpy().tolist(),
         }
     elif hasattr(example, "dtype") and hasattr(example, "tolist"):
-        array = _array(example)
+        array = host_tensor(example).numpy() if hasattr(example, "detach") else example
         described = {"type": "ndarray", "dtype": str(array.dtype), "data": array.tolist()}
     else:
         described = {"type": "json_object", "data": example}
     json.dumps(described)
     return described
-
-
-def _array(example: Any) -> Any:
-    if not hasattr(example, "detach"):
-        return example
-    tensor = example.detach().cpu()
-    # Numpy has no bfloat16.
-    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
 def _output(module: Any, example: Any) -> dict[str, Any] | None:

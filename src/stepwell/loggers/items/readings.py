@@ -129,7 +129,8 @@ class Readings:
         elif self._estimate is not None:
             parts["energy_cpu_estimated_joules"] = sum(self._estimate().values())
             sources.append("estimated: processor time × STEPWELL_TDP_WATTS")
-        on_gpu = [] if self._gpu is None else _energies(self._gpu())
+        gpu = {} if self._gpu is None else self._gpu()
+        on_gpu = [joules for name, joules in gpu.items() if name.endswith("energy_measured_joules")]
         if on_gpu:
             parts["energy_gpu_measured_joules"] = sum(on_gpu)
             sources.append("measured: GPUs (NVML)")
@@ -146,10 +147,6 @@ class Readings:
 def _cpu_seconds() -> float:
     """Return the CPU time of this process and of its children that have ended."""
     return sum(os.times()[:4])
-
-
-def _energies(values: Values) -> list[float]:
-    return [value for name, value in values.items() if name.endswith("energy_measured_joules")]
 
 
 def _gpu_reading(reads_node: bool) -> Callable[[], Values] | None:

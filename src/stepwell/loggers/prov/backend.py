@@ -7,15 +7,14 @@ they end.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepwell._core.files import locked, read_json, replacing, sync, write_json
+from stepwell._core.files import locked, read_json, replacing, write_json
 from stepwell.loggers.delivery.backend import BACKENDS, Backend, ItemRecord, LogRecord, Source
 from stepwell.loggers.delivery.files import as_one_part, run_folder_name
+from stepwell.loggers.prov.graph_files import DOCUMENT, documents_of
 
 DEFAULT_FOLDER = "mllogs/prov_logs"
 PLACEHOLDER = "experiment_name"
@@ -25,7 +24,6 @@ SHORTEST_PAUSE = 1.0
 """The shortest time between two documents, in seconds."""
 PATIENCE = 20
 """The time between two documents, in multiples of the time that the last one took."""
-DOCUMENT = "provenance.json"
 
 
 class ProvBackend(Backend):
@@ -97,7 +95,6 @@ class ProvBackend(Backend):
 
     def _write(self, graphs: bool = False) -> None:
         from stepwell.loggers.prov.document import USER_NAMESPACE, Document
-        from stepwell.loggers.prov.graph_files import documents_of
         from stepwell.loggers.prov.history import read_history
 
         began = time.monotonic()
@@ -106,7 +103,8 @@ class ProvBackend(Backend):
         # The process still runs while its last records are delivered, but they contain its final status.
         now = time.time_ns()
         ended = {} if self._status is None else {self.source.process: (self._status, now)}
-        with self._locked():
+        # Of two ranks that write at the same time, the one that read earlier might write later.
+        with locked(self.folder / ".lock"):
             history = read_history(self.run_folder, ended)
             if self._status is not None and self.is_first:
                 # The other processes end at about the same time. The document does not wait for them.
@@ -117,9 +115,8 @@ class ProvBackend(Backend):
             graph = graphs and bool(self.options.get("create_graph", True))
             svg = graphs and bool(self.options.get("create_svg", True))
             for name, text in documents_of(document, graph, svg).items():
-                with replacing(self.folder / name) as new:
+                with replacing(self.folder / name, durable=True) as new:
                     new.write_text(text, encoding="utf-8")
-                    sync(new)
         self._is_whole = history.status != "running" and self._has_ended()
         self._pending -= pending
         took = time.monotonic() - began
@@ -140,12 +137,3 @@ class ProvBackend(Backend):
     def _has_ended(self) -> bool:
         document = read_json(self.run_folder / self.source.process / "process.json") or {}
         return document.get("status") not in (None, "running")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Let one rank write at a time: of two, the one that read earlier might write later."""
-        with contextlib.ExitStack() as stack:
-            # Without locks, the rank that ends last writes last in most cases.
-            with contextlib.suppress(ImportError, OSError):
-                stack.enter_context(locked(self.folder / ".lock"))
-            yield

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stepwell.loggers.items.converters import flattened
 from stepwell.loggers.prov.activities import Activities
 from stepwell.loggers.prov.history import Ended, RunHistory, Series, read_history
 from stepwell.loggers.prov.products import CONTEXTS, Products
@@ -167,7 +168,7 @@ class Document:
         for number, document in self.history.attempts.items():
             config = document.get("config")
             config = config if isinstance(config, dict) else self.history.config
-            values = {**_flat(config), **logged.get(number, {})}
+            values = {**flattened(config, convert=_as_it_is), **logged.get(number, {})}
             if values:
                 collection = self._collection(values)
                 self.statements.relate("used", self.activities.attempts[number], collection)
@@ -225,14 +226,8 @@ class Document:
         statements.relate("wasAttributedTo", entity, self.user)
 
 
-def _flat(config: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value and above.count(".") < 32:
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = value
-    return flat
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ their collection. Agents are connected with attempts only, since they are the sa
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +64,8 @@ class _Condensed:
         self._activities()
         self._entities()
         for id, element in document.get("agent", {}).items():
-            self._add(id, "agent", _label(element, id), _agent_lines(element))
+            lines = ["person" if "prov:Person" in _types(element) else "software"]
+            self._add(id, "agent", _label(element, id), lines)
         self._edges()
 
     def _add(self, id: str, kind: str, title: str, lines: list[str]) -> None:
@@ -135,27 +137,25 @@ def _reduced(edges: list[Edge]) -> list[Edge]:
     earlier: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
         earlier[edge.later].add(edge.earlier)
-    reach: dict[str, set[str]] = {}
+    before = {id: reachable(id, earlier) for id in {edge.earlier for edge in edges}}
     kept = []
     for edge in edges:
         others = earlier[edge.later] - {edge.earlier}
-        detour = any(edge.earlier in _before(other, earlier, reach) for other in others)
+        detour = any(edge.earlier in before[other] for other in others)
         if not detour or edge.relation not in REDUCED:
             kept.append(edge)
     return kept
 
 
-def _before(id: str, earlier: dict[str, set[str]], cache: dict[str, set[str]]) -> set[str]:
-    """Return all nodes that are earlier than a node."""
-    if id not in cache:
-        seen: set[str] = set()
-        waiting = [id]
-        while waiting:
-            new = earlier.get(waiting.pop(), set()) - seen
-            seen |= new
-            waiting += new
-        cache[id] = seen
-    return cache[id]
+def reachable(start: str, steps: Mapping[str, set[str]]) -> set[str]:
+    """Return all nodes that one or more steps lead to."""
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = steps.get(waiting.pop(), set()) - seen
+        seen |= new
+        waiting += new
+    return seen
 
 
 # Texts
@@ -193,10 +193,6 @@ def _entity_lines(element: dict[str, Any]) -> list[str]:
     if sha256 and "stepwell:Metric" not in _types(element):
         lines.append(f"sha256 {sha256[:12]}…")
     return lines
-
-
-def _agent_lines(element: dict[str, Any]) -> list[str]:
-    return ["person" if "prov:Person" in _types(element) else "software"]
 
 
 def _moment(time: str | None, day: str | None = None) -> str:

@@ -40,7 +40,7 @@ def svg_of(graph: Graph, title: str = "provenance") -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
         f"viewBox='0 0 {width:.0f} {height:.0f}' {FONT}>",
-        f"<title>{_text(title)}</title>",
+        f"<title>{escape(title)}</title>",
         _markers(relations),
         "<rect width='100%' height='100%' fill='white'/>",
         f"<g transform='translate({MARGIN},{MARGIN})'>{legend}</g>",
@@ -57,16 +57,16 @@ def _node(box: Box) -> str:
     if node is None:
         return ""
     style = f"fill='{FILL[node.kind]}' stroke='{EDGE[node.kind]}' stroke-width='1.2'"
-    lines = [f"<g><title>{_text(node.id)}</title>{_shape(box, node.kind, style)}"]
+    lines = [f"<g><title>{escape(node.id)}</title>{_shape(box, node.kind, style)}"]
     top = box.y - LINE * len(node.lines) / 2 + 4
     lines.append(
         f"<text x='{box.x:.1f}' y='{top:.1f}' text-anchor='middle' font-size='12.5' "
-        f"font-weight='bold'>{_text(node.title)}</text>"
+        f"font-weight='bold'>{escape(node.title)}</text>"
     )
     for number, line in enumerate(node.lines, 1):
         lines.append(
             f"<text x='{box.x:.1f}' y='{top + number * LINE:.1f}' text-anchor='middle' "
-            f"font-size='11' fill='#444'>{_text(line)}</text>"
+            f"font-size='11' fill='#444'>{escape(line)}</text>"
         )
     return "".join([*lines, "</g>"])
 
@@ -101,7 +101,7 @@ def _edge(edge: Edge, path: list[tuple[float, float]], graph: Graph) -> str:
     title = f"{graph.nodes[edge.later].title} {edge.relation} {graph.nodes[edge.earlier].title}"
     return (
         f"<path d='{' '.join(curve)}' fill='none' stroke='{colour}' stroke-width='1.4'{dashes} "
-        f"marker-start='url(#{edge.relation})'><title>{_text(title)}</title></path>"
+        f"marker-start='url(#{edge.relation})'><title>{escape(title)}</title></path>"
     )
 
 
@@ -135,10 +135,6 @@ def _legend(relations: list[str]) -> str:
 
 def _legend_width(name: str) -> float:
     return 66 + len(name) * 6.6
-
-
-def _text(text: str) -> str:
-    return escape(text, quote=True)
 
 
 SHAPES = {"entity": "ellipse", "activity": "box", "agent": "house"}
@@ -201,10 +197,11 @@ DOCUMENT = "provenance.json"
 def documents_of(document: dict[str, Any], graph: bool = True, svg: bool = True) -> dict[str, str]:
     """Return the files of a document as texts, by name."""
     files = {DOCUMENT: json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
-    condensed = graph_of(document) if graph or svg else None
-    if condensed is not None and graph:
-        files["provenance.dot"] = dot_of(condensed)
-        files["provenance.mmd"] = mermaid_of(condensed)
-    if condensed is not None and svg:
-        files["provenance.svg"] = svg_of(condensed)
+    if graph or svg:
+        condensed = graph_of(document)
+        if graph:
+            files["provenance.dot"] = dot_of(condensed)
+            files["provenance.mmd"] = mermaid_of(condensed)
+        if svg:
+            files["provenance.svg"] = svg_of(condensed)
     return files

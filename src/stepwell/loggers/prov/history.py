@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell.journal.document import status_of, worst_of
+from stepwell.loggers.delivery.files import numbers_in
 from stepwell.loggers.kinds import MEASURES
 from stepwell.vocabulary import (
     WORDS,
@@ -332,7 +333,12 @@ def _series(run: RecordedRun, items: list[LoggedItem]) -> Iterator[Series]:
 
     columns = ("attempt", "rank", "name", "step", "time_ns", "value")
     metrics = run.metrics(overwritten=True).select(*columns).collect()
-    rows = [(i.kind, i.attempt, i.rank, name, i.step, i.time, v) for i, name, v in _numbers(items)]
+    rows = [
+        (item.kind, item.attempt, item.rank, name, item.step, item.time, value)
+        for item in items
+        if item.kind in MEASURES
+        for name, value in numbers_in(item.name, item.value)
+    ]
     kinds = pl.lit("metric").alias("kind")
     schema: dict[str, Any] = {"kind": pl.String, **metrics.schema}
     measures = pl.DataFrame(rows, schema, orient="row")
@@ -340,15 +346,6 @@ def _series(run: RecordedRun, items: list[LoggedItem]) -> Iterator[Series]:
         frame = table.sort("attempt", "name", "kind", "rank", "time_ns", maintain_order=True)
         for _, part in frame.group_by(["attempt", "name", "kind"], maintain_order=True):
             yield _summary(part)
-
-
-def _numbers(items: list[LoggedItem]) -> Iterator[tuple[LoggedItem, str, float]]:
-    for item in items:
-        if item.kind in MEASURES:
-            parts = item.value if isinstance(item.value, dict) else {"": item.value}
-            for key, value in parts.items():
-                if isinstance(value, int | float):
-                    yield item, f"{item.name}/{key}" if key else item.name, float(value)
 
 
 def _summary(part: pl.DataFrame) -> Series:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepwell.loggers.prov.graph import Edge, Graph, GraphNode
+from stepwell.loggers.prov.graph import Edge, Graph, GraphNode, reachable
 
 LINE = 15
 """Pixels from one line of text to the next."""
@@ -209,22 +209,10 @@ def _forward(graph: Graph) -> list[Edge]:
     kept: list[Edge] = []
     after: dict[str, set[str]] = defaultdict(set)
     for edge in graph.edges:
-        if not _reaches(after, edge.later, edge.earlier):
+        if edge.later != edge.earlier and edge.earlier not in reachable(edge.later, after):
             kept.append(edge)
             after[edge.earlier].add(edge.later)
     return kept
-
-
-def _reaches(after: dict[str, set[str]], start: str, goal: str) -> bool:
-    seen, waiting = {start}, [start]
-    while waiting:
-        id = waiting.pop()
-        if id == goal:
-            return True
-        new = after[id] - seen
-        seen |= new
-        waiting += new
-    return False
 
 
 def _columns(graph: Graph, edges: list[Edge]) -> dict[str, int]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from stepwell._core.files import read_json
 from stepwell.loggers.delivery.backend import BACKENDS
-from stepwell.loggers.delivery.files import file_sha256
 from stepwell.loggers.kinds import MEASURES, context_name
 from stepwell.loggers.prov.activities import Activities
 from stepwell.loggers.prov.history import LoggedItem, RunHistory, SavedCheckpoint
@@ -32,7 +31,7 @@ from stepwell.loggers.prov.statements import (
     printable,
     value_of,
 )
-from stepwell.telemetry.artifacts import artifact_path
+from stepwell.telemetry.artifacts import artifact_path, file_sha256
 
 MODELS = ("model", "best_model")
 NO_PRODUCTS = ("param", "dataset", "watch", "prov_documents", *MEASURES)

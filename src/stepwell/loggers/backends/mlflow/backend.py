@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._core.masking import without_password
 from stepwell.loggers.backends.mlflow.batch import MLflowBatch, in_milliseconds
 from stepwell.loggers.backends.mlflow.runs import (
     VARIABLE,
@@ -18,7 +19,6 @@ from stepwell.loggers.backends.mlflow.runs import (
     keeps_metrics_once,
     saved_address,
     set_timeouts,
-    shown,
     tracking_uri,
 )
 from stepwell.loggers.delivery.backend import Backend, LogRecord, Source
@@ -61,15 +61,7 @@ class MLFlowBackend(Backend):
         client, run_id = self._ready()
         if self._params is None:
             self._params = dict(client.get_run(run_id).data.params)
-        batch = MLflowBatch(
-            client,
-            run_id,
-            self.content_path,
-            self._params,
-            self.state["files"],
-            self.state.setdefault("models", {}),
-            self.warn,
-        )
+        batch = MLflowBatch(self, client, self._params)
         batch.take(records)
         batch.send(again, only_new=again and not keeps_metrics_once(self.uri))
         self._params = batch.params
@@ -85,7 +77,6 @@ class MLFlowBackend(Backend):
         client.set_terminated(run_id, STATUS.get(status, "FAILED"), in_milliseconds(ended))
 
     def close(self) -> None:
-        """Close the connection."""
         self._client = None
 
     def places(self, state: dict[str, Any]) -> dict[str, str]:
@@ -102,7 +93,7 @@ class MLFlowBackend(Backend):
     def shown_options(self) -> dict[str, str]:
         """The options that may be displayed: an address without secrets."""
         uri = str(self.options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
-        return {"tracking_uri": uri} if uri and shown(uri) == uri else {}
+        return {"tracking_uri": uri} if uri and without_password(uri) == uri else {}
 
     def _ready(self) -> tuple[MlflowClient, str]:
         return self._connected(), str(self.state["run_id"])

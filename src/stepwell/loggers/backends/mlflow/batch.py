@@ -25,7 +25,7 @@ from stepwell.loggers.backends.mlflow.names import (
     text_of_param,
 )
 from stepwell.loggers.delivery import files as backend_files
-from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
+from stepwell.loggers.delivery.backend import Backend, ItemRecord, LogRecord, MetricRecord
 from stepwell.loggers.delivery.files import escape, renamed_message, shortened
 from stepwell.loggers.kinds import MEASURES, context_name
 
@@ -50,23 +50,15 @@ class MLflowBatch:
     models that were created) is the exception: it is updated at once.
     """
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        run_id: str,
-        content_path: Callable[[str], Path],
-        params: Mapping[str, str],
-        files: Mapping[str, str],
-        models: dict[str, str],
-        warn: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, backend: Backend, client: MlflowClient, params: Mapping[str, str]) -> None:
+        """Args: ``params`` are the parameters that the run has already."""
         self.client = client
-        self.run_id = run_id
-        self.content_path = content_path
-        self.warn = warn
+        self.run_id = str(backend.state["run_id"])
+        self.content_path = backend.content_path
+        self.warn = backend.warn
         self.params = dict(params)
-        self.paths = backend_files.Paths(files)
-        self.models = models
+        self.paths = backend_files.Paths(backend.state["files"])
+        self.models: dict[str, str] = backend.state.setdefault("models", {})
         self.metrics: dict[tuple[str, int, str, int], Metric] = {}
         self.new_params: dict[str, str] = {}
         self.tags: dict[str, str] = {}

@@ -8,14 +8,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import locked, read_json
+from stepwell._core.masking import without_password
 from stepwell.loggers.backends.mlflow.names import LONGEST_TAG, cut, key_of
 from stepwell.loggers.delivery.backend import Backend, NotYet, Source
 from stepwell.telemetry.run_document import RUN
@@ -65,7 +65,9 @@ def connect(uri: str) -> MlflowClient:
     database = database_path(uri)
     database.parent.mkdir(parents=True, exist_ok=True)
     # A client creates the tables of a new database. Two clients at once would damage it.
-    with _locked(database.with_name(f".{database.name}.lock")):
+    with locked(database.with_name(f".{database.name}.lock"), wait=False) as is_mine:
+        if not is_mine:
+            raise NotYet(f"another process is preparing {database.parent}")
         return MlflowClient(tracking_uri=uri)
 
 
@@ -79,20 +81,7 @@ def _reach(uri: str) -> None:
     try:
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
-        raise ConnectionError(f"{shown(uri)} does not answer: {error}") from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block, if the system and the file system have locks."""
-    with ExitStack() as stack:
-        try:
-            is_mine = stack.enter_context(locked(path, wait=False))
-        except (ImportError, OSError):
-            is_mine = True
-        if not is_mine:
-            raise NotYet(f"another process is preparing {path.parent}") from None
-        yield
+        raise ConnectionError(f"{without_password(uri)} does not answer: {error}") from None
 
 
 # Server or database
@@ -104,30 +93,23 @@ def tracking_uri(options: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     ``before`` is an earlier result of ``saved_address``: a log must not continue in another place.
     """
     given = str(options.get("tracking_uri") or os.environ.get(VARIABLE) or "")
-    uri = _usable(given or str(before.get("uri") or "") or _default(options))
-    place = before.get("place")
-    if place is not None and place != shown(uri):
+    uri = _usable(
+        given or str(before.get("uri") or "") or f"sqlite:///{_savedir(options) / DATABASE}"
+    )
+    earlier, place = before.get("place"), without_password(uri)
+    if earlier is not None and earlier != place:
         raise StepwellError(
-            f"the log of this run went to {place} before, not to {shown(uri)}: set {VARIABLE} to that address"
+            f"the log of this run went to {earlier} before, not to {place}: set {VARIABLE} to that address"
         )
     return uri
 
 
 def saved_address(uri: str) -> dict[str, Any]:
     """Return the address for the saved state, without a password."""
-    return {"place": shown(uri), **({"uri": uri} if shown(uri) == uri else {})}
-
-
-def shown(uri: str) -> str:
-    """Return an address without user name, password and query."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc and not parts.query:
-        return uri
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
-
-
-def _default(options: Mapping[str, Any]) -> str:
-    return f"sqlite:///{_savedir(options) / DATABASE}"
+    return {
+        "place": without_password(uri),
+        **({"uri": uri} if without_password(uri) == uri else {}),
+    }
 
 
 def _savedir(options: Mapping[str, Any]) -> Path:
@@ -175,7 +157,7 @@ class RunLocator:
         destination = "\0".join(
             str(part)
             for part in (
-                shown(uri),
+                without_password(uri),
                 self.options.get("experiment_id"),
                 self._experiment_name(),
                 self.options.get("run_id"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from stepwell._core.files import read_json
 from stepwell.loggers.backends.tensorboard.tfevents import histogram, image, scalar, text
 from stepwell.loggers.delivery.backend import ItemRecord
-from stepwell.loggers.delivery.files import keep_file
+from stepwell.loggers.delivery.files import keep_file, numbers_in, path_of
 from stepwell.loggers.kinds import MEASURES
 
 SUMMARY = "summary"
@@ -47,9 +46,11 @@ class ItemEvents:
         step, time_ns = item.step or 0, item.time_ns
         if item.kind == SUMMARY:
             item = replace(item, name=f"{SUMMARY}/{item.name}")
-        numbers = list(_numbers(item)) if item.kind in (*MEASURES, SUMMARY) else []
-        if numbers:
-            return [scalar(self.scalar_tag(n), value, step, time_ns) for n, value in numbers]
+        if item.kind in (*MEASURES, SUMMARY):
+            numbers = numbers_in(item.name, item.value)
+            scalars = [scalar(self.scalar_tag(n), value, step, time_ns) for n, value in numbers]
+            if scalars:
+                return scalars
         kept = self._keep(item)
         if item.kind == "histogram" and (bins := _json_of(item, kept)) is not None:
             event = histogram(self._tag(item.name, "histograms"), bins, step, time_ns)
@@ -82,11 +83,7 @@ class ItemEvents:
         content = self._content_path(item.content)
         if not content.is_file():
             return None
-        file = item.file or item.content[:12]
-        stem = os.path.splitext(file)[0]
-        is_named_alike = not item.attributes.get("folder") and item.name in (file, stem)
-        path = file if is_named_alike else f"{item.name}/{file}"
-        return keep_file(content, item.content, self._files, path)
+        return keep_file(content, item.content, self._files, path_of(item))
 
     def _markdown(self, item: ItemRecord, kept: Path | None) -> str:
         """Return an item as Markdown."""
@@ -118,14 +115,6 @@ def _table_rows(table: dict[str, Any], caption: Any) -> str:
     if len(rows) > MAX_ROWS:
         lines += ["", f"The first {MAX_ROWS} of {len(rows)} rows."]
     return "\n".join(lines + (["", _cell(caption)] if caption else []))
-
-
-def _numbers(item: ItemRecord) -> Iterator[tuple[str, float]]:
-    """Yield the names and numbers of a measurement."""
-    values = item.value if isinstance(item.value, dict) else {"": item.value}
-    for key, value in values.items():
-        if isinstance(value, int | float):
-            yield f"{item.name}/{key}" if key else item.name, float(value)
 
 
 def _table(item: ItemRecord, kept: Path) -> str:

@@ -1,4 +1,4 @@
-"""Encodes TensorBoard's event files with the standard library only.
+"""Encodes TensorBoard's event files without TensorFlow.
 
 A file is a sequence of frames. Each frame has a length, two CRC-32C checksums, and an event in TensorBoard's
 protocol buffer format. This module does not know about runs or loggers.
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
+
+from stepwell._core.values import as_float
 
 MAX_FLOAT32 = 3.4028235677973366e38
 """Numbers from here on are rounded to infinity in a 32-bit float."""
@@ -129,17 +131,10 @@ def _any_value(value: Any) -> bytes:
     if isinstance(value, bool):
         return _number(4, int(value))
     if isinstance(value, int | float):
-        return _key(2, _FIXED64) + struct.pack("<d", _as_float(value))
+        return _key(2, _FIXED64) + struct.pack("<d", as_float(value))
     if isinstance(value, str):
         return _text(3, value)
     return _text(3, "None" if value is None else json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _as_float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
 
 
 def _summary(tag: str, value: bytes, step: int, time_ns: int) -> bytes:

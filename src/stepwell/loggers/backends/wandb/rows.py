@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from stepwell._core.values import finite_or_text
 from stepwell.loggers.delivery import files as backend_files
 from stepwell.loggers.delivery.backend import ItemRecord, LogRecord, MetricRecord
 from stepwell.loggers.delivery.files import escape, renamed_message, shortened
@@ -50,7 +50,7 @@ class WandBBatch:
         """Convert all records of a batch."""
         for record in records:
             if isinstance(record, MetricRecord):
-                self._value(record, record.name, number(record.value))
+                self._value(record, record.name, finite_or_text(record.value))
             else:
                 self._item(record)
 
@@ -61,7 +61,7 @@ class WandBBatch:
             self.summary[self._key(item.name)] = finite(item.value)
         elif item.kind in NUMBERS and (numbers := backend_files.numbers_of(item)) is not None:
             for name, value in numbers.items():
-                self._value(item, name, number(value))
+                self._value(item, name, finite_or_text(value))
         elif is_media(item):
             self._media(item)
         elif item.content is None and item.kind in ("text", "dict", "value"):
@@ -149,19 +149,17 @@ def as_files(act: Act) -> Act:
             f"{i}-{digest(path)}": kept
             for i, (path, kept) in enumerate(act["artifact"]["files"].items())
         }
-        name, metadata = (
-            digest(str(act["artifact"]["metadata"])),
-            {"names": str(list(act["artifact"]["files"]))},
-        )
+        name = digest(str(act["artifact"]["metadata"]))
+        names = list(act["artifact"]["files"])
     else:
         files = {f"{i}": _file_of(kept) for i, kept in enumerate(act["media"].values())}
         files["row.json"] = {"text": json.dumps(act["row"], default=str)}
-        name, metadata = digest(str(act["index"])), {"names": str(list(act["media"]))}
+        name, names = digest(str(act["index"])), list(act["media"])
     artifact = {
         "name": f"kept-{name}",
         "type": KEPT,
         "aliases": [],
-        "metadata": metadata,
+        "metadata": {"names": str(names)},
         "files": files,
     }
     return {"index": act["index"], "artifact": artifact}
@@ -193,17 +191,10 @@ def is_media(item: ItemRecord) -> bool:
     )
 
 
-def number(value: float) -> float | str:
-    """Return a number as W&B writes it: numbers that are not finite as text."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def finite(value: Any) -> Any:
-    """Apply ``number`` to all floats in a nested value."""
+    """Apply ``finite_or_text`` to all floats in a nested value."""
     if isinstance(value, float):
-        return number(value)
+        return finite_or_text(value)
     if isinstance(value, dict):
         return {str(key): finite(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
