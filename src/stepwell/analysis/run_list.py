@@ -23,17 +23,14 @@ import polars as pl
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import read_json, replacing
 from stepwell.analysis.timeline import run_wall_ns
-from stepwell.journal.format import PROCESS
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import newer_format
-from stepwell.reading.process import process_folders
 from stepwell.reading.remote import cache_folder
-from stepwell.reading.run import RUN, SYSTEM
+from stepwell.reading.run import SYSTEM, stamp_of
 from stepwell.vocabulary import loss_names
 
 FORMAT = 3
 """Version of the cached lines: a new number invalidates older ones."""
-NEVER = -1
 
 
 @dataclass(frozen=True)
@@ -139,8 +136,7 @@ def run_details(run: RecordedRun) -> dict[str, Any]:
     loss = metrics.filter(pl.col("name") == (name or "")).sort("step", "time_ns")
     # The mean of the ranks that logged it at the last step, as in the report.
     last = loss.group_by("rank").last().filter(pl.col("step").eq_missing(pl.col("step").max()))
-    # Heartbeats are seconds apart: the last metric of a killed run may be later.
-    wall = run_wall_ns(run, metrics.select(pl.col("time_ns").max()).item())
+    wall = run_wall_ns(run)
     return {
         "duration_s": None if wall is None else wall / 1e9,
         "step": latest["step"].max(),
@@ -186,19 +182,10 @@ def _place(run: RecordedRun) -> Path:
 
 
 def _stamp(run: RecordedRun) -> list[Any]:
-    """Return the modification times of the run's documents: they change when the run does."""
-    paths = [run.folder / RUN, *(folder / PROCESS for folder in process_folders(run.folder))]
-    return [FORMAT, _version(), *map(_changed_ns, paths)]
+    return [FORMAT, _version(), *stamp_of(run)]
 
 
 @cache
 def _version() -> str:
     """Return the version of stepwell: another version may have other rules."""
     return importlib.metadata.version("stepwell")
-
-
-def _changed_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return NEVER

@@ -17,9 +17,7 @@ import polars as pl
 
 from stepwell.analysis.compare import compare
 from stepwell.analysis.compare.differences import code_facts, text_of
-from stepwell.analysis.compare.sentences import HELD_OUT
 from stepwell.analysis.detail import metric_list, status_text
-from stepwell.analysis.detail.source import began_ns
 from stepwell.analysis.diagnostics import holdout_table
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
@@ -28,13 +26,14 @@ from stepwell.analysis.ranks.hang import hang
 from stepwell.analysis.ranks.stacks import Stack, stacks
 from stepwell.analysis.ranks.stragglers import Straggler, stragglers
 from stepwell.analysis.report import Report, cost_sentence, report
+from stepwell.analysis.timeline import began_ns, lives_by_attempt, run_wall_ns
 from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.analysis.tracebacks import shown_lines
 from stepwell.journal.document import status_of, worst_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import clean
 from stepwell.reading.run import SYSTEM
-from stepwell.vocabulary import loss_names
+from stepwell.vocabulary import HELD_OUT, loss_names
 
 Json = dict[str, Any]
 
@@ -124,18 +123,11 @@ def _json(text: str | None) -> Any:
 # The run
 
 
-def beginning(run: RecordedRun) -> int:
-    """Return when the run began, in nanoseconds since the epoch: the origin of all times in answers."""
-    return began_ns(run.documents()) or run.created_ns
-
-
 def head(run: RecordedRun, processes: pl.DataFrame, known: Report | None = None) -> Json:
     """Return the name, the status and the extent of a run, from its processes and its report if known."""
     documents = [d for d in run.documents() if d["role"] != "worker"]
     last = max((d["attempt"] for d in documents), default=0)
     latest = [d for d in documents if d["attempt"] == last]
-    began = beginning(run)
-    ends = [int(d.get("heartbeat") or 0) for d in documents]
     status = worst_of(map(status_of, latest)) if latest else "empty"
     current = processes.filter(pl.col("attempt") == last)
     died = next((f for f in known.findings if f.rule == "died"), None) if known else None
@@ -147,8 +139,8 @@ def head(run: RecordedRun, processes: pl.DataFrame, known: Report | None = None)
         "status_text": status,
         # A finding says it with its place.
         "error": None if died is not None else _error(current),
-        "created_ms": began // 1_000_000,
-        "wall_ns": known.wall_ns if known else max(0, max(ends, default=began) - began),
+        "created_ms": began_ns(run) // 1_000_000,
+        "wall_ns": known.wall_ns if known else run_wall_ns(run) or 0,
         "step": _step(known) if known else _highest(current, "step"),
         "epoch": known.epoch if known else _highest(current, "epoch"),
         "ranks": len({d["rank"] for d in documents}),
@@ -280,20 +272,21 @@ def _finding(finding: Finding) -> Json:
 
 
 def _attempts(run: RecordedRun, table: pl.DataFrame) -> list[Json]:
-    began = beginning(run)
+    began = began_ns(run)
     documents = [d for d in run.documents() if d["role"] != "worker"]
+    lives = lives_by_attempt(run)
     lines = []
     for attempt in sorted(table["attempt"].unique()):
         rows = table.filter(pl.col("attempt") == attempt)
         mine = [d for d in documents if d["attempt"] == attempt]
-        start, end = rows["started_ns"].min(), rows["heartbeat_ns"].max()
+        starts, ends = zip(*lives.get(attempt, [(began, began)]), strict=True)
         hosts = sorted({clean(str(host)) for host in rows["host"].to_list() if host})
         lines.append(
             {
                 "attempt": int(attempt),
                 "status": worst_of(map(status_of, mine)),
-                "start": max(0, int(start) - began) if isinstance(start, int) else 0,
-                "end": max(0, int(end) - began) if isinstance(end, int) else 0,
+                "start": max(0, min(starts) - began),
+                "end": max(ends) - began,
                 "last_step": _highest(rows, "step"),
                 "host": hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else "",
                 "ranks": rows["rank"].n_unique(),
@@ -332,7 +325,7 @@ def _common_title(names: Sequence[str]) -> str:
 
 def media(run: RecordedRun) -> Json:
     """Return logged values that are not numbers: figures, images, tables, texts."""
-    began = beginning(run)
+    began = began_ns(run)
     table = run.items().collect().filter(~pl.col("kind").is_in(["param", "parameters"]))
     items = [_item(run, row, began) for row in table.head(MOST_MEDIA).iter_rows(named=True)]
     return {"items": items, "left_out": max(0, table.height - MOST_MEDIA)}

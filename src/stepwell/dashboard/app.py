@@ -23,15 +23,14 @@ from starlette.routing import Route
 
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.detail.cache import RecentValues
+from stepwell.analysis.timeline import began_ns
 from stepwell.dashboard import answers, views
 from stepwell.dashboard.access import Access
 from stepwell.dashboard.answers import encode
 from stepwell.dashboard.catalogue import (
     Catalogue,
     IncompleteAnswer,
-    Stamp,
     UnknownRunError,
-    stamp_of,
 )
 from stepwell.dashboard.live import Followers, final_event
 from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
@@ -39,6 +38,7 @@ from stepwell.dashboard.page import PAGE_TYPES, page_file
 from stepwell.dashboard.parameters import Parameters
 from stepwell.dashboard.worker import Workers
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import Stamp, stamp_of
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -209,7 +209,7 @@ class Dashboard:
 
         run = self.catalogue.find(request.path_params["run"])
         given = Parameters(request.query_params)
-        began = answers.beginning(run)
+        began = began_ns(run)
         start, end = given.whole("start") or 0, given.whole("end")
         until = began + end if end is not None else 1 << 62
         with tempfile.TemporaryDirectory(prefix="stepwell-") as folder:

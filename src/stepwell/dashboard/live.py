@@ -8,9 +8,11 @@ import time
 from typing import Any
 
 from stepwell.analysis.live import LiveRun, Snapshot
-from stepwell.dashboard.answers import beginning, encode, number
-from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
+from stepwell.analysis.timeline import run_wall_ns
+from stepwell.dashboard.answers import encode, number
+from stepwell.dashboard.catalogue import Catalogue
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import Stamp, stamp_of
 
 EVERY_S = 1.0
 LIST_EVERY_S = 2.0
@@ -135,15 +137,13 @@ class Followers:
 
 def final_event(run: RecordedRun) -> bytes:
     """Return the event of a run that has ended: nothing more comes."""
-    wall = max((int(d.get("heartbeat") or 0) for d in run.documents()), default=0)
-    began = beginning(run)
     empty: dict[str, Any] = {"values": {}, "ranks": [], "findings": 0}
     return encode(
         {
             "version": 0,
             "status": run.status,
             "step": None,
-            "wall_ns": max(0, wall - began),
+            "wall_ns": run_wall_ns(run) or 0,
             "seconds_left": None,
             "steps_per_second": None,
             **empty,

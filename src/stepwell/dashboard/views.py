@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from stepwell._core import clock
 from stepwell.analysis.detail import (
     bare_entry,
     grid_at,
@@ -22,9 +23,10 @@ from stepwell.analysis.detail import (
 )
 from stepwell.analysis.detail.series import AXES, WAYS
 from stepwell.dashboard.answers import Json, plain, plain_list
-from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
+from stepwell.dashboard.catalogue import Catalogue
 from stepwell.dashboard.parameters import Parameters
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import Stamp, stamp_of
 
 BUDGET_S = 0.4
 """Time to compute summaries of runs in one request; the rest is computed in the background."""
@@ -260,9 +262,8 @@ class Summaries:
             if not self._is_closed:
                 log.warning("The summary of run %s cannot be computed", run_id, exc_info=True)
             row = plain(asdict(bare_entry(run)))
-        now = time.monotonic()
+        due = clock.due_after(began, LIVE_S, REST)
         with self._lock:
-            due = now + max(LIVE_S, REST * (now - began))
             self._known[run_id] = Known({**row, "id": run_id}, stamp, due)
 
 

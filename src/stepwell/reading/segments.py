@@ -226,7 +226,9 @@ def extent(header: dict[str, Any]) -> Window | None:
 
 
 def ends_of(segment: RecordedSegment) -> int:
-    """Return when the last span of a segment ended, without unpacking it; 0 if unknown."""
+    """Return when the last span or metric of a segment ended, without unpacking it; 0 if unknown."""
+    if segment.sealed is None and segment.kind == "metrics":
+        return int(segment.columns[0].max(initial=0))
     if segment.sealed is None:
         _, start, end = segment.columns
         return int(max((end & TIME_MASK).max(initial=0), start.max(initial=0)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell._core import clock
 from stepwell.analysis.detail.cache import (
     Blobs,
     Shelf,
@@ -32,7 +33,8 @@ MEDIAN_CELLS = 4_000_000
 PIECE_BYTES = 32 << 20
 """Unpacked size of a piece of a grid in the cache."""
 LEAST_AGE_S = 2.0
-"""The grid of a live run is not computed again before this age."""
+REST = 10
+"""The grid of a live run is used for this long, and for this many times the time that it took."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,7 @@ def grid_at(
 
 
 class _StoredGrids:
-    """The times of all ranks, steps and phases of a run, in the cache.
-
-    Those of a live run are computed again after ten times as long as that takes.
-    """
+    """The times of all ranks, steps and phases of a run, in the cache."""
 
     def __init__(self, run: RecordedRun) -> None:
         self._run = run
@@ -151,9 +150,8 @@ class _StoredGrids:
             return recent[0]
         blobs, note = self._make()
         shelf = memory_shelf(note, blobs)
-        now = time.monotonic()
-        cost = sum(map(len, blobs.values()))
-        memory.put(key, (shelf, now + max(LEAST_AGE_S, 10 * (now - began))), cost)
+        due = clock.due_after(began, LEAST_AGE_S, REST)
+        memory.put(key, (shelf, due), sum(map(len, blobs.values())))
         return shelf
 
     def _make(self) -> Blobs:

@@ -243,7 +243,6 @@ def _flattened(value: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tu
 
 def _with_metrics(run: RecordedRun, entry: RunEntry) -> RunEntry:
     metrics = RunMetrics(run)
-    source = metrics.source
     names = sorted(name for name in metrics.counts if not name.startswith(SYSTEM))
     loss = next(iter(loss_names(names)), None)
     names.sort(key=lambda name: (name != loss, goal_of(name) is None, name))
@@ -253,7 +252,6 @@ def _with_metrics(run: RecordedRun, entry: RunEntry) -> RunEntry:
     steps = [main.tables.context.latest()[0] for main in mains if main.attempt == latest]
     return replace(
         entry,
-        duration_ns=source.end(source.outlines()) if mains else None,
         # Without steps of the run itself, those of the logged values count.
         step=max((step for step in steps if step is not None), default=_last_step(curves.values())),
         loss=None if loss is None else _loss(loss, curves[loss].values),
@@ -289,6 +287,7 @@ def _with_findings(run: RecordedRun, entry: RunEntry) -> RunEntry:
     return replace(
         entry,
         status_text=status_text(entry.status, all_findings),
+        duration_ns=facts.wall_ns if facts.timelines else None,
         goodput=_goodput(facts),
         findings={severity: counts[severity] for severity in SEVERITIES},
         headline=None if most is None else most.sentence[:MAX_SENTENCE],

@@ -72,7 +72,7 @@ class StepMark:
 
 @dataclass(frozen=True)
 class TimelineWindow:
-    """A part of the timeline. Times are nanoseconds since the run began (see ``source.began_ns``).
+    """A part of the timeline. Times are nanoseconds since the run began (see ``timeline.began_ns``).
 
     Attributes:
         full: the first and last time of the whole run.

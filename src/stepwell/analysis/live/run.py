@@ -209,5 +209,4 @@ class LiveFindings:
         except Exception:
             # A file may disappear while it is read. The rules run again later.
             pass
-        took = time.monotonic() - began
-        self._due = time.monotonic() + max(EVERY_S, REST * took)
+        self._due = clock.due_after(began, EVERY_S, REST)

@@ -23,6 +23,7 @@ from stepwell.analysis.plots.curves import (
     wants_log,
 )
 from stepwell.analysis.plots.selection import PanelChoice, by_default, by_request
+from stepwell.analysis.timeline import began_ns
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 
@@ -118,10 +119,8 @@ class _Table:
     def _x(self, table: pl.DataFrame) -> pl.Expr:
         if self.options.x != "time":
             return pl.col(self.options.x).cast(pl.Float64)
-        documents = self.run.documents()
-        began = min((d["started"] for d in documents if d.get("started")), default=None)
-        first = table["time_ns"].min() if began is None else began
-        return (pl.col("time_ns") - first) / 1e9
+        # Diagnostics outside a run begin with their first value.
+        return (pl.col("time_ns") - (began_ns(self.run) or table["time_ns"].min())) / 1e9
 
     def curves(self, name: str, label: str) -> list[Curve]:
         part = self.table.filter(name=name)
