@@ -24,9 +24,13 @@ from starlette.routing import Route
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.detail.cache import RecentValues
 from stepwell.analysis.timeline import began_ns
-from stepwell.dashboard import answers, views
 from stepwell.dashboard.access import Access
-from stepwell.dashboard.answers import encode
+from stepwell.dashboard.answers.metrics import metric_list_answer, model, series_answer
+from stepwell.dashboard.answers.overview import partial_overview
+from stepwell.dashboard.answers.provenance import artifact_file, logged_files, media
+from stepwell.dashboard.answers.ranks import grid_answer
+from stepwell.dashboard.answers.timeline import search_answer, span_answer, timeline_answer
+from stepwell.dashboard.answers.values import encode
 from stepwell.dashboard.catalogue import (
     Catalogue,
     IncompleteAnswer,
@@ -36,6 +40,7 @@ from stepwell.dashboard.live import Followers, final_event
 from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
 from stepwell.dashboard.page import PAGE_TYPES, page_file
 from stepwell.dashboard.parameters import Parameters
+from stepwell.dashboard.summaries import Summaries
 from stepwell.dashboard.worker import Workers
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import Stamp, stamp_of
@@ -64,7 +69,7 @@ class Dashboard:
         self.catalogue = Catalogue(folder)
         self.followers = Followers(self.catalogue)
         self.workers = Workers()
-        self.summaries = views.Summaries(
+        self.summaries = Summaries(
             self.catalogue, self.followers.change_list, partial(self.workers.answer, "summary")
         )
         self._files = RecentValues(FILES_LIMIT)
@@ -73,13 +78,13 @@ class Dashboard:
     def routes(self) -> list[Route]:
         """Return all addresses. Each answers GET and HEAD only."""
         one_run: dict[str, Callable[[RecordedRun, Parameters], Any]] = {
-            "/metrics": lambda run, given: views.metric_list_answer(run),
-            "/series": views.series_answer,
-            "/media": lambda run, given: answers.media(run),
-            "/timeline": views.timeline_answer,
-            "/spans": views.search_answer,
-            "/grid": views.grid_answer,
-            "/model": lambda run, given: answers.model(run, given.text("measure")),
+            "/metrics": lambda run, given: metric_list_answer(run),
+            "/series": series_answer,
+            "/media": lambda run, given: media(run),
+            "/timeline": timeline_answer,
+            "/spans": search_answer,
+            "/grid": grid_answer,
+            "/model": lambda run, given: model(run, given.text("measure")),
         }
         of_run = [
             self._route(f"/api/runs/{{run}}{path}", partial(self._of_run, path, make))
@@ -161,7 +166,7 @@ class Dashboard:
             [run],
             lambda: self.workers.answer("overview", run),
             is_slow=True,
-            instead=lambda: encode(answers.partial_overview(run)),
+            instead=lambda: encode(partial_overview(run)),
         )
         return _json_response(body)
 
@@ -181,7 +186,7 @@ class Dashboard:
             span = int(request.path_params["span"])
         except ValueError:
             raise StepwellError("the id of a span must be a whole number") from None
-        detail = views.span_answer(run, span, given.whole("start"))
+        detail = span_answer(run, span, given.whole("start"))
         if detail is None:
             return _problem(404, f"There is no span {span} in this run")
         return _json_response(encode(detail))
@@ -192,9 +197,9 @@ class Dashboard:
         key = str(run.folder)
         files = self._files.get(key)
         if files is None or sha256 not in files:
-            files = answers.logged_files(run)
+            files = logged_files(run)
             self._files.put(key, files, FILE_COST * len(files))
-        file = answers.artifact_file(run, files, sha256)
+        file = artifact_file(run, files, sha256)
         if file is None:
             return _problem(404, "There is no such artifact in this run")
         path, name, kind = file

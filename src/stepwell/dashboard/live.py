@@ -9,7 +9,7 @@ from typing import Any
 
 from stepwell.analysis.live import LiveRun, Snapshot
 from stepwell.analysis.timeline import run_wall_ns
-from stepwell.dashboard.answers import encode, number
+from stepwell.dashboard.answers.values import encode, number, plain
 from stepwell.dashboard.catalogue import Catalogue
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import Stamp, stamp_of
@@ -82,16 +82,7 @@ def event_of(now: Snapshot, version: int) -> dict[str, Any]:
         "seconds_left": now.seconds_left,
         "steps_per_second": now.steps_per_second,
         "values": {m.name: [[m.step, number(m.last)]] for m in now.metrics},
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "status": rank.status,
-                "step": rank.step,
-                "inside": list(rank.inside),
-                "seconds": rank.seconds,
-            }
-            for rank in now.ranks[:MOST_RANKS]
-        ],
+        "ranks": plain(now.ranks[:MOST_RANKS]),
         "findings": len(now.findings),
     }
 
@@ -137,15 +128,7 @@ class Followers:
 
 def final_event(run: RecordedRun) -> bytes:
     """Return the event of a run that has ended: nothing more comes."""
-    empty: dict[str, Any] = {"values": {}, "ranks": [], "findings": 0}
-    return encode(
-        {
-            "version": 0,
-            "status": run.status,
-            "step": None,
-            "wall_ns": run_wall_ns(run) or 0,
-            "seconds_left": None,
-            "steps_per_second": None,
-            **empty,
-        }
-    )
+    empty = {"values": {}, "ranks": [], "findings": 0}
+    unknown = dict.fromkeys(("step", "seconds_left", "steps_per_second"))
+    wall = run_wall_ns(run) or 0
+    return encode({"version": 0, "status": run.status, "wall_ns": wall, **unknown, **empty})
