@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.detail.cache import RecentValues
+from stepwell.analysis.cache import RecentValues
 from stepwell.analysis.timeline import began_ns
 from stepwell.dashboard.access import Access
 from stepwell.dashboard.answers.metrics import metric_list_answer, model, series_answer

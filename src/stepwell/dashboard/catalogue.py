@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stepwell._core import clock
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.detail.cache import RecentValues
+from stepwell.analysis.cache import RecentValues
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import check_format, clean
 from stepwell.reading.process import process_folders

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from stepwell._core import clock
-from stepwell.analysis.detail import bare_entry, summaries_of
+from stepwell.analysis.run_list import bare_entry, summaries_of
 from stepwell.dashboard.answers.values import Json, plain
 from stepwell.dashboard.catalogue import Catalogue
 from stepwell.reading import RecordedRun

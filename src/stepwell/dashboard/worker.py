@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.detail import compute_summary
 from stepwell.analysis.recording_cost import disk_bytes
+from stepwell.analysis.run_list import compute_summary
 from stepwell.dashboard.answers.comparison import comparison
 from stepwell.dashboard.answers.overview import overview
 from stepwell.dashboard.answers.provenance import provenance

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.detail.cache import (
+from stepwell.analysis.cache import (
     Blobs,
     Shelf,
     cached_shelf,

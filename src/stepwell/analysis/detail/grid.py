@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell._core import clock
-from stepwell.analysis.detail.cache import (
+from stepwell.analysis.cache import (
     Blobs,
     Shelf,
     cached_shelf,

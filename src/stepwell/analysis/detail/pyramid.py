@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.analysis.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
 from stepwell.analysis.detail.boxes import (
     ENTRY,
     FAILED,
@@ -26,7 +27,6 @@ from stepwell.analysis.detail.boxes import (
     join_entries,
     merge_entries,
 )
-from stepwell.analysis.detail.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
 from stepwell.analysis.detail.source import ProcessSource, fingerprint
 from stepwell.journal.format import SLOT_BITS
 from stepwell.reading import spans as reading_spans

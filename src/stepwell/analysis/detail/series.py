@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from stepwell._core import clock
 from stepwell._core.checks import one_of
+from stepwell.analysis.cache import cached_json, memory, shelf_path
 from stepwell.analysis.compare.axis import COUNTED, Amounts, amounts_if_known
-from stepwell.analysis.detail.cache import cached_json, memory, shelf_path
 from stepwell.analysis.detail.columns import ProcessMetrics, Values, metric_columns
 from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.findings.curves import goal_of

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stepwell._core import clock
-from stepwell.analysis.detail.cache import memory
+from stepwell.analysis.cache import memory
 from stepwell.analysis.ranks.stacks import seen_status
 from stepwell.analysis.timeline.wall import Liveness, began_ns, life, life_of
 from stepwell.journal.archive import Block, archive_files, read_blocks

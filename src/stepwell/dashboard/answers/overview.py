@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from stepwell.analysis.detail import metric_list, status_text
+from stepwell.analysis.detail import metric_list
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.report import Report, cost_sentence, report
+from stepwell.analysis.run_list import status_text
 from stepwell.analysis.timeline import began_ns, lives_by_attempt, run_wall_ns
 from stepwell.dashboard.answers.metrics import MEASURES
 from stepwell.dashboard.answers.values import Json, plain

@@ -1,4 +1,4 @@
-"""Caches of the level of detail: files in the reader's cache folder, and recent values in memory.
+"""Caches: files in the reader's cache folder, and recent values in memory.
 
 A *shelf* is a file of compressed blobs by key, with a note that says what they were made from. A shelf that
 is missing, damaged or made from something else is made again; one that cannot be written stays in memory.
@@ -201,13 +201,25 @@ def remake_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf
 
 def cached_json(path: Path, made_from: Any, make: Callable[[], Any]) -> Any:
     """Return the JSON value in this file if it was made from the same, else make and write it."""
+    value = stored_json(path, made_from)
+    if value is None:
+        value = make()
+        store_json(path, made_from, value)
+    return value
+
+
+def stored_json(path: Path, made_from: Any) -> Any:
+    """Return the JSON value in this file if it was made from the same, else None."""
     shelf = read_shelf(path)
     if shelf is not None and _is_made_from(shelf, made_from):
         with contextlib.suppress(KeyError, ValueError, RecursionError):
             return json.loads(shelf.get(["value"])["value"])
-    value = make()
+    return None
+
+
+def store_json(path: Path, made_from: Any, value: Any) -> None:
+    """Write a JSON value and what it was made from."""
     write_shelf(path, {"from": made_from}, {"value": json.dumps(value).encode()})
-    return value
 
 
 def _is_made_from(shelf: Shelf, made_from: Any) -> bool:
