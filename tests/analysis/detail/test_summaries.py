@@ -38,7 +38,7 @@ def train(writer: ProcessWriter) -> None:
         writer.metric("system/cpu_percent", clock, 1.0, step)
 
 
-def list_summaries(folder: Path, budget_s: float) -> tuple[list[RunEntry], list[str]]:
+def list_summaries(folder: Path, budget_s: float = 60) -> tuple[list[RunEntry], list[str]]:
     return summaries_of(((run.id, run) for run in list_runs(folder)), budget_s=budget_s)
 
 

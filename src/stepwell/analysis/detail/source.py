@@ -21,9 +21,8 @@ from stepwell._core import clock
 from stepwell.analysis.cache import memory
 from stepwell.analysis.ranks.stacks import seen_status
 from stepwell.analysis.timeline.wall import Liveness, began_ns, life, life_of
-from stepwell.journal.archive import Block, archive_files, read_blocks
+from stepwell.journal.archive import Block, read_blocks
 from stepwell.journal.document import status_of
-from stepwell.journal.format import is_header
 from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
 from stepwell.reading.layout import Layout, contexts
@@ -34,7 +33,7 @@ from stepwell.reading.process import (
     read_documents,
     read_processes,
 )
-from stepwell.reading.segments import RecordedSegment
+from stepwell.reading.segments import RecordedSegment, sealed_segments
 from stepwell.reading.spans import OPEN, SpanReader
 from stepwell.reading.tables import LOST, ProcessTables
 
@@ -243,7 +242,7 @@ class RunSource:
         return sources
 
     def _open(self, folder: Path) -> dict[str, ProcessSource]:
-        processes = read_processes(folder, sealed_of, events=False)
+        processes = read_processes(folder, _sealed_segments, events=False)
         sources = {}
         for process, context in zip(processes, contexts(processes, partial=True), strict=True):
             number = self._numbers.get(process.name)
@@ -276,15 +275,8 @@ def fingerprint(segment: RecordedSegment) -> int:
 # Files
 
 
-def sealed_of(folder: Path) -> list[RecordedSegment]:
-    """Return the segments in the archives of a folder. Blocks that were read before are not read again."""
-    return [
-        RecordedSegment(block.header["process"], block.header, block)
-        for kind in ("spans", "metrics")
-        for path in archive_files(folder, kind)
-        for block in _blocks(path)
-        if is_header(block.header) and isinstance(block.header.get("process"), str)
-    ]
+def _sealed_segments(folder: Path) -> list[RecordedSegment]:
+    return sealed_segments(folder, _blocks)
 
 
 def _blocks(path: Path) -> list[Block]:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from stepwell._core.checks import one_of
 from stepwell._core.errors import StepwellError
+from stepwell._core.system import trim_malloc
 from stepwell.analysis.engine.tasks import Task, TaskResult
-from stepwell.analysis.memory import trim_malloc
 
 NAME = one_of("local", "dask")
 OFTEN = 4 << 20

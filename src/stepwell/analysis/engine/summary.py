@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 
+from stepwell._core.system import trim_malloc
 from stepwell.analysis.engine.engines import OFTEN, Engine, LocalEngine
 from stepwell.analysis.engine.tasks import EMPTY, WANTED, TaskResult, make_tasks, read_task
-from stepwell.analysis.memory import trim_malloc
 from stepwell.analysis.ranks.grid import Grid, make_grids
 from stepwell.analysis.ranks.stacks import in_order
 from stepwell.analysis.throughput import Joules, Update

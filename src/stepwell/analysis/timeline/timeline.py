@@ -127,16 +127,6 @@ class Timeline:
         """Wall time: exactly the sum of ``cells``."""
         return self.end_ns - self.start_ns
 
-    @property
-    def first_ns(self) -> int | None:
-        """Start of the first iteration."""
-        return None if self.iterations is None else int(self.iterations.starts[0])
-
-    @property
-    def last_ns(self) -> int | None:
-        """End of the last iteration."""
-        return None if self.iterations is None else int(self.iterations.ends[-1])
-
 
 Timelines: TypeAlias = RecordedRun | Sequence[Timeline]
 """A run, or its timelines if they have been read already."""
