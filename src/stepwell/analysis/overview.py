@@ -12,7 +12,7 @@ from stepwell.analysis.ranks.stacks import stacks
 from stepwell.analysis.recording_cost import disk_bytes
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
 from stepwell.analysis.timeline import run_wall_ns
-from stepwell.analysis.tracebacks import is_lost_peer, shown_lines
+from stepwell.analysis.tracebacks import root_error, shown_lines
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 from stepwell.vocabulary import RUNTIME
@@ -147,13 +147,10 @@ def own_summary(run: RecordedRun) -> dict[str, Any]:
 
 
 def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
-    """Return the error of the latest attempt and its traceback, preferably not one about a lost peer."""
-    documents = [d for d in run.documents() if d["role"] != "worker"]
-    last = max((d["attempt"] for d in documents), default=0)
-    failed = [d for d in documents if d["attempt"] == last and d["error"]]
-    if not failed:
+    """Return the error of the latest attempt and its traceback."""
+    first = root_error(run.documents())
+    if first is None:
         return None, ()
-    first = min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0))
     where = f" (in {first['raised_in']})" if first["raised_in"] else ""
     return first["error"] + where, shown_lines(first["traceback"])
 

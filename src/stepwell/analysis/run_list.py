@@ -131,8 +131,8 @@ def _with_figures(line: RunLine, entry: RunEntry) -> RunLine:
         line,
         duration_s=None if entry.duration_ns is None else entry.duration_ns / 1e9,
         step=entry.step,
-        loss_name=entry.loss and entry.loss.name,
-        loss=entry.loss and entry.loss.last,
+        loss_name=None if entry.loss is None else entry.loss.name,
+        loss=None if entry.loss is None else entry.loss.last,
         findings=sum(entry.findings.values()) if entry.findings and has_figures else None,
     )
 

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -66,9 +67,9 @@ def notebook_html(run: RecordedRun, height: int) -> str:
 
     The frame is a page of its own: its script can reach neither the notebook nor the network.
     """
-    inside = _escaped(html_report(run))
+    inside = escape(html_report(run))
     return (
-        f'<iframe title="stepwell: {_escaped(run.name)}" sandbox="allow-scripts" '
+        f'<iframe title="stepwell: {escape(run.name)}" sandbox="allow-scripts" '
         f'srcdoc="{inside}" width="100%" height="{height}" style="border:0"></iframe>'
     )
 
@@ -158,15 +159,9 @@ def _document(title: str, contained: dict[str, Any]) -> str:
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f"<title>{_escaped(title)} · stepwell</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            f"<title>{escape(title)} · stepwell</title>\n<style>{style}</style>\n</head>\n<body>\n",
             '<div id="app"></div>\n',
             f'<script type="application/json" id="stepwell-data">{data}</script>\n',
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]
-    )
-
-
-def _escaped(text: str) -> str:
-    return (
-        text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
     )

@@ -61,10 +61,10 @@ def life_of(tables: ProcessTables, alive: Liveness, records: Iterable[int] = ())
     return life(tables.process.document, alive, [*records, *seen])
 
 
-def lives_by_attempt(run: RecordedRun) -> dict[int, list[Life]]:
+def lives_by_attempt(processes: Iterable[ProcessTables]) -> dict[int, list[Life]]:
     """Return the lives of the ranks that have started, by attempt, without reading spans."""
     lives: dict[int, list[Life]] = {}
-    for tables in run.by_process(partial=True):
+    for tables in processes:
         document = tables.process.document
         if document["role"] != "worker" and document["started"] is not None:
             own = lives.setdefault(document["attempt"], [])
@@ -74,7 +74,7 @@ def lives_by_attempt(run: RecordedRun) -> dict[int, list[Life]]:
 
 def run_wall_ns(run: RecordedRun) -> int | None:
     """Return the wall time of a run without reading its spans; None if no process has started."""
-    lives = lives_by_attempt(run)
+    lives = lives_by_attempt(run.by_process(partial=True))
     return wall_ns(chain(*lives.values())) if lives else None
 
 

@@ -2,52 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import polars as pl
 
 from stepwell.analysis.detail import metric_list
 from stepwell.analysis.findings.curves import goal_of
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.report import Report, cost_sentence, report
+from stepwell.analysis.report import Report, cost_sentence, highest, report
 from stepwell.analysis.run_list import status_text
-from stepwell.analysis.timeline import began_ns, lives_by_attempt, run_wall_ns
+from stepwell.analysis.timeline import began_ns, lives_by_attempt, wall_ns
+from stepwell.analysis.timeline.wall import Life
+from stepwell.analysis.tracebacks import root_error
 from stepwell.dashboard.answers.metrics import MEASURES
 from stepwell.dashboard.answers.values import Json, plain
 from stepwell.journal.document import status_of, worst_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import clean
-from stepwell.reading.run import SYSTEM
+from stepwell.reading.run import SYSTEM, joint_status
+from stepwell.reading.tables import ProcessTables
 from stepwell.vocabulary import HELD_OUT, loss_names
 
 MOST_FINDINGS = 60
 LONGEST_ERROR = 20_000
 
 
-def head(run: RecordedRun, processes: pl.DataFrame, known: Report | None = None) -> Json:
+@dataclass(frozen=True)
+class Outline:
+    """What a run contains, as far as names and headers tell.
+
+    Attributes:
+        names: the names of all spans, metrics and events, sorted.
+        kinds: ``spans`` and ``metrics``, if there are any.
+        lives: the lives of the ranks by attempt.
+    """
+
+    names: list[str]
+    kinds: set[str]
+    lives: dict[int, list[Life]]
+
+
+def outline(run: RecordedRun) -> Outline:
+    """Return the outline of a run without reading its records."""
+    names: set[str] = set()
+    kinds: set[str] = set()
+
+    def noted() -> Iterator[ProcessTables]:
+        for tables in run.by_process(partial=True):
+            names.update(name for _, _, name in tables.process.names.values())
+            kinds.update(segment.kind for segment in tables.process.segments)
+            yield tables
+
+    lives = lives_by_attempt(noted())
+    return Outline(sorted(names), kinds, lives)
+
+
+def head(
+    run: RecordedRun, records: Outline, processes: pl.DataFrame, known: Report | None = None
+) -> Json:
     """Return the name, the status and the extent of a run, from its processes and its report if known."""
     documents = [d for d in run.documents() if d["role"] != "worker"]
-    last = max((d["attempt"] for d in documents), default=0)
-    latest = [d for d in documents if d["attempt"] == last]
-    status = worst_of(map(status_of, latest)) if latest else "empty"
-    current = processes.filter(pl.col("attempt") == last)
+    status = joint_status(documents)
+    current = processes.filter(pl.col("attempt") == pl.col("attempt").max())
+    # A finding says it with its place.
     died = next((f for f in known.findings if f.rule == "died"), None) if known else None
+    failed = None if died is not None else root_error(documents)
     return {
         "id": run.id,
         "name": run.name,
         "path": run.place,
         "status": status,
         "status_text": status,
-        # A finding says it with its place.
-        "error": None if died is not None else _error(current),
+        "error": None if failed is None else clean(failed["error"])[:LONGEST_ERROR],
         "created_ms": began_ns(run) // 1_000_000,
-        "wall_ns": known.wall_ns if known else run_wall_ns(run) or 0,
-        "step": _step(known) if known else _highest(current, "step"),
-        "epoch": known.epoch if known else _highest(current, "epoch"),
+        "wall_ns": known.wall_ns if known else wall_ns(chain(*records.lives.values())),
+        "step": _step(known) if known else highest(current, "step"),
+        "epoch": known.epoch if known else highest(current, "epoch"),
         "ranks": len({d["rank"] for d in documents}),
         "attempts": len({d["attempt"] for d in documents}),
         "tags": run.tags,
-        "has": contents(run, is_quick=known is None),
+        "has": contents(run, records, is_quick=known is None),
     }
 
 
@@ -56,35 +92,21 @@ def main_processes(run: RecordedRun) -> pl.DataFrame:
     return run.processes().collect().filter(pl.col("role") != "worker")
 
 
-def contents(run: RecordedRun, is_quick: bool = False) -> dict[str, bool]:
+def contents(run: RecordedRun, records: Outline, is_quick: bool) -> dict[str, bool]:
     """Return which kinds of records a run has. If it must be quick, logged files all count as media."""
-    names, kinds = set(recorded_names(run)), set()
-    for tables in run.by_process(partial=True):
-        kinds |= {kind for kind in ("spans", "metrics") if tables.process.of_kind(kind)}
     ranks = {d["rank"] for d in run.documents() if d["role"] != "worker"}
-    families = {name.partition("/")[0] for name in names}
+    families = {name.partition("/")[0] for name in records.names}
     has_files = (run.path / "artifacts").is_dir()
     logged = set() if is_quick else set(run.items().select("kind").collect()["kind"].unique())
     return {
-        "metrics": "metrics" in kinds,
+        "metrics": "metrics" in records.kinds,
         "media": has_files if is_quick else bool(logged - {"param", "parameters", None}),
-        "spans": "spans" in kinds,
+        "spans": "spans" in records.kinds,
         "ranks": len(ranks) > 1,
         "model": bool(families & {*MEASURES, "learning_rate", "holdout"}),
-        "system": any(name.startswith(SYSTEM) for name in names),
+        "system": any(name.startswith(SYSTEM) for name in records.names),
         "artifacts": has_files,
     }
-
-
-def recorded_names(run: RecordedRun) -> list[str]:
-    """Return the names of all spans, metrics and events of a run, sorted, without reading these records."""
-    every = (tables.process.names.values() for tables in run.by_process(partial=True))
-    return sorted({name for names in every for _, _, name in names})
-
-
-def _error(processes: pl.DataFrame) -> str | None:
-    texts = [text for text in processes["error"].to_list() if text]
-    return clean(texts[-1])[:LONGEST_ERROR] if texts else None
 
 
 def _step(result: Report) -> int | None:
@@ -92,11 +114,6 @@ def _step(result: Report) -> int | None:
     if result.step is not None:
         return result.step
     return max((value.last_step for value in result.values), default=None)
-
-
-def _highest(table: pl.DataFrame, column: str) -> int | None:
-    value = table[column].max()
-    return int(value) if isinstance(value, int) else None
 
 
 def overview(run: RecordedRun) -> Json:
@@ -123,9 +140,9 @@ def overview(run: RecordedRun) -> Json:
 
 def partial_overview(run: RecordedRun, known: Report | None = None) -> Json:
     """Return the part of an overview that needs no records, while the rest is being computed."""
-    processes = main_processes(run)
+    records, processes = outline(run), main_processes(run)
     return {
-        "head": head(run, processes, known),
+        "head": head(run, records, processes, known),
         "findings": [],
         "unchecked": [],
         "hints": [],
@@ -137,10 +154,10 @@ def partial_overview(run: RecordedRun, known: Report | None = None) -> Json:
         "left": None,
         "goodput": None,
         "throughput": None,
-        "attempts": _attempts(run, processes),
+        "attempts": _attempts(run, records, processes),
         "cost": {"text": ""},
         # Of the names that look like a loss or a rate, all but very few are metrics.
-        "charts": first_charts(recorded_names(run)),
+        "charts": first_charts(records.names),
         "is_partial": True,
     }
 
@@ -154,15 +171,14 @@ def _finding(finding: Finding) -> Json:
     }
 
 
-def _attempts(run: RecordedRun, table: pl.DataFrame) -> list[Json]:
+def _attempts(run: RecordedRun, records: Outline, table: pl.DataFrame) -> list[Json]:
     began = began_ns(run)
     documents = [d for d in run.documents() if d["role"] != "worker"]
-    lives = lives_by_attempt(run)
     lines = []
     for attempt in sorted(table["attempt"].unique()):
         rows = table.filter(pl.col("attempt") == attempt)
         mine = [d for d in documents if d["attempt"] == attempt]
-        starts, ends = zip(*lives.get(attempt, [(began, began)]), strict=True)
+        starts, ends = zip(*records.lives.get(attempt, [(began, began)]), strict=True)
         hosts = sorted({clean(str(host)) for host in rows["host"].to_list() if host})
         lines.append(
             {
@@ -170,7 +186,7 @@ def _attempts(run: RecordedRun, table: pl.DataFrame) -> list[Json]:
                 "status": worst_of(map(status_of, mine)),
                 "start": max(0, min(starts) - began),
                 "end": max(ends) - began,
-                "last_step": _highest(rows, "step"),
+                "last_step": highest(rows, "step"),
                 "host": hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else "",
                 "ranks": rows["rank"].n_unique(),
             }
