@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import zstandard
 
@@ -38,7 +38,7 @@ KEPT_SHARE = 0.8
 TIDY_S = 60.0
 TIDIED = ".tidied"
 
-
+T = TypeVar("T")
 Blobs = tuple[dict[str, bytes], dict[str, Any]]
 """Blobs by key, and a note about them."""
 
@@ -70,6 +70,14 @@ class RecentValues:
             while self._cost > self._limit and len(self._values) > 1:
                 _, (_, old) = self._values.popitem(last=False)
                 self._cost -= old
+
+    def kept(self, key: Hashable, make: Callable[[], T], cost: Callable[[T], int]) -> T:
+        """Return the value with this key; if there is none, make and keep it."""
+        value: T | None = self.get(key)
+        if value is None:
+            value = make()
+            self.put(key, value, cost(value))
+        return value
 
     def clear(self) -> None:
         """Forget all values."""

@@ -4,46 +4,23 @@ Timelines, series and rank grids for one screen. Sealed records are summed up on
 the reader's cache folder; live records are read anew. Imports the other analyses and reading.
 """
 
-from stepwell.analysis.detail.grid import GridWindow, grid_at
+from stepwell.analysis.detail.grid import grid_at
 from stepwell.analysis.detail.series import (
-    MetricInfo,
-    MetricList,
-    MetricSeries,
-    OddValue,
     metric_list,
     series_at,
 )
 from stepwell.analysis.detail.span_search import (
-    NameStats,
-    SpanDetail,
-    SpanEvent,
-    SpanHit,
-    SpanSearch,
     search_spans,
     span_detail,
 )
 from stepwell.analysis.detail.timeline import (
     LaneBoxes,
-    SpanName,
-    StepMark,
     TimelineWindow,
     timeline_at,
 )
 
 __all__ = [
-    "GridWindow",
     "LaneBoxes",
-    "MetricInfo",
-    "MetricList",
-    "MetricSeries",
-    "NameStats",
-    "OddValue",
-    "SpanDetail",
-    "SpanEvent",
-    "SpanHit",
-    "SpanName",
-    "SpanSearch",
-    "StepMark",
     "TimelineWindow",
     "grid_at",
     "metric_list",

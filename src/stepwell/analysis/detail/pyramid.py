@@ -222,11 +222,11 @@ class SegmentLevels:
         """Return the spans of a sealed segment as they are; recent ones are remembered."""
         home = self._source.process.home
         key = "segment", str(home), segment.process, segment.seq, fingerprint(segment)
-        part: SegmentEntries | None = memory.get(key)
-        if part is None:
-            part = read_segment(self._source, segment)
-            memory.put(key, part, part.entries.nbytes + part.crossing.nbytes + 500)
-        return part
+        return memory.kept(
+            key,
+            lambda: read_segment(self._source, segment),
+            lambda part: part.entries.nbytes + part.crossing.nbytes + 500,
+        )
 
     def _shelf(self, group: int) -> Shelf | None:
         if group not in self._shelves:

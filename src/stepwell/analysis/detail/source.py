@@ -316,11 +316,7 @@ def _documents(folder: Path) -> list[dict[str, Any]]:
     if own is None or status_of(own) == "running":
         return read_documents(folder)
     key = "documents", str(folder), json.dumps(_files(folder))
-    documents: list[dict[str, Any]] | None = memory.get(key)
-    if documents is None:
-        documents = read_documents(folder)
-        memory.put(key, documents, 3000 * (1 + len(documents)))
-    return documents
+    return memory.kept(key, lambda: read_documents(folder), lambda made: 3000 * (1 + len(made)))
 
 
 def _by_start(document: dict[str, Any]) -> tuple[Any, ...]:

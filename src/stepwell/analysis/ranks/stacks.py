@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from stepwell._core import clock
 from stepwell.analysis.timeline.wall import Liveness, life_of
 from stepwell.analysis.tracebacks import own_line
 from stepwell.journal.document import STALE_HEARTBEATS, status_of
+from stepwell.journal.tail import parse_object
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import PythonStacks, SourceLine
 from stepwell.reading.spans import SpanReader
@@ -179,16 +179,12 @@ def _stack(
 
 
 def _frame(row: dict[str, Any], seen: int) -> StackFrame:
-    try:
-        attributes = json.loads(row["attributes"] or "{}")
-    except (ValueError, RecursionError):
-        attributes = {}
     return StackFrame(
         name=row["name"],
         category=row["category"],
         start_ns=row["start_ns"],
         seconds=max(0, seen - row["start_ns"]) / 1e9,
-        attributes=attributes if isinstance(attributes, dict) else {},
+        attributes=parse_object(row["attributes"] or "") or {},
     )
 
 

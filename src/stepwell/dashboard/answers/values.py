@@ -48,9 +48,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def number(value: float | None) -> float | str | None:
     """Return a number, or the word for one that JSON does not have."""
-    if value is None or math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def plain_list(values: np.ndarray[Any, Any]) -> list[Any]:
