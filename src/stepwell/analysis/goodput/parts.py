@@ -17,12 +17,12 @@ from stepwell.analysis.ranks.stragglers import (
     FEW,
     LONG_NS,
     LONG_STEPS,
-    WARM_UP,
     DelayGroup,
     straggler_groups,
 )
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.step_phases import BETWEEN
+from stepwell.analysis.timeline.tables import WARM_UP
 
 PARTS: dict[str, str] = {
     "productive": "training steps that were kept, with your own spans, without waiting for data or ranks",

@@ -30,7 +30,7 @@ LONGEST_ERROR = 20_000
 
 
 @dataclass(frozen=True)
-class Outline:
+class RunHeaders:
     """What a run contains, as far as names and headers tell.
 
     Attributes:
@@ -44,8 +44,8 @@ class Outline:
     lives: dict[int, list[Life]]
 
 
-def outline(run: RecordedRun) -> Outline:
-    """Return the outline of a run without reading its records."""
+def read_headers(run: RecordedRun) -> RunHeaders:
+    """Read the names of a run and the headers of its segments, once."""
     names: set[str] = set()
     kinds: set[str] = set()
 
@@ -56,11 +56,11 @@ def outline(run: RecordedRun) -> Outline:
             yield tables
 
     lives = lives_by_attempt(noted())
-    return Outline(sorted(names), kinds, lives)
+    return RunHeaders(sorted(names), kinds, lives)
 
 
 def head(
-    run: RecordedRun, records: Outline, processes: pl.DataFrame, known: Report | None = None
+    run: RecordedRun, headers: RunHeaders, processes: pl.DataFrame, known: Report | None = None
 ) -> Json:
     """Return the name, the status and the extent of a run, from its processes and its report if known."""
     documents = [d for d in run.documents() if d["role"] != "worker"]
@@ -77,13 +77,13 @@ def head(
         "status_text": status,
         "error": None if failed is None else clean(failed["error"])[:LONGEST_ERROR],
         "created_ms": began_ns(run) // 1_000_000,
-        "wall_ns": known.wall_ns if known else wall_ns(chain(*records.lives.values())),
+        "wall_ns": known.wall_ns if known else wall_ns(chain(*headers.lives.values())),
         "step": _step(known) if known else highest(current, "step"),
         "epoch": known.epoch if known else highest(current, "epoch"),
         "ranks": len({d["rank"] for d in documents}),
         "attempts": len({d["attempt"] for d in documents}),
         "tags": run.tags,
-        "has": contents(run, records, is_quick=known is None),
+        "has": contents(run, headers, is_quick=known is None),
     }
 
 
@@ -92,19 +92,19 @@ def main_processes(run: RecordedRun) -> pl.DataFrame:
     return run.processes().collect().filter(pl.col("role") != "worker")
 
 
-def contents(run: RecordedRun, records: Outline, is_quick: bool) -> dict[str, bool]:
+def contents(run: RecordedRun, headers: RunHeaders, is_quick: bool) -> dict[str, bool]:
     """Return which kinds of records a run has. If it must be quick, logged files all count as media."""
     ranks = {d["rank"] for d in run.documents() if d["role"] != "worker"}
-    families = {name.partition("/")[0] for name in records.names}
+    families = {name.partition("/")[0] for name in headers.names}
     has_files = (run.path / "artifacts").is_dir()
     logged = set() if is_quick else set(run.items().select("kind").collect()["kind"].unique())
     return {
-        "metrics": "metrics" in records.kinds,
+        "metrics": "metrics" in headers.kinds,
         "media": has_files if is_quick else bool(logged - {"param", "parameters", None}),
-        "spans": "spans" in records.kinds,
+        "spans": "spans" in headers.kinds,
         "ranks": len(ranks) > 1,
         "model": bool(families & {*MEASURES, "learning_rate", "holdout"}),
-        "system": any(name.startswith(SYSTEM) for name in records.names),
+        "system": any(name.startswith(SYSTEM) for name in headers.names),
         "artifacts": has_files,
     }
 
@@ -140,9 +140,9 @@ def overview(run: RecordedRun) -> Json:
 
 def partial_overview(run: RecordedRun, known: Report | None = None) -> Json:
     """Return the part of an overview that needs no records, while the rest is being computed."""
-    records, processes = outline(run), main_processes(run)
+    headers, processes = read_headers(run), main_processes(run)
     return {
-        "head": head(run, records, processes, known),
+        "head": head(run, headers, processes, known),
         "findings": [],
         "unchecked": [],
         "hints": [],
@@ -154,10 +154,10 @@ def partial_overview(run: RecordedRun, known: Report | None = None) -> Json:
         "left": None,
         "goodput": None,
         "throughput": None,
-        "attempts": _attempts(run, records, processes),
+        "attempts": _attempts(run, headers, processes),
         "cost": {"text": ""},
         # Of the names that look like a loss or a rate, all but very few are metrics.
-        "charts": first_charts(records.names),
+        "charts": first_charts(headers.names),
         "is_partial": True,
     }
 
@@ -171,14 +171,14 @@ def _finding(finding: Finding) -> Json:
     }
 
 
-def _attempts(run: RecordedRun, records: Outline, table: pl.DataFrame) -> list[Json]:
+def _attempts(run: RecordedRun, headers: RunHeaders, table: pl.DataFrame) -> list[Json]:
     began = began_ns(run)
     documents = [d for d in run.documents() if d["role"] != "worker"]
     lines = []
     for attempt in sorted(table["attempt"].unique()):
         rows = table.filter(pl.col("attempt") == attempt)
         mine = [d for d in documents if d["attempt"] == attempt]
-        starts, ends = zip(*records.lives.get(attempt, [(began, began)]), strict=True)
+        starts, ends = zip(*headers.lives.get(attempt, [(began, began)]), strict=True)
         hosts = sorted({clean(str(host)) for host in rows["host"].to_list() if host})
         lines.append(
             {
