@@ -129,6 +129,10 @@ class Shelf:
                 blobs[key] = blob
         return blobs
 
+    def blob(self, key: str) -> bytes:
+        """Return the blob with this key; empty if there is none."""
+        return self.get([key]).get(key, b"")
+
 
 def shelf_path(run: Path, *names: str) -> Path:
     """Return the file of a shelf of the run in this folder."""
@@ -190,21 +194,35 @@ def _pack(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
     return {key: packer.compress(blob) for key, blob in blobs.items()}
 
 
-def cached_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf:
-    """Return the shelf in this file if it was made from the same, else make and write it.
+class CachedShelf(Shelf):
+    """The shelf in a file. It is made and written if it is missing, damaged or made from something else.
 
-    ``made_from`` is JSON; it becomes part of the note.
+    Args:
+        path: the file.
+        made_from: JSON that changes when the shelf must be made again; it becomes part of the note.
+        make: returns the blobs and the rest of the note.
     """
-    shelf = read_shelf(path)
-    if shelf is not None and _is_made_from(shelf, made_from):
-        return shelf
-    return remake_shelf(path, made_from, make)
 
+    def __init__(self, path: Path, made_from: Any, make: Callable[[], Blobs]) -> None:
+        self._recipe = path, made_from, make
+        shelf = read_shelf(path)
+        self._use(shelf if shelf is not None and _is_made_from(shelf, made_from) else self._made())
 
-def remake_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf:
-    """Write a shelf, although there is one: it is damaged, or was made from something else."""
-    blobs, note = make()
-    return write_shelf(path, {**note, "from": made_from}, blobs)
+    def _use(self, shelf: Shelf) -> None:
+        super().__init__(shelf.path, shelf.note, shelf._places, shelf._packed)
+
+    def _made(self) -> Shelf:
+        path, made_from, make = self._recipe
+        blobs, note = make()
+        return write_shelf(path, {**note, "from": made_from}, blobs)
+
+    def blob(self, key: str) -> bytes:
+        """Return the blob with this key. If it is damaged, the shelf is made again."""
+        blob = self.get([key]).get(key)
+        if blob is not None:
+            return blob
+        self._use(self._made())
+        return super().blob(key)
 
 
 def cached_json(path: Path, made_from: Any, make: Callable[[], Any]) -> Any:

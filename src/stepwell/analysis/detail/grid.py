@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from stepwell._core import clock
 from stepwell.analysis.cache import (
     Blobs,
+    CachedShelf,
     Shelf,
-    cached_shelf,
     memory,
     memory_shelf,
-    remake_shelf,
     shelf_path,
 )
 from stepwell.analysis.detail.source import RunSource
@@ -139,7 +138,7 @@ class _StoredGrids:
             self._shelf = self._live()
         else:
             path = shelf_path(run.folder, "grid")
-            self._shelf = cached_shelf(path, source.signature(), self._make)
+            self._shelf = CachedShelf(path, source.signature(), self._make)
         self._note: dict[str, Any] = self._shelf.note["grids"]
 
     def _live(self) -> Shelf:
@@ -200,13 +199,7 @@ class _StoredGrids:
             yield table[rows[rows // size == piece] - piece * size]
 
     def _array(self, key: str) -> Ints:
-        blob = self._shelf.get([key]).get(key)
-        if blob is None:
-            # Damaged: make the file again.
-            signature = self._shelf.note.get("from")
-            self._shelf = remake_shelf(self._shelf.path, signature, self._make)
-            blob = self._shelf.get([key]).get(key, b"")
-        return np.frombuffer(blob, "<i8")
+        return np.frombuffer(self._shelf.blob(key), "<i8")
 
 
 def _piece_rows(width: int) -> int:
