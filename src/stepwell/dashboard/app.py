@@ -290,8 +290,10 @@ class Dashboard:
     def _live_event(self, run_id: str, run: RecordedRun, sent: bytes) -> bytes | None:
         """Return the latest event of a live run; None if it has ended and its last event was sent."""
         follower = self.followers.of(run_id, run)
+        # Checked first: what it sets last is then sent, too.
+        is_alive = follower.is_alive
         _, body = follower.ask()
-        is_over = body == sent and not follower.is_alive and run.status != "running"
+        is_over = body == sent and not is_alive and run.status != "running"
         return None if is_over else body
 
     def _list_event(self, sent: bytes) -> bytes:
