@@ -96,13 +96,15 @@ class Overview:
     """The values set with ``run.summary[…]``."""
 
 
+MOST_LINES = 12
+"""Lines of spans, and of metrics."""
 CURVE_POINTS = 16
 SHOWN = ("/cpu_percent", "/memory_rss_bytes", "/utilization_percent")
 """System metrics that are shown with those of the training."""
 
 
-def overview(run: RecordedRun, most: int = 12) -> Overview:
-    """Read a run once and sum it up, with at most ``most`` lines of spans and of metrics."""
+def overview(run: RecordedRun) -> Overview:
+    """Read a run once and sum it up."""
     processes = run.processes().collect()
     mains = processes.filter(pl.col("role") != "worker")
     error, lines = _error(run)
@@ -126,9 +128,9 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         workers=processes.height - mains.height,
         wall_s=(run_wall_ns(run) or 0) / 1e9,
         last_step=mains["step"].max(),  # type: ignore[arg-type]
-        spans=_longest(spans, most),
+        spans=_longest(spans),
         span_count=sum(line.count for line in spans),
-        metrics=_metrics(metrics)[:most],
+        metrics=_metrics(metrics)[:MOST_LINES],
         metric_count=numbers,
         events=events.height,
         artifacts=run.artifacts().select(pl.len()).collect().item(),
@@ -216,9 +218,9 @@ def _as_tree(lines: list[SpanLine]) -> list[SpanLine]:
     return ordered + left
 
 
-def _longest(lines: list[SpanLine], most: int) -> list[SpanLine]:
+def _longest(lines: list[SpanLine]) -> list[SpanLine]:
     """Return the lines with the most total time, in the order of their first start."""
-    kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:most]
+    kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:MOST_LINES]
     return [line for line in lines if line in kept]
 
 

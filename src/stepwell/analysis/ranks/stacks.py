@@ -82,14 +82,13 @@ class Stack:
         return self.frames[-1] if self.frames else None
 
 
-def stacks(run: RecordedRun, *, attempt: int | None = None) -> list[Stack]:
-    """Return the threads that have open spans, by rank, in the latest attempt if none is given.
+def stacks(run: RecordedRun) -> list[Stack]:
+    """Return the threads that have open spans in the latest attempt, by rank.
 
     The main thread of a running process is always included.
     """
     documents = run.documents()
-    if attempt is None:
-        attempt = max((int(d["attempt"]) for d in documents), default=0)
+    attempt = max((int(d["attempt"]) for d in documents), default=0)
     statuses = {str(d["process"]): status_of(d) for d in documents}
     # The clock is read after the spans: an open span then never begins in the future.
     result = []
