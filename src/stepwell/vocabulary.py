@@ -6,6 +6,7 @@ A span keeps the name and category it was written with. This table maps both spe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -303,7 +304,11 @@ def phase_of(name: str, category: str = "") -> str | None:
 LOSSES = ("loss", "train_loss", "train/loss")
 """Names of the training loss; if several are logged, the first one counts."""
 MOST_LOSSES = 3
-HELD_OUT = ("val", "eval", "test", "holdout", "dev")
+HELD_OUT = re.compile(
+    r"(^|[/_.\- ])(val|valid|validation|eval|evaluation|test|holdout|dev)([/_.\- ]|(?-i:[A-Z])|$)",
+    re.I,
+)
+"""Found in the names of metrics of a validation or a test."""
 
 
 def loss_names(names: Iterable[str]) -> list[str]:
@@ -317,6 +322,6 @@ def loss_names(names: Iterable[str]) -> list[str]:
             return [name]
     several = sorted(name for name in metrics if name.startswith("loss/"))
     others = sorted(
-        name for name in metrics if "loss" in name.lower() and not name.lower().startswith(HELD_OUT)
+        name for name in metrics if "loss" in name.lower() and not HELD_OUT.search(name)
     )
     return several[:MOST_LOSSES] or others[:1]

@@ -14,9 +14,9 @@ import stepwell
 from stepwell._core.errors import StepwellError
 from stepwell.analysis import plots
 from stepwell.analysis.diagnostics import find_diagnostics, holdout_table, margin
+from stepwell.analysis.plots.builder import by_default
 from stepwell.analysis.plots.curves import Curve, default_weight, smoothed, thinned, wants_log
 from stepwell.analysis.plots.export import html
-from stepwell.analysis.plots.selection import by_default
 from stepwell.reading import RecordedRun
 from tests.harness import environment, run_script, run_stepwell
 

@@ -80,7 +80,7 @@ def test_the_figures_of_a_run(folder: Path) -> None:
             [],
             None,
         )
-    assert len(list((folder / "cache" / "lists").iterdir())) == 3
+    assert len({path.parent for path in (folder / "cache" / "detail").glob("*/*.shelf")}) == 3
 
 
 def test_a_run_folder_is_not_written_to(folder: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis.live import LiveRun
-from stepwell.analysis.live.lane import LiveLane
-from stepwell.analysis.live.rank import MOST_SPANS, RecentSpans
+from stepwell.analysis.live.rank import MOST_SPANS, LiveLane, RecentSpans
 from stepwell.follower.records import SpanRecord
 from stepwell.journal.format import SPAN_SLOTS
 from stepwell.testing import FakeClock

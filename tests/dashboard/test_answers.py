@@ -18,7 +18,7 @@ import pytest
 
 import stepwell
 from stepwell.analysis.report import report
-from stepwell.dashboard import views
+from stepwell.dashboard.answers import timeline
 from stepwell.dashboard.html import html_report, notebook_html, write_html
 from tests.dashboard.serving import TOKEN, Server, served
 from tests.harness import run_stepwell, start_script, wait_until
@@ -143,13 +143,13 @@ def test_a_window_opens_as_a_trace(server: Server) -> None:
 
 def test_an_incomplete_timeline_is_completed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be read in time is read when it is asked for again."""
-    real, left = views.timeline_at, [2, 1]
+    real, left = timeline.timeline_at, [2, 1]
 
     def late(*arguments: Any, **options: Any) -> Any:
         window = real(*arguments, **options)
         return dataclasses.replace(window, missing=left.pop(0)) if left else window
 
-    monkeypatch.setattr(views, "timeline_at", late)
+    monkeypatch.setattr(timeline, "timeline_at", late)
     with served(runs) as server:
         missing = [server.get("/api/runs/small/timeline")["missing"] for _ in range(4)]
     assert missing == [2, 1, 0, 0]

@@ -40,6 +40,15 @@ def wall() -> int:
     return _clocks[1]()
 
 
+def due_after(began: float, least_s: float, rest: float) -> float:
+    """Return when work that began at this time and ends now is due again, by ``time.monotonic``.
+
+    The pause is ``rest`` times as long as the work took, and at least ``least_s``.
+    """
+    ended = time.monotonic()
+    return ended + max(least_s, rest * (ended - began))
+
+
 def anchor() -> None:
     """Make ``to_wall`` use the present difference between the two clocks."""
     _offset[0] = wall() - now()

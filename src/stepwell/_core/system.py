@@ -1,4 +1,4 @@
-"""The operating system: which processes are alive, the boot id, the type of a file system."""
+"""The operating system: processes that are alive, the boot id, the type of a file system, freed memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import socket
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 NETWORK_FILE_SYSTEMS = re.compile(
     r"nfs|cifs|smb|lustre|gpfs|mmfs|beegfs|ceph|glusterfs|9p|afs|wekafs|panfs|orangefs|pvfs|"
@@ -70,3 +72,21 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 def is_network(path: Path) -> bool:
     """Return whether a path is on a network file system."""
     return NETWORK_FILE_SYSTEMS.search(file_system(path)) is not None
+
+
+@cache
+def _trim() -> Any:
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        # Only glibc has it.
+        return None
+
+
+def trim_malloc() -> None:
+    """Return freed memory to the system, which the C library keeps otherwise. Only glibc can."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)

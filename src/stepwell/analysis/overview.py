@@ -12,7 +12,7 @@ from stepwell.analysis.ranks.stacks import stacks
 from stepwell.analysis.recording_cost import disk_bytes
 from stepwell.analysis.throughput import UPDATE_COLUMNS, Throughput, latest_update, throughput
 from stepwell.analysis.timeline import run_wall_ns
-from stepwell.analysis.tracebacks import is_lost_peer, shown_lines
+from stepwell.analysis.tracebacks import root_error, shown_lines
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 from stepwell.vocabulary import RUNTIME
@@ -96,13 +96,15 @@ class Overview:
     """The values set with ``run.summary[…]``."""
 
 
+MOST_LINES = 12
+"""Lines of spans, and of metrics."""
 CURVE_POINTS = 16
 SHOWN = ("/cpu_percent", "/memory_rss_bytes", "/utilization_percent")
 """System metrics that are shown with those of the training."""
 
 
-def overview(run: RecordedRun, most: int = 12) -> Overview:
-    """Read a run once and sum it up, with at most ``most`` lines of spans and of metrics."""
+def overview(run: RecordedRun) -> Overview:
+    """Read a run once and sum it up."""
     processes = run.processes().collect()
     mains = processes.filter(pl.col("role") != "worker")
     error, lines = _error(run)
@@ -126,9 +128,9 @@ def overview(run: RecordedRun, most: int = 12) -> Overview:
         workers=processes.height - mains.height,
         wall_s=(run_wall_ns(run) or 0) / 1e9,
         last_step=mains["step"].max(),  # type: ignore[arg-type]
-        spans=_longest(spans, most),
+        spans=_longest(spans),
         span_count=sum(line.count for line in spans),
-        metrics=_metrics(metrics)[:most],
+        metrics=_metrics(metrics)[:MOST_LINES],
         metric_count=numbers,
         events=events.height,
         artifacts=run.artifacts().select(pl.len()).collect().item(),
@@ -147,13 +149,10 @@ def own_summary(run: RecordedRun) -> dict[str, Any]:
 
 
 def _error(run: RecordedRun) -> tuple[str | None, tuple[str, ...]]:
-    """Return the error of the latest attempt and its traceback, preferably not one about a lost peer."""
-    documents = [d for d in run.documents() if d["role"] != "worker"]
-    last = max((d["attempt"] for d in documents), default=0)
-    failed = [d for d in documents if d["attempt"] == last and d["error"]]
-    if not failed:
+    """Return the error of the latest attempt and its traceback."""
+    first = root_error(run.documents())
+    if first is None:
         return None, ()
-    first = min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0))
     where = f" (in {first['raised_in']})" if first["raised_in"] else ""
     return first["error"] + where, shown_lines(first["traceback"])
 
@@ -219,9 +218,9 @@ def _as_tree(lines: list[SpanLine]) -> list[SpanLine]:
     return ordered + left
 
 
-def _longest(lines: list[SpanLine], most: int) -> list[SpanLine]:
+def _longest(lines: list[SpanLine]) -> list[SpanLine]:
     """Return the lines with the most total time, in the order of their first start."""
-    kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:most]
+    kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:MOST_LINES]
     return [line for line in lines if line in kept]
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
@@ -119,13 +118,7 @@ def _table(name: str, runs: list[RecordedRun]) -> pl.LazyFrame:
     if name in SCHEMAS:
         return pl.concat([run.table(name) for run in runs])
     make = {"runs": _runs, "steps": _steps, "ledger": _ledger}[name]
-    return scan(COLUMNS[name], partial(_each, make, runs))
-
-
-def _each(
-    make: Callable[[RecordedRun], pl.DataFrame], runs: list[RecordedRun], wanted: set[str]
-) -> Iterator[pl.DataFrame]:
-    return map(make, runs)
+    return scan(COLUMNS[name], lambda wanted: map(make, runs))
 
 
 def _runs(run: RecordedRun) -> pl.DataFrame:

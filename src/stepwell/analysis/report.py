@@ -146,8 +146,8 @@ def report(
         path=run.folder,
         status=facts.status,
         wall_ns=facts.wall_ns,
-        step=_highest(latest, "step"),
-        epoch=_highest(latest, "epoch"),
+        step=highest(latest, "step"),
+        epoch=highest(latest, "epoch"),
         ranks=facts.ranks,
         attempts=facts.attempts,
         findings=all_findings,
@@ -195,7 +195,8 @@ def _left(facts: Facts, all_findings: list[Finding]) -> TimeLeft | None:
     return left
 
 
-def _highest(table: pl.DataFrame, column: str) -> int | None:
+def highest(table: pl.DataFrame, column: str) -> int | None:
+    """Return the largest integer of a column; None without any."""
     value = table[column].max()
     return int(value) if isinstance(value, int) else None
 

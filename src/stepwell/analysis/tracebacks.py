@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from stepwell.reading.documents import SourceLine
 
@@ -52,3 +53,11 @@ def is_lost_peer(error: str) -> bool:
     NCCL, gloo or the store.
     """
     return _LOST.search(error) is not None
+
+
+def root_error(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the document with the first error of the latest attempt, preferably not about a lost peer."""
+    ranks = [document for document in documents if document["role"] != "worker"]
+    last = max((document["attempt"] for document in ranks), default=0)
+    failed = [d for d in ranks if d["attempt"] == last and d["error"]]
+    return min(failed, key=lambda d: (is_lost_peer(d["error"]), d["heartbeat"] or 0), default=None)

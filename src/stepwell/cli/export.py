@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
+
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.export import EXPORTS
+from stepwell._core.files import replacing
 from stepwell.cli.output import print_json
 from stepwell.cli.progress import ProgressBar, waiting
 from stepwell.cli.terminal import counted
@@ -18,7 +20,15 @@ from stepwell.exporters.trace.fields import parse_ranks, parse_steps
 from stepwell.exporters.trace.run import Written
 from stepwell.importing import Imported, import_files
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import TABLES
 
+TABLE_FILES: dict[str, Callable[[pl.LazyFrame, Path], object]] = {
+    "parquet": lambda table, path: table.sink_parquet(path, compression="zstd"),
+    "csv": lambda table, path: table.sink_csv(path),
+    # NaN and infinity become null.
+    "jsonl": lambda table, path: table.sink_ndjson(path),
+}
+"""How a table is written, by format."""
 TRACES = {
     "chrome": (".json", ".json.gz"),
     "dftracer": (".pfw", ".pfw.gz"),
@@ -40,7 +50,7 @@ class ExportOptions:
 
 def check_options(options: ExportOptions) -> None:
     """Raise StepwellError for options that are unknown or do not fit together."""
-    formats = (*EXPORTS, *TRACES)
+    formats = (*TABLE_FILES, *TRACES)
     if options.to not in formats:
         raise StepwellError(f"--to must be one of {', '.join(formats)}, got {options.to!r}")
     if options.dialect is not None and options.to != "dftracer":
@@ -60,11 +70,31 @@ def export_run(run: RecordedRun, options: ExportOptions, as_json: bool = False) 
         return
     target = options.output or Path(f"{run.id}-{options.to}")
     with ProgressBar(f"writing {run.id} as {options.to}") as bar:
-        files = EXPORTS[options.to](run, target, bar.update)
+        files = export_tables(run, target, options.to, bar.update)
     if as_json:
         print_json({"files": files})
     else:
         print(f"{counted(len(files), 'file')} in {target}")
+
+
+def export_tables(
+    run: RecordedRun, target: Path, kind: str, progress: Callable[[int, int], None]
+) -> list[Path]:
+    """Write ``<target>/<table>/run=…/rank=…/part.<kind>`` for every table. Return the paths.
+
+    Writes one rank at a time, with bounded memory. Each file is replaced in one step.
+    """
+    files: list[Path] = []
+    ranks = run.ranks()
+    for table in TABLES:
+        for rank in ranks:
+            file = target / table / f"run={run.id}" / f"rank={rank}" / f"part.{kind}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as beside:
+                TABLE_FILES[kind](run.table(table, rank).drop("run", "rank"), beside)
+            files.append(file)
+            progress(len(files), len(TABLES) * len(ranks))
+    return files
 
 
 def _trace(options: ExportOptions) -> Callable[[RecordedRun, Path], Written]:

@@ -22,23 +22,28 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.detail.cache import RecentValues
-from stepwell.dashboard import answers, views
+from stepwell.analysis.cache import RecentValues
+from stepwell.analysis.timeline import began_ns
 from stepwell.dashboard.access import Access
-from stepwell.dashboard.answers import encode
+from stepwell.dashboard.answers.metrics import metric_list_answer, model, series_answer
+from stepwell.dashboard.answers.overview import partial_overview
+from stepwell.dashboard.answers.provenance import artifact_file, logged_files, media
+from stepwell.dashboard.answers.ranks import grid_answer
+from stepwell.dashboard.answers.timeline import search_answer, span_answer, timeline_answer
+from stepwell.dashboard.answers.values import encode
 from stepwell.dashboard.catalogue import (
     Catalogue,
     IncompleteAnswer,
-    Stamp,
     UnknownRunError,
-    stamp_of,
 )
 from stepwell.dashboard.live import Followers, final_event
 from stepwell.dashboard.openmetrics import CONTENT_TYPE, openmetrics
 from stepwell.dashboard.page import PAGE_TYPES, page_file
 from stepwell.dashboard.parameters import Parameters
+from stepwell.dashboard.summaries import Summaries
 from stepwell.dashboard.worker import Workers
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import Stamp, stamp_of
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -48,8 +53,9 @@ FILES_LIMIT = 64 << 20
 FILE_COST = 500
 """Memory for the names of logged files, in bytes, and the cost of one of them."""
 LOOK_S = 0.25
+LIST_S = 1.0
 RESTART_S = 2.0
-"""How often an ended run on the screen is checked for a restart."""
+"""How often a live run, the list of runs, and an ended run that may be restarted are checked."""
 KEEP_ALIVE_S = 15.0
 SCRAPE_WAIT_S = 2.0
 REQUESTS = 64
@@ -64,7 +70,7 @@ class Dashboard:
         self.catalogue = Catalogue(folder)
         self.followers = Followers(self.catalogue)
         self.workers = Workers()
-        self.summaries = views.Summaries(
+        self.summaries = Summaries(
             self.catalogue, self.followers.change_list, partial(self.workers.answer, "summary")
         )
         self._files = RecentValues(FILES_LIMIT)
@@ -73,13 +79,13 @@ class Dashboard:
     def routes(self) -> list[Route]:
         """Return all addresses. Each answers GET and HEAD only."""
         one_run: dict[str, Callable[[RecordedRun, Parameters], Any]] = {
-            "/metrics": lambda run, given: views.metric_list_answer(run),
-            "/series": views.series_answer,
-            "/media": lambda run, given: answers.media(run),
-            "/timeline": views.timeline_answer,
-            "/spans": views.search_answer,
-            "/grid": views.grid_answer,
-            "/model": lambda run, given: answers.model(run, given.text("measure")),
+            "/metrics": lambda run, given: metric_list_answer(run),
+            "/series": series_answer,
+            "/media": lambda run, given: media(run),
+            "/timeline": timeline_answer,
+            "/spans": search_answer,
+            "/grid": grid_answer,
+            "/model": lambda run, given: model(run, given.text("measure")),
         }
         of_run = [
             self._route(f"/api/runs/{{run}}{path}", partial(self._of_run, path, make))
@@ -161,7 +167,7 @@ class Dashboard:
             [run],
             lambda: self.workers.answer("overview", run),
             is_slow=True,
-            instead=lambda: encode(answers.partial_overview(run)),
+            instead=lambda: encode(partial_overview(run)),
         )
         return _json_response(body)
 
@@ -181,7 +187,7 @@ class Dashboard:
             span = int(request.path_params["span"])
         except ValueError:
             raise StepwellError("the id of a span must be a whole number") from None
-        detail = views.span_answer(run, span, given.whole("start"))
+        detail = span_answer(run, span, given.whole("start"))
         if detail is None:
             return _problem(404, f"There is no span {span} in this run")
         return _json_response(encode(detail))
@@ -192,9 +198,9 @@ class Dashboard:
         key = str(run.folder)
         files = self._files.get(key)
         if files is None or sha256 not in files:
-            files = answers.logged_files(run)
+            files = logged_files(run)
             self._files.put(key, files, FILE_COST * len(files))
-        file = answers.artifact_file(run, files, sha256)
+        file = artifact_file(run, files, sha256)
         if file is None:
             return _problem(404, "There is no such artifact in this run")
         path, name, kind = file
@@ -209,7 +215,7 @@ class Dashboard:
 
         run = self.catalogue.find(request.path_params["run"])
         given = Parameters(request.query_params)
-        began = answers.beginning(run)
+        began = began_ns(run)
         start, end = given.whole("start") or 0, given.whole("end")
         until = began + end if end is not None else 1 << 62
         with tempfile.TemporaryDirectory(prefix="stepwell-") as folder:
@@ -256,64 +262,62 @@ class Dashboard:
             return _problem(404, error)
         except StepwellError as error:
             return _problem(400, error)
-        events = self._list_events() if run_id is None else self._run_events(run_id)
+        if run_id is None:
+            events = self._events(self._list_event, LIST_S)
+        else:
+            events = self._run_events(run_id)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(events, media_type=EVENTS, headers=headers)
 
     async def _run_events(self, run_id: str) -> AsyncIterator[bytes]:
+        """Yield the events of a run: while it is live, when it has ended, and again if it is restarted."""
         run = await asyncio.to_thread(self.catalogue.find, run_id)
         is_followed = False
         while not self._closing.is_set():
             stamp = await asyncio.to_thread(stamp_of, run)
             if await asyncio.to_thread(lambda: run.status) == "running":
-                async for event in self._follow(run_id, run):
+                async for event in self._events(partial(self._live_event, run_id, run), LOOK_S):
                     yield event
                 is_followed = True
                 continue
             if not is_followed:
                 yield _event(await asyncio.to_thread(final_event, run))
             is_followed = False
-            async for ping in self._silence(run, stamp):
+            silence = partial(_unless_changed, run, stamp)
+            async for ping in self._events(silence, RESTART_S):
                 yield ping
 
-    async def _follow(self, run_id: str, run: RecordedRun) -> AsyncIterator[bytes]:
-        """Yield the events of a live run until it ends."""
-        sent = b""
-        last = time.monotonic()
+    def _live_event(self, run_id: str, run: RecordedRun, sent: bytes) -> bytes | None:
+        """Return the latest event of a live run; None if it has ended and its last event was sent."""
+        follower = self.followers.of(run_id, run)
+        # Checked first: what it sets last is then sent, too.
+        is_alive = follower.is_alive
+        _, body = follower.ask()
+        is_over = body == sent and not is_alive and run.status != "running"
+        return None if is_over else body
+
+    def _list_event(self, sent: bytes) -> bytes:
+        return encode({"version": self.followers.list_version()})
+
+    async def _events(
+        self, look: Callable[[bytes], bytes | None], every_s: float
+    ) -> AsyncIterator[bytes]:
+        """Yield what ``look`` returns when it changes, until that is None, and keep the connection open.
+
+        ``look`` is called in a thread with what was sent last.
+        """
+        sent, last = b"", time.monotonic()
         while not self._closing.is_set():
-            follower = await asyncio.to_thread(self.followers.of, run_id, run)
-            _, body = follower.ask()
+            body = await asyncio.to_thread(look, sent)
+            if body is None:
+                return
             if body != sent:
                 sent, last = body, time.monotonic()
                 yield _event(body)
-            elif not follower.is_alive and await asyncio.to_thread(lambda: run.status) != "running":
-                return
             elif time.monotonic() - last > KEEP_ALIVE_S:
                 last = time.monotonic()
                 yield b": \n\n"
-            await asyncio.sleep(LOOK_S)
-
-    async def _list_events(self) -> AsyncIterator[bytes]:
-        sent = -1
-        last = time.monotonic()
-        while not self._closing.is_set():
-            version = await asyncio.to_thread(self.followers.list_version)
-            if version != sent:
-                sent, last = version, time.monotonic()
-                yield _event(encode({"version": version}))
-            elif time.monotonic() - last > KEEP_ALIVE_S:
-                last = time.monotonic()
-                yield b": \n\n"
-            await asyncio.sleep(1.0)
-
-    async def _silence(self, run: RecordedRun, stamp: Stamp) -> AsyncIterator[bytes]:
-        """Keep the connection of an ended run open until its documents change: it was restarted."""
-        last = time.monotonic()
-        while not self._closing.is_set() and await asyncio.to_thread(stamp_of, run) == stamp:
-            if time.monotonic() - last > KEEP_ALIVE_S:
-                last = time.monotonic()
-                yield b": \n\n"
-            for _ in range(round(RESTART_S / LOOK_S)):
+            for _ in range(round(every_s / LOOK_S)):
                 if not self._closing.is_set():
                     await asyncio.sleep(LOOK_S)
 
@@ -349,6 +353,11 @@ def make_app(folder: Path, token: str, hosts: Iterable[str], port: int) -> tuple
         lifespan=dashboard.lifespan,
     )
     return Access(inner, token, hosts, port), dashboard
+
+
+def _unless_changed(run: RecordedRun, stamp: Stamp, sent: bytes) -> bytes | None:
+    """Return nothing to send, or None if the documents of a run have changed: it was restarted."""
+    return sent if stamp_of(run) == stamp else None
 
 
 def _event(body: bytes) -> bytes:

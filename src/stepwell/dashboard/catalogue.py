@@ -7,23 +7,21 @@ while a new one is computed, so that a slow answer about a large run delays no r
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from stepwell._core import clock
 from stepwell._core.errors import StepwellError
-from stepwell.journal.format import PROCESS
+from stepwell.analysis.cache import RecentValues
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import check_format, clean
 from stepwell.reading.process import process_folders
 from stepwell.reading.remote import address_of
-from stepwell.reading.run import RUN
+from stepwell.reading.run import RUN, Stamp, stamp_of
 
 LIST_S = 1.0
 REMOTE_LIST_S = 30.0
@@ -37,7 +35,6 @@ MOST_BYTES = 256 << 20
 WORKERS = 2
 SLOW_WORKERS = 2
 """Answers that are made at the same time: those for one screen, and those that read all records of a run."""
-Stamp = tuple[Any, ...]
 
 
 @dataclass
@@ -45,9 +42,9 @@ class Kept:
     """An answer, the state of the run that it describes, and the time that it took."""
 
     body: bytes
-    stamp: Stamp
+    stamps: tuple[Stamp, ...]
     is_live: bool
-    made: float
+    due: float
     took: float
 
 
@@ -67,8 +64,7 @@ class Catalogue:
         self._list_lock = threading.Lock()
         self._runs: dict[str, RecordedRun] = {}
         self._listed = -REMOTE_LIST_S
-        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
-        self._bytes = 0
+        self._kept = RecentValues(MOST_BYTES)
         self._pending: dict[Hashable, Future[bytes]] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "stepwell-answer")
         self._slow_workers = ThreadPoolExecutor(SLOW_WORKERS, "stepwell-slow-answer")
@@ -110,24 +106,19 @@ class Catalogue:
         are slow do not delay others. With ``instead``, return that if the answer takes longer than
         ``PATIENCE_S``; the next request gets it.
         """
-        stamp = tuple(map(stamp_of, runs))
+        stamps = tuple(map(stamp_of, runs))
         is_live = any(run.status == "running" for run in runs)
         with self._lock:
-            kept = self._kept.get(key)
+            kept: Kept | None = self._kept.get(key)
             if kept is not None:
-                self._kept.move_to_end(key)
-                age = time.monotonic() - kept.made
-                if is_live:
-                    is_fresh = age < max(FRESH_S, REST * kept.took)
-                else:
-                    # When a run is killed, its documents do not change, but it may have new records.
-                    is_fresh = kept.stamp == stamp and not kept.is_live
-                if is_fresh:
+                # When a run is killed, its documents do not change, but it may have new records.
+                is_unchanged = kept.stamps == stamps and not kept.is_live
+                if time.monotonic() < kept.due if is_live else is_unchanged:
                     return kept.body
             pending = self._pending.get(key)
             if pending is None:
                 workers = self._slow_workers if is_slow else self._workers
-                pending = workers.submit(self._make, key, stamp, is_live, make)
+                pending = workers.submit(self._make, key, stamps, is_live, make)
                 self._pending[key] = pending
         if kept is not None and is_live and kept.took > FRESH_S:
             return kept.body
@@ -138,23 +129,23 @@ class Catalogue:
         except TimeoutError:
             return instead()
 
-    def _make(self, key: Hashable, stamp: Stamp, is_live: bool, make: Callable[[], bytes]) -> bytes:
+    def _make(
+        self,
+        key: Hashable,
+        stamps: tuple[Stamp, ...],
+        is_live: bool,
+        make: Callable[[], bytes],
+    ) -> bytes:
         began = time.monotonic()
         try:
             body = make()
         finally:
             with self._lock:
                 self._pending.pop(key, None)
-        now = time.monotonic()
-        if isinstance(body, IncompleteAnswer):
-            return body
-        with self._lock:
-            old = self._kept.pop(key, None)
-            self._bytes += len(body) - (len(old.body) if old is not None else 0)
-            self._kept[key] = Kept(body, stamp, is_live, now, now - began)
-            while self._bytes > MOST_BYTES and len(self._kept) > 1:
-                _, oldest = self._kept.popitem(last=False)
-                self._bytes -= len(oldest.body)
+        if not isinstance(body, IncompleteAnswer):
+            due = clock.due_after(began, FRESH_S, REST)
+            kept = Kept(body, stamps, is_live, due, time.monotonic() - began)
+            self._kept.put(key, kept, len(body))
         return body
 
     def close(self) -> None:
@@ -183,18 +174,3 @@ def runs_by_id(runs: Sequence[RecordedRun]) -> dict[str, RecordedRun]:
                 key += "+"
         by_id[key] = run
     return by_id
-
-
-def stamp_of(run: RecordedRun) -> Stamp:
-    """Return a value that changes when the documents of a run do."""
-    if run.mirror is not None:
-        return (run.stored_bytes,)
-    paths = [run.folder / RUN, *(folder / PROCESS for folder in process_folders(run.folder))]
-    return tuple(map(_changed, paths))
-
-
-def _changed(path: Path) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return -1

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,7 +17,11 @@ from starlette.datastructures import QueryParams
 
 from stepwell._core.errors import StepwellError
 from stepwell._core.files import replacing
-from stepwell.dashboard import answers, views
+from stepwell.dashboard.answers.metrics import metric_list_answer, model, series_answer
+from stepwell.dashboard.answers.overview import overview
+from stepwell.dashboard.answers.provenance import artifact_file, logged_files, media, provenance
+from stepwell.dashboard.answers.ranks import grid_answer, ranks
+from stepwell.dashboard.answers.timeline import timeline_answer
 from stepwell.dashboard.page import page_file
 from stepwell.dashboard.parameters import Parameters
 from stepwell.reading import RecordedRun
@@ -31,7 +36,7 @@ MOST_IMAGE = 200_000
 IMAGES = 2_000_000
 """Largest image in a report, and the size of all of them, in bytes."""
 BUDGET = 6_000_000
-"""Characters of all answers. Those that come later are left out if it is used up."""
+"""Characters of all  Those that come later are left out if it is used up."""
 
 
 def html_report(run: RecordedRun) -> str:
@@ -62,9 +67,9 @@ def notebook_html(run: RecordedRun, height: int) -> str:
 
     The frame is a page of its own: its script can reach neither the notebook nor the network.
     """
-    inside = _escaped(html_report(run))
+    inside = escape(html_report(run))
     return (
-        f'<iframe title="stepwell: {_escaped(run.name)}" sandbox="allow-scripts" '
+        f'<iframe title="stepwell: {escape(run.name)}" sandbox="allow-scripts" '
         f'srcdoc="{inside}" width="100%" height="{height}" style="border:0"></iframe>'
     )
 
@@ -72,37 +77,37 @@ def notebook_html(run: RecordedRun, height: int) -> str:
 def _contained(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     """Yield addresses and answers, the most important first."""
     base = f"/api/runs/{run.id}"
-    overview = answers.overview(run)
-    yield base, overview
-    metrics = views.metric_list_answer(run)
+    first_page = overview(run)
+    yield base, first_page
+    metrics = metric_list_answer(run)
     yield f"{base}/metrics", metrics
     names = [each["name"] for each in metrics["metrics"]]
-    first = [name for chart in overview["charts"] for name in chart["names"]]
+    first = [name for chart in first_page["charts"] for name in chart["names"]]
     ordered = list(dict.fromkeys([*first, *names]))[:MOST_SERIES]
     for name in ordered:
         axis = "time" if name.startswith(SYSTEM) else "step"
         yield _answer(
-            base, "series", run, views.series_answer, name=name, x=axis, by="mean", points=POINTS
+            base, "series", run, series_answer, name=name, x=axis, by="mean", points=POINTS
         )
-    ranks = answers.ranks(run)
-    yield f"{base}/ranks", ranks
+    slow = ranks(run)
+    yield f"{base}/ranks", slow
     with contextlib.suppress(StepwellError, OSError):
-        yield f"{base}/provenance", answers.provenance(run)
-    yield _answer(base, "timeline", run, views.timeline_answer, width=1200, lanes=MOST_LANES)
+        yield f"{base}/provenance", provenance(run)
+    yield _answer(base, "timeline", run, timeline_answer, width=1200, lanes=MOST_LANES)
     # The map of the attempt with the costliest straggler.
-    focus = ranks["focus"] or {}
+    focus = slow["focus"] or {}
     given = {"width": 600, "height": 128, **focus}
-    grid = views.grid_answer(run, _given(**given))
+    grid = grid_answer(run, _given(**given))
     yield f"{base}/grid", grid
     for phase in grid["phases"]:
-        answer = views.grid_answer(run, _given(**{**given, "phase": phase}))
+        answer = grid_answer(run, _given(**{**given, "phase": phase}))
         yield f"{base}/grid?{urlencode({'phase': phase})}", answer
-    model = answers.model(run)
-    yield f"{base}/model", model
-    for measure in model["measures"]:
+    layers = model(run)
+    yield f"{base}/model", layers
+    for measure in layers["measures"]:
         key = measure["key"]
-        yield f"{base}/model?measure={key}", answers.model(run, key)
-    yield f"{base}/media", _with_images(run, answers.media(run))
+        yield f"{base}/model?measure={key}", model(run, key)
+    yield f"{base}/media", _with_images(run, media(run))
 
 
 def _answer(
@@ -119,13 +124,13 @@ def _given(**values: Any) -> Parameters:
     return Parameters(QueryParams({key: str(value) for key, value in values.items()}))
 
 
-def _with_images(run: RecordedRun, media: dict[str, Any]) -> dict[str, Any]:
+def _with_images(run: RecordedRun, logged: dict[str, Any]) -> dict[str, Any]:
     """Return media with small images inside, as many as fit; the content of other files is left out."""
-    files = answers.logged_files(run)
+    files = logged_files(run)
     left = IMAGES
-    for item in media["items"]:
+    for item in logged["items"]:
         url, item["url"] = item["url"], None
-        file = answers.artifact_file(run, files, url.rpartition("/")[2]) if url else None
+        file = artifact_file(run, files, url.rpartition("/")[2]) if url else None
         if file is None or not file[2].startswith("image/"):
             continue
         size = file[0].stat().st_size
@@ -133,7 +138,7 @@ def _with_images(run: RecordedRun, media: dict[str, Any]) -> dict[str, Any]:
             left -= size
             content = base64.b64encode(file[0].read_bytes()).decode("ascii")
             item["url"] = f"data:{file[2]};base64,{content}"
-    return media
+    return logged
 
 
 def _document(title: str, contained: dict[str, Any]) -> str:
@@ -154,15 +159,9 @@ def _document(title: str, contained: dict[str, Any]) -> str:
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f"<title>{_escaped(title)} · stepwell</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            f"<title>{escape(title)} · stepwell</title>\n<style>{style}</style>\n</head>\n<body>\n",
             '<div id="app"></div>\n',
             f'<script type="application/json" id="stepwell-data">{data}</script>\n',
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]
-    )
-
-
-def _escaped(text: str) -> str:
-    return (
-        text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
     )

@@ -8,9 +8,11 @@ import time
 from typing import Any
 
 from stepwell.analysis.live import LiveRun, Snapshot
-from stepwell.dashboard.answers import beginning, encode, number
-from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
+from stepwell.analysis.timeline import run_wall_ns
+from stepwell.dashboard.answers.values import encode, number, plain
+from stepwell.dashboard.catalogue import Catalogue
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import Stamp, stamp_of
 
 EVERY_S = 1.0
 LIST_EVERY_S = 2.0
@@ -80,16 +82,7 @@ def event_of(now: Snapshot, version: int) -> dict[str, Any]:
         "seconds_left": now.seconds_left,
         "steps_per_second": now.steps_per_second,
         "values": {m.name: [[m.step, number(m.last)]] for m in now.metrics},
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "status": rank.status,
-                "step": rank.step,
-                "inside": list(rank.inside),
-                "seconds": rank.seconds,
-            }
-            for rank in now.ranks[:MOST_RANKS]
-        ],
+        "ranks": plain(now.ranks[:MOST_RANKS]),
         "findings": len(now.findings),
     }
 
@@ -135,17 +128,7 @@ class Followers:
 
 def final_event(run: RecordedRun) -> bytes:
     """Return the event of a run that has ended: nothing more comes."""
-    wall = max((int(d.get("heartbeat") or 0) for d in run.documents()), default=0)
-    began = beginning(run)
-    empty: dict[str, Any] = {"values": {}, "ranks": [], "findings": 0}
-    return encode(
-        {
-            "version": 0,
-            "status": run.status,
-            "step": None,
-            "wall_ns": max(0, wall - began),
-            "seconds_left": None,
-            "steps_per_second": None,
-            **empty,
-        }
-    )
+    empty = {"values": {}, "ranks": [], "findings": 0}
+    unknown = dict.fromkeys(("step", "seconds_left", "steps_per_second"))
+    wall = run_wall_ns(run) or 0
+    return encode({"version": 0, "status": run.status, "wall_ns": wall, **unknown, **empty})

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.detail import compute_summary
 from stepwell.analysis.recording_cost import disk_bytes
-from stepwell.dashboard import answers
-from stepwell.dashboard.answers import encode, plain
+from stepwell.analysis.run_list import compute_summary
+from stepwell.dashboard.answers.comparison import comparison
+from stepwell.dashboard.answers.overview import overview
+from stepwell.dashboard.answers.provenance import provenance
+from stepwell.dashboard.answers.ranks import ranks
+from stepwell.dashboard.answers.values import encode, plain
 from stepwell.reading import RecordedRun, open_run
 
 LARGE = 16 << 20
@@ -34,10 +37,10 @@ def _summary(runs: Sequence[RecordedRun]) -> Any:
 
 
 ANSWERS = {
-    "overview": lambda runs: answers.overview(runs[0]),
-    "ranks": lambda runs: answers.ranks(runs[0]),
-    "provenance": lambda runs: answers.provenance(runs[0]),
-    "compare": answers.comparison,
+    "overview": lambda runs: overview(runs[0]),
+    "ranks": lambda runs: ranks(runs[0]),
+    "provenance": lambda runs: provenance(runs[0]),
+    "compare": comparison,
     "summary": _summary,
 }
 """The answers that read all records of a run."""

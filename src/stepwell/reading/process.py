@@ -22,7 +22,12 @@ from stepwell.reading.documents import (
     clean,
     is_count,
 )
-from stepwell.reading.segments import RecordedSegment, live_segments, sealed_segments
+from stepwell.reading.segments import (
+    RecordedSegment,
+    ends_of,
+    live_segments,
+    sealed_segments,
+)
 
 MAX_TEXT_FILE = 4 << 30
 MAX_STACKS = 8 << 20
@@ -56,6 +61,12 @@ class Process:
     def of_kind(self, kind: str) -> list[RecordedSegment]:
         """Return its segments of one kind, oldest first."""
         return sorted((s for s in self.segments if s.kind == kind), key=lambda s: s.seq)
+
+    @property
+    def last_clock(self) -> int:
+        """When its last span or metric was recorded, on its clock, by the headers of segments; else 0."""
+        kinds = ("spans", "metrics")
+        return max((ends_of(s) for s in self.segments if s.kind in kinds), default=0)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield its events, oldest first, without lines that a full disk cut off."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import polars as pl
 
@@ -150,6 +150,24 @@ def _list_remote(address: str) -> list[RecordedRun]:
         if (mirror.folder / RUN).is_file() or process_folders(mirror.folder):
             runs.append(RecordedRun(mirror.folder, mirror, size))
     return _newest_first(runs)
+
+
+Stamp: TypeAlias = tuple[int | None, ...]
+
+
+def stamp_of(run: RecordedRun) -> Stamp:
+    """Return a value that changes when the documents of a run do, or its files on object storage."""
+    if run.mirror is not None:
+        return (run.stored_bytes,)
+    paths = [run.folder / RUN, *(folder / PROCESS for folder in process_folders(run.folder))]
+    return tuple(map(_changed_ns, paths))
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 class RecordedRun:

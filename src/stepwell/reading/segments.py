@@ -7,7 +7,7 @@ its first and last records, so that segments outside of a window need not be unp
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -155,13 +155,15 @@ def _live_files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: (not path.name.startswith("spans"), path.name))
 
 
-def sealed_segments(folder: Path) -> list[RecordedSegment]:
+def sealed_segments(
+    folder: Path, blocks_of: Callable[[Path], Iterable[Block]] = read_blocks
+) -> list[RecordedSegment]:
     """Return the segments in the archives of a folder, including those of folded workers."""
     return [
         RecordedSegment(block.header["process"], block.header, block)
         for kind in ("spans", "metrics")
         for path in archive_files(folder, kind)
-        for block in read_blocks(path)
+        for block in blocks_of(path)
         if is_header(block.header) and isinstance(block.header.get("process"), str)
     ]
 
@@ -226,7 +228,9 @@ def extent(header: dict[str, Any]) -> Window | None:
 
 
 def ends_of(segment: RecordedSegment) -> int:
-    """Return when the last span of a segment ended, without unpacking it; 0 if unknown."""
+    """Return when the last span or metric of a segment ended, without unpacking it; 0 if unknown."""
+    if segment.sealed is None and segment.kind == "metrics":
+        return int(segment.columns[0].max(initial=0))
     if segment.sealed is None:
         _, start, end = segment.columns
         return int(max((end & TIME_MASK).max(initial=0), start.max(initial=0)))

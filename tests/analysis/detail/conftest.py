@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.analysis.detail.cache import memory
+from stepwell.analysis.cache import memory
 from stepwell.journal.archive import Block
 from tests.in_memory import tmp_path as tmp_path
 

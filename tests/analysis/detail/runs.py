@@ -28,7 +28,7 @@ class Written:
     folder: Path
     rows_a_segment: int = 40
     processes: int = 0
-    about: dict[str, Any] = field(default_factory=dict)
+    document: dict[str, Any] = field(default_factory=dict)
 
     def add(
         self,

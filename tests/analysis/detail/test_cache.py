@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.analysis.detail import cache as cache_module
-from stepwell.analysis.detail.cache import RecentValues, read_shelf, shelf_path, write_shelf
+from stepwell.analysis import cache as cache_module
+from stepwell.analysis.cache import RecentValues, read_shelf, shelf_path, write_shelf
 
 
 def test_the_least_recently_used_files_are_removed(

@@ -9,9 +9,9 @@ import pytest
 
 import stepwell
 from stepwell import Run, open_run
+from stepwell.analysis.cache import memory
 from stepwell.analysis.detail import grid as grid_module
 from stepwell.analysis.detail import grid_at
-from stepwell.analysis.detail.cache import memory
 from stepwell.analysis.ranks.grid import read_grids
 from stepwell.journal.archive import Block
 from stepwell.journal.process_writer import ProcessWriter

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from stepwell.analysis.detail import (
-    compute_summary,
     grid_at,
-    list_summaries,
     metric_list,
     search_spans,
     series_at,
     span_detail,
     timeline_at,
 )
+from stepwell.analysis.run_list import compute_summary, summaries_of
 from stepwell.journal.archive import pack
 from stepwell.journal.process_writer import ProcessWriter
 from stepwell.reading import RecordedRun
@@ -37,7 +36,7 @@ def use_everything(run: RecordedRun) -> None:
         series_at(run, [info.name], by="rank", x="time")
     grid_at(run, "forward")
     compute_summary(run)
-    list_summaries(run.folder.parent)
+    summaries_of([(run.id, run)])
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_strange_documents_are_no_error(original: Path, tmp_path: Path) -> None:
     config = {"a": {"b": float("inf")}, "c": "\ud800", "d": [[]], "e": 10**400}
     (folder / "run.json").write_text(json.dumps({**document, "config": config}))
     use_everything(RecordedRun(folder))
-    (entry,), _ = list_summaries(folder.parent)
+    (entry,), _ = summaries_of([(folder.name, RecordedRun(folder))])
     assert len(entry.name) <= 200
     assert entry.config["c"] == "?"
     assert isinstance(entry.config["e"], str)

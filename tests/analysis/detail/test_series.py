@@ -12,8 +12,8 @@ import pytest
 
 import stepwell
 from stepwell import Run, StepwellError
+from stepwell.analysis.cache import memory
 from stepwell.analysis.detail import metric_list, series_at
-from stepwell.analysis.detail.cache import memory
 from stepwell.journal import process_writer
 from stepwell.journal.archive import Block
 from stepwell.journal.process_writer import ProcessWriter

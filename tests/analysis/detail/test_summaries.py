@@ -9,12 +9,19 @@ import pytest
 
 import stepwell
 from stepwell import Run, open_run
-from stepwell.analysis.detail import compute_summary, list_summaries, summaries
-from stepwell.analysis.detail.cache import memory
+from stepwell.analysis import run_list
+from stepwell.analysis.cache import memory, read_shelf, shelf_path, store_json
 from stepwell.analysis.findings import Facts
-from stepwell.analysis.run_list import RunFilter, run_lines
+from stepwell.analysis.run_list import (
+    RunEntry,
+    RunFilter,
+    compute_summary,
+    run_lines,
+    summaries_of,
+)
 from stepwell.journal.archive import Block
 from stepwell.journal.process_writer import ProcessWriter
+from stepwell.reading import list_runs
 from stepwell.testing.simulate import make_plan, simulate
 from tests.analysis.detail.runs import BEGAN, CLOCK, Written
 
@@ -29,6 +36,10 @@ def train(writer: ProcessWriter) -> None:
         writer.span("forward", "", clock, clock + 10**5, parent)
         writer.metric("train/loss", clock, 30.0 - step, step)
         writer.metric("system/cpu_percent", clock, 1.0, step)
+
+
+def list_summaries(folder: Path, budget_s: float = 60) -> tuple[list[RunEntry], list[str]]:
+    return summaries_of(((run.id, run) for run in list_runs(folder)), budget_s=budget_s)
 
 
 @pytest.fixture
@@ -75,7 +86,7 @@ def test_without_time_an_entry_has_neither_findings_nor_goodput(folder: Path) ->
 
 
 def test_a_large_run_is_left_for_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries, "SMALL_BYTES", 10)
+    monkeypatch.setattr(run_list, "SMALL_BYTES", 10)
     assert list_summaries(folder, budget_s=60)[1] == ["one"]
 
 
@@ -93,7 +104,7 @@ def test_the_list_of_runs_and_the_table_share_their_cache(folder: Path, cache: P
     entry = compute_summary(open_run(folder / "one"))
     assert run_lines(folder, RunFilter()) == [line]
     assert list_summaries(folder, budget_s=-1.0) == ([entry], [])
-    assert len(list((cache / "lists").iterdir())) == 1
+    assert shelf_path(folder / "one", "summary").is_file()
 
 
 def test_a_changed_run_is_read_again(folder: Path) -> None:
@@ -104,16 +115,18 @@ def test_a_changed_run_is_read_again(folder: Path) -> None:
     assert (entry.name, pending) == ("second", ["one"])
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"stamp": 1}', "summary"])
-def test_a_damaged_cache_is_ignored(folder: Path, cache: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "{}", "summary"])
+def test_a_damaged_cache_is_ignored(folder: Path, content: str) -> None:
     expected = list_summaries(folder, budget_s=60)
-    for path in (cache / "lists").iterdir():
-        if content == "summary":
-            entry = json.loads(path.read_text())
-            entry["line"]["summary"]["loss"] = {"strange": 1}
-            path.write_text(json.dumps(entry))
-        else:
-            path.write_text(content)
+    path = shelf_path(folder / "one", "summary")
+    if content == "summary":
+        shelf = read_shelf(path)
+        assert shelf is not None
+        entry = json.loads(shelf.get(["value"])["value"])
+        entry["loss"] = {"strange": 1}
+        store_json(path, shelf.note["from"], entry)
+    else:
+        path.write_text(content)
     memory.clear()
     assert list_summaries(folder, budget_s=60) == expected
 
@@ -161,7 +174,7 @@ def test_settings_are_bounded() -> None:
         inner["a"] = {}
         inner = inner["a"]  # type: ignore[assignment]
     inner["a"] = 1
-    flat = summaries.flat_config(
+    flat = run_list.flat_config(
         {"long": "x" * 1000, "k" * 1000: 1, "deep": deep, **{f"{i}": i for i in range(500)}}
     )
     assert len(flat) == 200

@@ -14,10 +14,10 @@ import pytest
 import stepwell
 from stepwell import Run, open_run
 from stepwell._core.files import write_json
+from stepwell.analysis.cache import memory
 from stepwell.analysis.detail import LaneBoxes, TimelineWindow, timeline_at
 from stepwell.analysis.detail import timeline as timeline_module
 from stepwell.analysis.detail.boxes import MAX_ROWS
-from stepwell.analysis.detail.cache import memory
 from stepwell.journal.archive import Block
 from stepwell.journal.process_writer import ProcessWriter
 from stepwell.journal.state import local

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stepwell._core.checks import one_of
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.plots.curves import LARGEST
+from stepwell.analysis.timeline import began_ns
 from stepwell.reading import RecordedRun
 from stepwell.vocabulary import StandardTrainingJobEventName
 
@@ -66,11 +67,6 @@ def places(run: RecordedRun, by: str, steps: Ints, times: Ints) -> Floats:
         return seconds
     # A step counts when it is completed.
     return amounts_of(run, by).after(steps.astype(np.float64) + 1)
-
-
-def began_ns(run: RecordedRun) -> int:
-    """Return when the first process of a run started to record."""
-    return min((int(d["started"]) for d in run.documents() if d["started"]), default=0)
 
 
 def amounts_of(run: RecordedRun, by: str) -> Amounts:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from stepwell.analysis.compare.axis import Points, aligned, read_points
 from stepwell.analysis.findings.curves import goal_of
-from stepwell.analysis.plots.builder import metric_names
+from stepwell.analysis.plots.builder import by_request, metric_names
 from stepwell.analysis.plots.curves import default_weight, smoothed
-from stepwell.analysis.plots.selection import by_request
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 

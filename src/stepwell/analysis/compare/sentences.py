@@ -23,13 +23,13 @@ from stepwell.analysis.findings.learning_rate import KEYS as RATE_KEYS
 from stepwell.analysis.findings.learning_rate import RATE, WRONG
 from stepwell.analysis.findings.phrases import capital
 from stepwell.analysis.timeline.phases import phase_word
+from stepwell.vocabulary import HELD_OUT
 
 MOST_NAMED = 4
 MOST_JUDGED = 6
 MOST_VALUES = 3
 LONGEST_VALUE = 24
 GIVE_CONFIG = "give one with stepwell.init(config={…})"
-HELD_OUT = re.compile(r"(^|[/_.\-])(val|valid|validation|eval|test|holdout|dev)([/_.\-]|$)", re.I)
 NAMED_SHARE = 0.15
 """Share of the difference in step time: phases with less are not named."""
 GOODPUT = 0.05

@@ -8,19 +8,16 @@ change of step may be in a segment that was sealed later.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.detail.cache import (
+from stepwell.analysis.cache import (
     Blobs,
-    Shelf,
-    cached_shelf,
-    remake_shelf,
+    CachedShelf,
     shelf_path,
 )
 from stepwell.analysis.detail.source import ProcessSource, RunSource, fingerprint
@@ -89,8 +86,7 @@ class ProcessMetrics:
         for segment in segments:
             if segment.sealed is not None:
                 groups.setdefault(segment.seq // GROUP, []).append(segment)
-        self._groups = sorted(groups.items())
-        self._shelves = [self._shelf(group, members) for group, members in self._groups]
+        self._shelves = [self._shelf(group, groups[group]) for group in sorted(groups)]
         self._loaded: dict[int, dict[str, bytes]] = {}
         self._live = _sorted_rows([s for s in segments if s.sealed is None])
 
@@ -145,26 +141,12 @@ class ProcessMetrics:
         for at, shelf in enumerate(self._shelves):
             if key in shelf:
                 blob = self._loaded[at].get(key) if at in self._loaded else None
-                yield self._blob(at, key) if blob is None else blob
+                yield shelf.blob(key) if blob is None else blob
         if key in self._live:
             yield self._live[key]
 
-    def _blob(self, at: int, key: str) -> bytes:
-        blob = self._shelves[at].get([key]).get(key)
-        if blob is None:
-            # Damaged: make the file again.
-            path, marks, make = self._recipe(*self._groups[at])
-            self._shelves[at] = remake_shelf(path, marks, make)
-            blob = self._shelves[at].get([key]).get(key, b"")
-        return blob
-
-    def _shelf(self, group: int, segments: list[RecordedSegment]) -> Shelf:
-        return cached_shelf(*self._recipe(group, segments))
-
-    def _recipe(
-        self, group: int, segments: list[RecordedSegment]
-    ) -> tuple[Path, dict[str, int], Callable[[], Blobs]]:
-        """Return the file of a group of segments, what it is made from, and how."""
+    def _shelf(self, group: int, segments: list[RecordedSegment]) -> CachedShelf:
+        """Return the columns of a group of segments."""
         marks = {str(segment.seq): fingerprint(segment) for segment in segments}
         path = shelf_path(self.source.run, self.source.process.name, "metrics", str(group))
 
@@ -172,7 +154,7 @@ class ProcessMetrics:
             rows = _sorted_rows(segments)
             return rows, {"counts": {n: len(b) // ROW for n, b in rows.items() if n != CONTEXT}}
 
-        return path, marks, make
+        return CachedShelf(path, marks, make)
 
 
 def metric_columns(source: RunSource, ranks: Iterable[int] | None = None) -> list[ProcessMetrics]:

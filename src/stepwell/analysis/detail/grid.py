@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.detail.cache import (
+from stepwell._core import clock
+from stepwell.analysis.cache import (
     Blobs,
+    CachedShelf,
     Shelf,
-    cached_shelf,
     memory,
     memory_shelf,
-    remake_shelf,
     shelf_path,
 )
 from stepwell.analysis.detail.source import RunSource
@@ -32,7 +32,8 @@ MEDIAN_CELLS = 4_000_000
 PIECE_BYTES = 32 << 20
 """Unpacked size of a piece of a grid in the cache."""
 LEAST_AGE_S = 2.0
-"""The grid of a live run is not computed again before this age."""
+REST = 10
+"""The grid of a live run is used for this long, and for this many times the time that it took."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,7 @@ def grid_at(
 
 
 class _StoredGrids:
-    """The times of all ranks, steps and phases of a run, in the cache.
-
-    Those of a live run are computed again after ten times as long as that takes.
-    """
+    """The times of all ranks, steps and phases of a run, in the cache."""
 
     def __init__(self, run: RecordedRun) -> None:
         self._run = run
@@ -140,7 +138,7 @@ class _StoredGrids:
             self._shelf = self._live()
         else:
             path = shelf_path(run.folder, "grid")
-            self._shelf = cached_shelf(path, source.signature(), self._make)
+            self._shelf = CachedShelf(path, source.signature(), self._make)
         self._note: dict[str, Any] = self._shelf.note["grids"]
 
     def _live(self) -> Shelf:
@@ -151,9 +149,8 @@ class _StoredGrids:
             return recent[0]
         blobs, note = self._make()
         shelf = memory_shelf(note, blobs)
-        now = time.monotonic()
-        cost = sum(map(len, blobs.values()))
-        memory.put(key, (shelf, now + max(LEAST_AGE_S, 10 * (now - began))), cost)
+        due = clock.due_after(began, LEAST_AGE_S, REST)
+        memory.put(key, (shelf, due), sum(map(len, blobs.values())))
         return shelf
 
     def _make(self) -> Blobs:
@@ -202,13 +199,7 @@ class _StoredGrids:
             yield table[rows[rows // size == piece] - piece * size]
 
     def _array(self, key: str) -> Ints:
-        blob = self._shelf.get([key]).get(key)
-        if blob is None:
-            # Damaged: make the file again.
-            signature = self._shelf.note.get("from")
-            self._shelf = remake_shelf(self._shelf.path, signature, self._make)
-            blob = self._shelf.get([key]).get(key, b"")
-        return np.frombuffer(blob, "<i8")
+        return np.frombuffer(self._shelf.blob(key), "<i8")
 
 
 def _piece_rows(width: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.analysis.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
 from stepwell.analysis.detail.boxes import (
     ENTRY,
     FAILED,
@@ -26,7 +27,6 @@ from stepwell.analysis.detail.boxes import (
     join_entries,
     merge_entries,
 )
-from stepwell.analysis.detail.cache import Shelf, memory, read_shelf, shelf_path, write_shelf
 from stepwell.analysis.detail.source import ProcessSource, fingerprint
 from stepwell.journal.format import SLOT_BITS
 from stepwell.reading import spans as reading_spans
@@ -222,11 +222,11 @@ class SegmentLevels:
         """Return the spans of a sealed segment as they are; recent ones are remembered."""
         home = self._source.process.home
         key = "segment", str(home), segment.process, segment.seq, fingerprint(segment)
-        part: SegmentEntries | None = memory.get(key)
-        if part is None:
-            part = read_segment(self._source, segment)
-            memory.put(key, part, part.entries.nbytes + part.crossing.nbytes + 500)
-        return part
+        return memory.kept(
+            key,
+            lambda: read_segment(self._source, segment),
+            lambda part: part.entries.nbytes + part.crossing.nbytes + 500,
+        )
 
     def _shelf(self, group: int) -> Shelf | None:
         if group not in self._shelves:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from stepwell._core import clock
 from stepwell._core.checks import one_of
+from stepwell.analysis.cache import cached_json, memory, shelf_path
 from stepwell.analysis.compare.axis import COUNTED, Amounts, amounts_if_known
-from stepwell.analysis.detail.cache import cached_json, memory, shelf_path
 from stepwell.analysis.detail.columns import ProcessMetrics, Values, metric_columns
 from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.findings.curves import goal_of
@@ -124,7 +124,7 @@ def _listed(metrics: RunMetrics) -> dict[str, Any]:
 
 
 def _info(name: str, rows: RankValues) -> MetricInfo:
-    curve = _by_step(rows)
+    curve = _grouped(rows, rows.steps)
     steps, values = curve.steps, curve.values
     goal, best, best_step = goal_of(name), None, None
     finite = np.flatnonzero(np.isfinite(values))
@@ -190,7 +190,7 @@ def series_at(
             parts = [(rank, rows)]
         for number, part in parts:
             is_timed = x == "time" and name.startswith(SYSTEM)
-            curve = _by_time(part) if is_timed else _by_step(part)
+            curve = _grouped(part, part.times if is_timed else part.steps)
             at = metrics.places(x, curve)
             series.append(_series(name, number, curve, at, by == "spread", window))
     return series
@@ -253,16 +253,18 @@ class RunMetrics:
     def values(self, name: str) -> RankValues:
         """Return the values of a metric. Those of ended runs are remembered."""
         key = "values", str(self._run.folder), self._signature, self._ranks, name
-        rows: RankValues | None = None if self.source.is_live else memory.get(key)
-        if rows is None:
-            rows = _latest([(c, c.values(name)) for c in self.columns])
-            if not self.source.is_live:
-                memory.put(key, rows, 32 * len(rows.values) + 500)
-        return rows
+
+        def read() -> RankValues:
+            return _latest([(c, c.values(name)) for c in self.columns])
+
+        if self.source.is_live:
+            return read()
+        return memory.kept(key, read, lambda rows: 32 * len(rows.values) + 500)
 
     def curve(self, name: str) -> StepCurve:
         """Return the mean over ranks of a metric, step by step."""
-        return _by_step(self.values(name))
+        rows = self.values(name)
+        return _grouped(rows, rows.steps)
 
     def places(self, x: str, curve: StepCurve) -> Floats:
         """Return the position of each value of a curve on an axis, NaN for none."""
@@ -298,10 +300,9 @@ class RunMetrics:
         """Return the samples or tokens of the steps of all ranks; None if they were not recorded."""
         if self.source.is_live:
             key = "amounts", str(self._run.folder), by, int(clock.wall() / LIVE_AMOUNTS_NS)
-            content = memory.get(key)
-            if content is None:
-                content = self._amounts(by)
-                memory.put(key, content, 16 * len(content["steps"]) + 500)
+            content = memory.kept(
+                key, lambda: self._amounts(by), lambda made: 16 * len(made["steps"]) + 500
+            )
         else:
             path = shelf_path(self._run.folder, "amounts", by)
             content = cached_json(path, self._signature, lambda: self._amounts(by))
@@ -371,14 +372,6 @@ def _latest(parts: list[tuple[ProcessMetrics, Values]]) -> RankValues:
     )
 
 
-def _by_step(rows: RankValues) -> StepCurve:
-    return _grouped(rows, rows.steps)
-
-
-def _by_time(rows: RankValues) -> StepCurve:
-    return _grouped(rows, rows.times)
-
-
 def _grouped(rows: RankValues, key: Ints) -> StepCurve:
     """Return the mean, lowest and highest value for each key, in order."""
     is_single = not len(rows.ranks) or bool((rows.ranks == rows.ranks[0]).all())
@@ -436,7 +429,7 @@ def _series(
         y=y,
         low=low if has_band else None,
         high=high if has_band else None,
-        odd=[OddValue(float(at[i]), _word(float(curve.values[i]))) for i in strange],
+        odd=[OddValue(float(at[i]), str(float(curve.values[i]))) for i in strange],
     )
 
 
@@ -454,9 +447,3 @@ def downsample(
         np.minimum.reduceat(low, begin),
         np.maximum.reduceat(high, begin),
     )
-
-
-def _word(value: float) -> str:
-    if np.isnan(value):
-        return "nan"
-    return "inf" if value > 0 else "-inf"

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from stepwell._core import clock
-from stepwell.analysis.detail.cache import memory
+from stepwell.analysis.cache import memory
 from stepwell.analysis.ranks.stacks import seen_status
-from stepwell.journal.archive import Block, archive_files, read_blocks
+from stepwell.analysis.timeline.wall import Liveness, began_ns, life, life_of
+from stepwell.journal.archive import Block, read_blocks
 from stepwell.journal.document import status_of
-from stepwell.journal.format import is_header
 from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
 from stepwell.reading.layout import Layout, contexts
@@ -33,7 +33,7 @@ from stepwell.reading.process import (
     read_documents,
     read_processes,
 )
-from stepwell.reading.segments import RecordedSegment, ends_of
+from stepwell.reading.segments import RecordedSegment, sealed_segments
 from stepwell.reading.spans import OPEN, SpanReader
 from stepwell.reading.tables import LOST, ProcessTables
 
@@ -115,10 +115,8 @@ class ProcessSource:
     @cached_property
     def last_seen(self) -> int:
         """Now, or the last sign of life, on the clock of the process."""
-        if self.status == "running":
-            return clock.wall() - self.tables.offset
-        latest = max((ends_of(s) for s in self.process.of_kind("spans")), default=0)
-        return max(int(self.process.document["heartbeat"] or 0) - self.tables.offset, latest)
+        alive = Liveness(self.status, clock.wall())
+        return life_of(self.tables, alive)[1] - self.tables.offset
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class RunSource:
         self._folders = process_folders(run.folder)
         documents = [d for folder in self._folders for d in _documents(folder)]
         self.documents = sorted(documents, key=_by_start)[:MAX_PROCESSES]
-        self.began_ns = began_ns(self.documents)
+        self.began_ns = began_ns(run, self.documents)
         self._numbers = {str(d["process"]): i for i, d in enumerate(self.documents)}
         self._statuses = {str(d["process"]): status_of(d) for d in self.documents}
         self._layout = Layout.of(run.id, self.documents)
@@ -168,16 +166,13 @@ class RunSource:
 
     def end(self, outlines: Iterable[Outline]) -> int:
         """Return the end of the run: now, or the last sign of life of these processes."""
-        ends = [1]
+        ends = [self.began_ns + 1]
         for outline in outlines:
-            document = outline.document
-            if self.status(document) == "running":
-                ends.append(clock.wall() - self.began_ns)
-            else:
-                offset = self._layout.offsets.get(document["boot"], 0)
-                last = outline.last_clock + offset if outline.last_clock else 0
-                ends.append(max(int(document["heartbeat"] or 0), last) - self.began_ns)
-        return max(ends)
+            document, last = outline.document, outline.last_clock
+            alive = Liveness(self.status(document), clock.wall())
+            records = [last + self._layout.offsets.get(document["boot"], 0)] if last else []
+            ends.append(life(document, alive, records)[1])
+        return max(ends) - self.began_ns
 
     def status(self, document: dict[str, Any]) -> str:
         """Return the status of a process."""
@@ -223,7 +218,7 @@ class RunSource:
                     folder,
                     source.process.document,
                     tuple(sorted(source.reader.lanes)),
-                    max((ends_of(s) for s in source.reader.segments), default=0),
+                    source.process.last_clock,
                 )
                 for source in self._opened(folder).values()
             ]
@@ -247,7 +242,7 @@ class RunSource:
         return sources
 
     def _open(self, folder: Path) -> dict[str, ProcessSource]:
-        processes = read_processes(folder, sealed_of, events=False)
+        processes = read_processes(folder, _sealed_segments, events=False)
         sources = {}
         for process, context in zip(processes, contexts(processes, partial=True), strict=True):
             number = self._numbers.get(process.name)
@@ -258,11 +253,6 @@ class RunSource:
                 source = ProcessSource(self.run.folder, tables, number, shift, status)
                 sources[process.name] = source
         return sources
-
-
-def began_ns(documents: Iterable[dict[str, Any]]) -> int:
-    """Return when the run began, the origin of all times here: the start of its first process."""
-    return min((int(d["started"]) for d in documents if d["started"]), default=0)
 
 
 def pack_id(number: int, local: int) -> int:
@@ -285,15 +275,8 @@ def fingerprint(segment: RecordedSegment) -> int:
 # Files
 
 
-def sealed_of(folder: Path) -> list[RecordedSegment]:
-    """Return the segments in the archives of a folder. Blocks that were read before are not read again."""
-    return [
-        RecordedSegment(block.header["process"], block.header, block)
-        for kind in ("spans", "metrics")
-        for path in archive_files(folder, kind)
-        for block in _blocks(path)
-        if is_header(block.header) and isinstance(block.header.get("process"), str)
-    ]
+def _sealed_segments(folder: Path) -> list[RecordedSegment]:
+    return sealed_segments(folder, _blocks)
 
 
 def _blocks(path: Path) -> list[Block]:
@@ -333,11 +316,7 @@ def _documents(folder: Path) -> list[dict[str, Any]]:
     if own is None or status_of(own) == "running":
         return read_documents(folder)
     key = "documents", str(folder), json.dumps(_files(folder))
-    documents: list[dict[str, Any]] | None = memory.get(key)
-    if documents is None:
-        documents = read_documents(folder)
-        memory.put(key, documents, 3000 * (1 + len(documents)))
-    return documents
+    return memory.kept(key, lambda: read_documents(folder), lambda made: 3000 * (1 + len(made)))
 
 
 def _by_start(document: dict[str, Any]) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id, unpack_id
 from stepwell.journal.format import SLOT_BITS
 from stepwell.journal.names import MAX_NAME
+from stepwell.journal.tail import parse_object
 from stepwell.reading import RecordedRun
 from stepwell.reading.process import read_processes
 from stepwell.reading.segments import RecordedSegment
@@ -239,7 +239,7 @@ def span_detail(run: RecordedRun, span_id: int, start: int | None = None) -> Spa
     return SpanDetail(
         **fields,
         epoch=row["epoch"],
-        attributes=_attributes(row["attributes"]),
+        attributes=parse_object(row["attributes"] or "") or {},
         path=_path(source, reader, int(rows.parent[0])),
         events=_events(source, late, local),
     )
@@ -292,16 +292,8 @@ def _events(source: ProcessSource, late: ProcessTables, local: int) -> tuple[Spa
     wanted = {"name", "time_ns", "span", "attributes"}
     shift = source.shift - source.tables.offset
     return tuple(
-        SpanEvent(row["name"], row["time_ns"] + shift, _attributes(row["attributes"]))
+        SpanEvent(row["name"], row["time_ns"] + shift, parse_object(row["attributes"] or "") or {})
         for frame in late.events(wanted)
         for row in frame.head(MAX_EVENTS).iter_rows(named=True)
         if row["span"] == local
     )
-
-
-def _attributes(text: str | None) -> dict[str, Any]:
-    try:
-        attributes = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return attributes if isinstance(attributes, dict) else {}

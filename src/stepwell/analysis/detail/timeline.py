@@ -17,6 +17,8 @@ from stepwell.analysis.timeline.phases import phase_of_span
 from stepwell.reading import RecordedRun
 
 Ints = NDArray[np.int64]
+Names = dict[tuple[str, str], int]
+"""The numbers of names with their categories."""
 
 MAX_BOXES = 60_000
 MAX_WIDTH = 8192
@@ -72,7 +74,7 @@ class StepMark:
 
 @dataclass(frozen=True)
 class TimelineWindow:
-    """A part of the timeline. Times are nanoseconds since the run began (see ``source.began_ns``).
+    """A part of the timeline. Times are nanoseconds since the run began (see ``timeline.began_ns``).
 
     Attributes:
         full: the first and last time of the whole run.
@@ -136,38 +138,24 @@ def timeline_at(
         if p is not None
     ]
     boxes = _bounded([load.entries for _, _, load in loads], exponent)
-    names = _Names()
+    names: Names = {}
     has_restarts = any(d["attempt"] for d in source.documents)
+    shown_lanes = [
+        _lane(p, lane, part, names, has_restarts)
+        for (p, lane, _), part in zip(loads, boxes, strict=True)
+    ]
     return TimelineWindow(
         full=full,
         start=start,
         end=end,
-        names=names.all,
-        lanes=[
-            _lane(p, lane, part, names, has_restarts)
-            for (p, lane, _), part in zip(loads, boxes, strict=True)
-        ],
+        names=[SpanName(*key, phase_of_span(*key)) for key in names],
+        lanes=shown_lanes,
         lane_count=len(pairs),
         offset=offset,
         ranks=source.ranks,
         steps=_steps(source, start, end, width),
         missing=sum(load.missing for _, _, load in loads),
     )
-
-
-class _Names:
-    """Collects the names of the boxes of all processes."""
-
-    def __init__(self) -> None:
-        self.all: list[SpanName] = []
-        self._numbers: dict[tuple[str, str], int] = {}
-
-    def number(self, name: str, category: str) -> int:
-        key = name, category
-        if key not in self._numbers:
-            self._numbers[key] = len(self.all)
-            self.all.append(SpanName(name, category, phase_of_span(name, category)))
-        return self._numbers[key]
 
 
 def _bounded(entries: list[Entries], exponent: int) -> list[Entries]:
@@ -181,7 +169,7 @@ def _bounded(entries: list[Entries], exponent: int) -> list[Entries]:
 
 
 def _lane(
-    source: ProcessSource, lane: int, boxes: Entries, names: _Names, has_restarts: bool
+    source: ProcessSource, lane: int, boxes: Entries, names: Names, has_restarts: bool
 ) -> LaneBoxes:
     document = source.process.document
     thread = source.thread(lane)
@@ -190,7 +178,7 @@ def _lane(
         label += " worker" if document["worker"] is None else f" worker {document['worker']}"
     label += f" · attempt {source.attempt}" if has_restarts else ""
     used, inverse = np.unique(boxes["name"], return_inverse=True)
-    numbers = [names.number(*source.name(int(i))) for i in used]
+    numbers = [names.setdefault(source.name(int(i)), len(names)) for i in used]
     return LaneBoxes(
         label=f"{label} · {thread}",
         rank=source.rank,

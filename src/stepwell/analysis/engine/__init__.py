@@ -5,7 +5,13 @@ not of spans. The results are combined into a ``Summary``, which the rules and t
 timeline, ranks and reading; Dask only if it is chosen.
 """
 
-from stepwell.analysis.engine.engines import Engine, LocalEngine, choose_engine
-from stepwell.analysis.engine.summary import Summary, summarise, summarise_with_grids
+from stepwell.analysis.engine.engines import (
+    Engine,
+    LocalEngine,
+    Summary,
+    choose_engine,
+    summarise,
+    summarise_with_grids,
+)
 
 __all__ = ["Engine", "LocalEngine", "Summary", "choose_engine", "summarise", "summarise_with_grids"]

@@ -4,8 +4,7 @@ A job is one timeline: its attempts, the use of each instant, and the cost of a 
 ranks, the engine and reading.
 """
 
-from stepwell.analysis.goodput.job import Goodput, goodput, runs_of_session
+from stepwell.analysis.goodput.job import Goodput, Rates, goodput, runs_of_session
 from stepwell.analysis.goodput.parts import PARTS, Loss
-from stepwell.analysis.goodput.rates import Rates
 
 __all__ = ["PARTS", "Goodput", "Loss", "Rates", "goodput", "runs_of_session"]

@@ -9,19 +9,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.engine import summarise
 from stepwell.analysis.goodput.parts import PARTS, JobAttempt, Loss, split_attempt
-from stepwell.analysis.goodput.rates import JobTotals, Rates, read_rates
 from stepwell.analysis.ranks.grid import Grid, make_grids
-from stepwell.analysis.throughput import Joules
+from stepwell.analysis.throughput import Joules, add_joules
 from stepwell.analysis.timeline import Timeline
 from stepwell.analysis.timeline.phases import OTHER
 from stepwell.journal.document import worst_of
 from stepwell.reading import RecordedRun
+
+HOUR_NS = 3_600_000_000_000
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates and costs of a job. None if the recorded data are not enough."""
+
+    samples: int | None = None
+    samples_per_second: float | None = None
+    """Over the whole wall time."""
+    productive_samples_per_second: float | None = None
+    """Over the productive time only."""
+    mfu: float | None = None
+    """Model FLOPS utilisation: operations of the model relative to the peak of all devices."""
+    cost: float | None = None
+    cost_per_sample: float | None = None
+    joules: float | None = None
+    joules_per_sample: float | None = None
+    is_energy_estimated: bool = False
+
+
+def read_rates(
+    runs: Sequence[RecordedRun],
+    wall_ns: int,
+    productive_ns: int,
+    steps: int,
+    energy: Joules,
+    peak_flops: float | None,
+    price_per_hour: float | None,
+) -> Rates:
+    """Return the rates of these runs together. What is not given comes from their config."""
+    batch = _number(runs, "global_batch_size")
+    samples = int(steps * batch) if batch else None
+    per_second = _per(samples, wall_ns / 1e9)
+    work = _number(runs, "flops_per_sample")
+    peak = peak_flops or _number(runs, "peak_flops_per_device")
+    devices = max((int(run.document.get("world_size") or 1) for run in runs), default=1)
+    price = price_per_hour or _number(runs, "price_per_hour")
+    cost = price * wall_ns / HOUR_NS if price else None
+    # Measured values take precedence.
+    joules = energy.get("measured", energy.get("estimated"))
+    return Rates(
+        samples=samples,
+        samples_per_second=per_second,
+        productive_samples_per_second=_per(samples, productive_ns / 1e9),
+        mfu=per_second * work / (peak * devices) if per_second and work and peak else None,
+        cost=cost,
+        cost_per_sample=_per(cost, samples),
+        joules=joules,
+        joules_per_sample=_per(joules, samples),
+        is_energy_estimated=set(energy) == {"estimated"},
+    )
+
+
+def _per(amount: float | None, count: float | None) -> float | None:
+    """Return the quotient; None if either is unknown or the count is 0."""
+    return amount / count if amount is not None and count else None
+
+
+def _number(runs: Sequence[RecordedRun], key: str) -> float | None:
+    """Return a positive number from the config of the latest run that has one, else None."""
+    for run in reversed(runs):
+        value: Any = run.config.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
+    return None
+
 
 OVERLAP_NS = 60_000_000_000
 """The last record of an attempt may be later than the start of the next one by this much."""
@@ -115,7 +183,7 @@ def goodput(
         for run, its_evidence in zip(chosen, read, strict=True)
         for attempt in _attempts(run, its_evidence)
     ]
-    energy = [joules for its_evidence in read for joules in its_evidence.joules]
+    energy = add_joules(joules for its_evidence in read for joules in its_evidence.joules)
     attempts.sort(key=lambda attempt: attempt.start_ns)
     if not attempts:
         raise StepwellError("goodput needs at least one recorded process; the run has none")
@@ -135,8 +203,9 @@ def goodput(
     unique = done[0] if len(done) == 1 else np.unique(np.concatenate(done))
     redone = sum(map(len, done)) - len(unique)
     wall = end - start
-    totals = JobTotals(wall, parts["productive"], len(unique), peak_flops, price_per_hour)
-    rates = read_rates(chosen, totals, energy)
+    rates = read_rates(
+        chosen, wall, parts["productive"], len(unique), energy, peak_flops, price_per_hour
+    )
     losses.sort(key=lambda loss: -loss.ns)
     return Goodput(wall, start, end, parts, len(attempts), len(unique), redone, losses, rates)
 

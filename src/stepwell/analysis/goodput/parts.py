@@ -17,12 +17,12 @@ from stepwell.analysis.ranks.stragglers import (
     FEW,
     LONG_NS,
     LONG_STEPS,
-    WARM_UP,
     DelayGroup,
     straggler_groups,
 )
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.step_phases import BETWEEN
+from stepwell.analysis.timeline.tables import WARM_UP
 
 PARTS: dict[str, str] = {
     "productive": "training steps that were kept, with your own spans, without waiting for data or ranks",
@@ -92,11 +92,12 @@ class Split:
     parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
     losses: list[Loss] = field(default_factory=list)
 
-    def take(self, part: str, wanted: int, left: int) -> int:
-        """Move up to ``wanted`` nanoseconds of ``left`` to a part; return the rest."""
-        taken = min(max(0, int(wanted)), left)
-        self.parts[part] += taken
-        return left - taken
+    def take(self, part: str, wanted: Ints, left: Ints) -> Ints:
+        """Move up to ``wanted`` nanoseconds of ``left`` to a part, step by step; return the rest."""
+        taken = np.minimum(np.maximum(wanted, 0), left)
+        self.parts[part] += int(taken.sum())
+        rest: Ints = left - taken
+        return rest
 
 
 def split_attempt(attempt: JobAttempt, resumed: int | None, is_last: bool) -> Split:
@@ -157,11 +158,10 @@ def _last_end(grid: Grid, count: int) -> int:
 
 
 def _split_before(split: Split, grid: Grid, total: int) -> None:
-    left = total
+    left = np.array([total])
     for phase, ns in grid.before.items():
-        part = NAMES.get(phase, "initialisation")
-        left = split.take(part, int(middle(ns[:, None])[0]), left)
-    split.parts["startup"] += left
+        left = split.take(NAMES.get(phase, "initialisation"), middle(ns[:, None]), left)
+    split.parts["startup"] += int(left[0])
 
 
 def _split_steps(split: Split, attempt: JobAttempt, grid: Grid, begins: Ints) -> None:
@@ -171,29 +171,22 @@ def _split_steps(split: Split, attempt: JobAttempt, grid: Grid, begins: Ints) ->
         return
     losses = step_losses(grid, attempt.run)
     left = np.diff(begins)
-    left = _take(split, "stall", losses.stall[:count], left)
-    left = _take(split, "straggler wait", losses.straggler[:count], left)
+    left = split.take("stall", losses.stall[:count], left)
+    left = split.take("straggler wait", losses.straggler[:count], left)
     for phase, ns in losses.alone.items():
-        left = _take(split, NAMES[phase], ns[:count], left)
-    left = _take(split, "initialisation", losses.warm_up[:count], left)
+        left = split.take(NAMES[phase], ns[:count], left)
+    left = split.take("initialisation", losses.warm_up[:count], left)
     for phase, ns in grid.between.items():
         # The time after the last step is split by _split_rest.
         until = count - (count == len(grid.steps))
-        taken = _take(split, NAMES.get(phase, "initialisation"), middle(ns)[:until], left[:until])
+        taken = split.take(NAMES.get(phase, "initialisation"), middle(ns)[:until], left[:until])
         left = np.append(taken, left[until:])
     data = np.maximum(middle(grid.total("data")) - losses.in_data, 0)[:count]
     bound = data_bound(grid, data, left, attempt.run)
     split.losses += [*losses.named, *bound]
-    left = _take(split, "data", data, left)
-    left = _take(split, "idle", middle(grid.total(IDLE))[:count], left)
+    left = split.take("data", data, left)
+    left = split.take("idle", middle(grid.total(IDLE))[:count], left)
     split.parts["productive"] += int(left.sum())
-
-
-def _take(split: Split, part: str, wanted: Ints, left: Ints) -> Ints:
-    taken = np.minimum(np.maximum(wanted, 0), left)
-    split.parts[part] += int(taken.sum())
-    rest: Ints = left - taken
-    return rest
 
 
 def _split_rest(
@@ -210,9 +203,10 @@ def _split_rest(
             )
         return
     if whole and whole == len(grid.steps):
+        rest = np.array([left])
         for phase, ns in grid.between.items():
-            part = NAMES.get(phase, "initialisation")
-            left = split.take(part, int(middle(ns[:, -1:])[0]), left)
+            rest = split.take(NAMES.get(phase, "initialisation"), middle(ns[:, -1:]), rest)
+        left = int(rest[0])
     elif whole < kept:
         # The attempt ended within a step: the excess over a typical step counts as a stall.
         typical = step_ns(grid)
@@ -220,7 +214,8 @@ def _split_rest(
             steps = (int(grid.steps[whole]),)
             hung = left - typical
             split.losses.append(Loss("stall", hung, steps, attempt=attempt.number, run=attempt.run))
-            left = split.take("stall", hung, left)
+            split.parts["stall"] += hung
+            left = typical
     # While the run is running, its current step counts as productive.
     split.parts["productive" if attempt.status == "running" else "ending"] += left
 

@@ -4,7 +4,8 @@
 files, and draws nothing.
 """
 
-from stepwell.analysis.live.run import LiveRun
-from stepwell.analysis.live.snapshot import MetricNow, RankNow, Snapshot
+from stepwell.analysis.live.curves import MetricNow
+from stepwell.analysis.live.rank import RankNow
+from stepwell.analysis.live.run import LiveRun, Snapshot
 
 __all__ = ["LiveRun", "MetricNow", "RankNow", "Snapshot"]

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 import polars as pl
 
 from stepwell.analysis.findings.curves import goal_of
-from stepwell.analysis.live.snapshot import MetricNow
 from stepwell.follower.records import MetricRecord
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 
 KEPT = 512
 """Number of values of each metric that are kept."""
+
+
+@dataclass(frozen=True)
+class MetricNow:
+    """A metric: its last value and its curve."""
+
+    name: str
+    last: float
+    step: int | None
+    curve: tuple[float, ...]
 
 
 class LiveCurves:

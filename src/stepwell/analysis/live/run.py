@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from stepwell._core import clock
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.live.curves import LiveCurves
-from stepwell.analysis.live.rank import LiveRank
-from stepwell.analysis.live.snapshot import Snapshot
+from stepwell.analysis.live.curves import LiveCurves, MetricNow
+from stepwell.analysis.live.rank import LiveRank, RankNow
 from stepwell.analysis.progress import (
     EPOCHS,
     explicit_target,
@@ -30,6 +31,54 @@ EVERY_S = 30.0
 REST = 20
 """The pause after applying the rules is this many times their duration: they use at most 1/20 of a core."""
 Findings = tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run.
+
+    ``time`` has the share of each phase in the last ``time_seconds`` of all ranks, the largest first. That is
+    a minute, or less if the run is younger or records too many spans to read. ``findings`` are all findings,
+    ``new`` those that no earlier snapshot had.
+    """
+
+    id: str
+    name: str
+    path: Path
+    time_ns: int
+    status: str
+    error: str | None
+    seconds: float
+    attempt: int
+    step: int | None
+    epoch: int | None
+    target: int | None
+    steps_per_second: float | None
+    seconds_left: float | None
+    samples_per_second: float | None
+    tokens_per_second: float | None
+    throughput: Throughput | None
+    """Over the whole training loop; the two rates above are from the latest update alone."""
+    metrics: tuple[MetricNow, ...]
+    time: dict[str, float]
+    time_seconds: float
+    ranks: tuple[RankNow, ...]
+    not_followed: int
+    """Number of ranks that are not followed."""
+    findings: tuple[Finding, ...] = field(default=())
+    new: tuple[Finding, ...] = field(default=())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.status not in ("running", "empty")
+
+    @property
+    def done(self) -> float | None:
+        """Share of the steps that are done."""
+        if not self.target or self.step is None:
+            return None
+        return min(1.0, (self.step + 1) / self.target)
 
 
 class LiveRun:
@@ -209,5 +258,4 @@ class LiveFindings:
         except Exception:
             # A file may disappear while it is read. The rules run again later.
             pass
-        took = time.monotonic() - began
-        self._due = time.monotonic() + max(EVERY_S, REST * took)
+        self._due = clock.due_after(began, EVERY_S, REST)

@@ -98,11 +98,11 @@ def default_weight(count: int) -> float:
     return 0.0 if count < SMOOTH_FROM else 1 - 50 / count
 
 
-def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
-    """Return the curve with at most about ``most`` points: the minimum and the maximum of each part."""
-    if len(curve.x) <= most:
+def thinned(curve: Curve) -> Curve:
+    """Return the curve with at most about ``MOST_POINTS``: the minimum and the maximum of each part."""
+    if len(curve.x) <= MOST_POINTS:
         return curve
-    size = math.ceil(2 * len(curve.x) / most)
+    size = math.ceil(2 * len(curve.x) / MOST_POINTS)
     kept: list[int] = []
     for begin in range(0, len(curve.x), size):
         stretch = range(begin, min(begin + size, len(curve.x)))
@@ -123,7 +123,7 @@ def thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
         smooth=pick(curve.smooth),
         low=pick(curve.low),
         high=pick(curve.high),
-        nonfinite=curve.nonfinite[:most],
+        nonfinite=curve.nonfinite[:MOST_POINTS],
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.memory import trim_malloc
+from stepwell._core.system import trim_malloc
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import NAMES
 from stepwell.analysis.timeline.step_phases import BETWEEN, Compact, Events, StepPhases, unique

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 
+from stepwell._core import clock
+from stepwell.analysis.timeline.wall import Liveness, life_of
 from stepwell.analysis.tracebacks import own_line
 from stepwell.journal.document import STALE_HEARTBEATS, status_of
+from stepwell.journal.tail import parse_object
 from stepwell.reading import RecordedRun
 from stepwell.reading.documents import PythonStacks, SourceLine
-from stepwell.reading.segments import ends_of
 from stepwell.reading.spans import SpanReader
 from stepwell.reading.tables import ProcessTables
 
@@ -82,14 +82,13 @@ class Stack:
         return self.frames[-1] if self.frames else None
 
 
-def stacks(run: RecordedRun, *, attempt: int | None = None) -> list[Stack]:
-    """Return the threads that have open spans, by rank, in the latest attempt if none is given.
+def stacks(run: RecordedRun) -> list[Stack]:
+    """Return the threads that have open spans in the latest attempt, by rank.
 
     The main thread of a running process is always included.
     """
     documents = run.documents()
-    if attempt is None:
-        attempt = max((int(d["attempt"]) for d in documents), default=0)
+    attempt = max((int(d["attempt"]) for d in documents), default=0)
     statuses = {str(d["process"]): status_of(d) for d in documents}
     # The clock is read after the spans: an open span then never begins in the future.
     result = []
@@ -117,7 +116,8 @@ def stacks_of(tables: ProcessTables, status: str, now_ns: int | None = None) -> 
     """Return the threads of one process that have open spans, at ``now_ns`` or the current time."""
     frames = [f for f in tables.spans(COLUMNS, only_open=True) if f.height]
     spans = pl.concat(frames).sort("depth", "start_ns") if frames else None
-    seen = _seen(tables, status, spans, time.time_ns() if now_ns is None else now_ns)
+    begun = [] if spans is None else spans["start_ns"].to_list()
+    _, seen = life_of(tables, Liveness(status, clock.wall() if now_ns is None else now_ns), begun)
     python = tables.process.python_stacks() if status in ("running", "killed") else None
     step = tables.context.latest()[0]
     result = []
@@ -177,27 +177,13 @@ def _stack(
     )
 
 
-def _seen(tables: ProcessTables, status: str, spans: pl.DataFrame | None, now_ns: int) -> int:
-    """Return the time of the last sign of life of a process."""
-    if status == "running":
-        return now_ns
-    document = tables.process.document
-    latest = max((ends_of(s) for s in tables.process.of_kind("spans")), default=0)
-    began = 0 if spans is None else int(spans["start_ns"].max() or 0)  # type: ignore[arg-type]
-    return max(int(document["heartbeat"] or 0), latest + tables.offset if latest else 0, began)
-
-
 def _frame(row: dict[str, Any], seen: int) -> StackFrame:
-    try:
-        attributes = json.loads(row["attributes"] or "{}")
-    except (ValueError, RecursionError):
-        attributes = {}
     return StackFrame(
         name=row["name"],
         category=row["category"],
         start_ns=row["start_ns"],
         seconds=max(0, seen - row["start_ns"]) / 1e9,
-        attributes=attributes if isinstance(attributes, dict) else {},
+        attributes=parse_object(row["attributes"] or "") or {},
     )
 
 

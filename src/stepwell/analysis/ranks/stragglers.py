@@ -14,6 +14,7 @@ from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.patterns import find_period
 from stepwell.analysis.timeline.phases import CODES, NAMES
 from stepwell.analysis.timeline.step_phases import BETWEEN
+from stepwell.analysis.timeline.tables import WARM_UP
 from stepwell.analysis.timeline.timeline import Timelines
 
 Bools = NDArray[np.bool_]
@@ -23,8 +24,6 @@ LONG_NS = 500_000_000
 """A delay longer than this, in typical steps and in nanoseconds, counts even if it happens once."""
 FEW = 0.01
 """Largest share of the steps that are called single delays."""
-WARM_UP = 3
-"""First steps of an attempt, in which code is compiled and memory allocated."""
 OUTLIER = 10.0
 """A delay this many times the median delay is a case of its own."""
 FEWEST = 3

@@ -30,7 +30,7 @@ from stepwell.analysis.timeline.timeline import (
     incomplete_steps,
     timelines,
 )
-from stepwell.analysis.timeline.wall import run_wall_ns, wall_ns
+from stepwell.analysis.timeline.wall import began_ns, lives_by_attempt, run_wall_ns, wall_ns
 
 __all__ = [
     "PHASES",
@@ -42,10 +42,12 @@ __all__ = [
     "Timeline",
     "Timelines",
     "background",
+    "began_ns",
     "bursts",
     "drift",
     "incomplete_steps",
     "ledger",
+    "lives_by_attempt",
     "outliers",
     "patterns",
     "percentiles",

@@ -75,10 +75,14 @@ def background_of(
     """Return the work of the other threads of a rank and of its helper processes, within its wall time."""
     collectors = {kind: _Collector(window) for kind in KINDS}
     exposed = intervals.union(*_spans(main, _COMMUNICATION)) if others else intervals.EMPTY
-    for lane in others:
+
+    def add_thread(lane: LaneSpans) -> None:
         collectors[COMMUNICATION].add(lane, _COMMUNICATION, exposed)
         collectors[CHECKPOINT].add(lane, _CHECKPOINT)
         collectors[THREADS].add(lane, _DATA)
+
+    for lane in others:
+        add_thread(lane)
     for helper in helpers:
         is_worker = helper.process.document["role"] == "worker"
         for lane in LaneReader(helper).read():
@@ -86,10 +90,8 @@ def background_of(
             if is_worker:
                 # Workers prepare data, whatever their spans are called.
                 collectors[WORKERS].add(lane, _ALL)
-                continue
-            collectors[COMMUNICATION].add(lane, _COMMUNICATION, exposed)
-            collectors[CHECKPOINT].add(lane, _CHECKPOINT)
-            collectors[THREADS].add(lane, _DATA)
+            else:
+                add_thread(lane)
     results = [collectors[kind].result(kind) for kind in KINDS]
     return [background for background in results if background.count]
 

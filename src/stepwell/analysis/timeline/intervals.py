@@ -156,7 +156,8 @@ def split_by_owner(starts: Ints, ends: Ints, until: int) -> Iterator[tuple[int, 
         before = previous_greater(chunk_ends, begun)
         next_start = np.append(starts[first + 1 : after], until_next)
         yield first, after, _pieces(starts, numbers, chunk_ends, before, begun, next_start)
-        open_spans = numbers[_chain(before, chunk_ends, until_next)]
+        # Those that may still own later time.
+        open_spans = numbers[open_at(before, chunk_ends, until_next + 1)]
 
 
 def _pieces(
@@ -181,12 +182,15 @@ def _pieces(
         high = np.where(owner < 0, limit, ends[owner])
 
 
-def _chain(before: Indices, ends: Ints, instant: int) -> list[int]:
-    """Return the spans that are open at an instant after all starts, and may still own later time."""
+def open_at(before: Indices, ends: Ints, instant: int) -> Indices:
+    """Return the spans that end at or after an instant after all starts, the outermost first.
+
+    ``before`` is the result of ``previous_greater``.
+    """
     chain = []
     at = len(before) - 1
     while at >= 0:
-        if ends[at] > instant:
+        if ends[at] >= instant:
             chain.append(at)
         at = int(before[at])
-    return chain[::-1]
+    return np.array(chain[::-1], np.int64)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.timeline.intervals import Ints, Set
-from stepwell.analysis.timeline.lanes import BLOCK, FOREVER, LaneSpans
+from stepwell.analysis.timeline.intervals import CHUNK, Ints, Set
+from stepwell.analysis.timeline.lanes import FOREVER, LaneSpans
 from stepwell.analysis.timeline.phases import (
     AFTER,
     BEFORE,
@@ -207,9 +207,9 @@ def _last_other(codes: Bytes, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, before each of these rows, the last span that is neither data nor a container; -1 for none."""
     previous = np.empty(len(rows), np.int64)
     last = -1
-    for low in range(0, len(codes) + 1, BLOCK):
-        others = np.append(last, np.flatnonzero(IS_OTHER[codes[low : low + BLOCK]]) + low)
-        these = slice(*np.searchsorted(rows, (low, low + BLOCK)))
+    for low in range(0, len(codes) + 1, CHUNK):
+        others = np.append(last, np.flatnonzero(IS_OTHER[codes[low : low + CHUNK]]) + low)
+        these = slice(*np.searchsorted(rows, (low, low + CHUNK)))
         previous[these] = others[np.searchsorted(others, rows[these]) - 1]
         last = int(others[-1])
     return previous

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.intervals import CHUNK, Ints
 from stepwell.analysis.timeline.phases import (
     CODE_MASK,
     GARBAGE,
@@ -38,8 +38,6 @@ LOOPS = (
     StandardTrainingJobSpanName.VALIDATION_LOOP.value,
 )
 _HAS_NO_PHASE = lookup_table(HAS_NO_PHASE)
-BLOCK = 1 << 16
-"""Spans processed at once, to bound memory."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,9 @@ class LaneSpans:
     def which(self, table: Mask) -> Mask:
         """Return for each span the entry of its code in a table such as ``IS_DATA``."""
         entries = np.empty(len(self.codes), bool)
-        for low in range(0, len(entries), BLOCK):
-            # In blocks: an index array takes eight times the memory of the codes.
-            entries[low : low + BLOCK] = table[self.codes[low : low + BLOCK]]
+        for low in range(0, len(entries), CHUNK):
+            # In chunks: an index array takes eight times the memory of the codes.
+            entries[low : low + CHUNK] = table[self.codes[low : low + CHUNK]]
         return entries
 
 

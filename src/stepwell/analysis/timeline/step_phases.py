@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.timeline.intervals import CHUNK, Ints, previous_greater
+from stepwell.analysis.timeline.intervals import CHUNK, Ints, open_at, previous_greater
 from stepwell.analysis.timeline.iterations import Iterations
 from stepwell.analysis.timeline.lanes import FOREVER, LaneSpans
 from stepwell.analysis.timeline.phases import (
@@ -365,7 +365,7 @@ def _own_times(lane: LaneSpans) -> tuple[Ints, Ints]:
         outermost[count : count + len(mine)] = mine + first
         times[count : count + len(mine)] = ns[begun:][mine]
         if after < len(starts):
-            chain = _open_at(around, high, int(starts[after]))
+            chain = open_at(around, high, int(starts[after]))
             before, own = chain[chain < begun], chain[chain >= begun]
             places = np.where(is_root[own], np.searchsorted(mine, own - begun) + count, -1)
             places = np.concatenate([carried.places[before], places])
@@ -381,16 +381,6 @@ class _Carried:
     rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-
-
-def _open_at(around: Ints, ends: Ints, instant: int) -> Ints:
-    """Return the spans that are open at an instant after all starts, the outermost first."""
-    chain, at = [], len(around) - 1
-    while at >= 0:
-        if ends[at] >= instant:
-            chain.append(at)
-        at = int(around[at])
-    return np.array(chain[::-1], np.int64)
 
 
 def _roots(phase: Bytes, around: Ints) -> Ints:

@@ -28,7 +28,7 @@ from stepwell.analysis.timeline.iterations import (
 from stepwell.analysis.timeline.lanes import FOREVER, LaneReader, LaneSpans
 from stepwell.analysis.timeline.phases import IS_PASS, PHASES, final_phases
 from stepwell.analysis.timeline.step_phases import StepPhases, sum_up_phases
-from stepwell.analysis.timeline.wall import Life, Liveness, life
+from stepwell.analysis.timeline.wall import Life, Liveness, life_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.tables import ProcessTables
 
@@ -127,16 +127,6 @@ class Timeline:
         """Wall time: exactly the sum of ``cells``."""
         return self.end_ns - self.start_ns
 
-    @property
-    def first_ns(self) -> int | None:
-        """Start of the first iteration."""
-        return None if self.iterations is None else int(self.iterations.starts[0])
-
-    @property
-    def last_ns(self) -> int | None:
-        """End of the last iteration."""
-        return None if self.iterations is None else int(self.iterations.ends[-1])
-
 
 Timelines: TypeAlias = RecordedRun | Sequence[Timeline]
 """A run, or its timelines if they have been read already."""
@@ -221,7 +211,7 @@ def make_timeline(threads: Threads, helpers: Sequence[ProcessTables], alive: Liv
     """Return the timeline of the process with these threads. Its helpers work in the background."""
     document = threads.tables.process.document
     changes = _changes(threads.tables)
-    start, end = life(document, alive, _times(threads.lanes, changes))
+    start, end = life_of(threads.tables, alive, _times(threads.lanes, changes))
     lanes = [_until(lane, end) for lane in threads.lanes]
     ours = [lane is threads.main for lane in threads.lanes]
     main = lanes[ours.index(True)] if lanes else threads.main

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from stepwell._core import clock
 from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
-from stepwell.reading.segments import ends_of
+from stepwell.reading.tables import ProcessTables
 
 Life = tuple[int, int]
 """The first and the last sign of life, in nanoseconds since the epoch."""
@@ -53,18 +54,35 @@ def wall_ns(lives: Iterable[Life]) -> int:
     )
 
 
-def run_wall_ns(run: RecordedRun, last_ns: int | None = None) -> int | None:
-    """Return the wall time of a run without reading its spans; None if no process has started.
+def life_of(tables: ProcessTables, alive: Liveness, records: Iterable[int] = ()) -> Life:
+    """Return the first and the last sign of life of a process, from the headers of its segments."""
+    last = tables.process.last_clock
+    seen = [last + tables.offset] if last else []
+    return life(tables.process.document, alive, [*records, *seen])
 
-    ``last_ns`` is a further sign of life, such as the time of the last metric.
-    """
-    lives = []
-    for tables in run.by_process(partial=True):
+
+def lives_by_attempt(processes: Iterable[ProcessTables]) -> dict[int, list[Life]]:
+    """Return the lives of the ranks that have started, by attempt, without reading spans."""
+    lives: dict[int, list[Life]] = {}
+    for tables in processes:
         document = tables.process.document
         if document["role"] != "worker" and document["started"] is not None:
-            ends = [ends_of(segment) for segment in tables.process.of_kind("spans")]
-            records = [end + tables.offset for end in ends if end]
-            lives.append(life(document, Liveness.now(document), records))
-    if not lives:
-        return None
-    return wall_ns([*lives, (lives[0][0], last_ns or 0)])
+            own = lives.setdefault(document["attempt"], [])
+            own.append(life_of(tables, Liveness.now(document)))
+    return lives
+
+
+def run_wall_ns(run: RecordedRun) -> int | None:
+    """Return the wall time of a run without reading its spans; None if no process has started."""
+    lives = lives_by_attempt(run.by_process(partial=True))
+    return wall_ns(chain(*lives.values())) if lives else None
+
+
+def began_ns(run: RecordedRun, documents: Iterable[dict[str, Any]] | None = None) -> int:
+    """Return when a run began, the origin of its times: the start of its first process.
+
+    Without one, when it was created. ``documents`` are those of its processes, if they have been read.
+    """
+    known = run.documents() if documents is None else documents
+    started = [int(document["started"]) for document in known if document["started"]]
+    return min(started, default=run.created_ns)

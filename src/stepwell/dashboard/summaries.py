@@ -1,4 +1,4 @@
-"""Answers for one screen, at its level of detail: series, timeline, rank grid, list of runs."""
+"""The list of runs, completed in the background."""
 
 from __future__ import annotations
 
@@ -10,21 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from stepwell.analysis.detail import (
-    bare_entry,
-    grid_at,
-    metric_list,
-    search_spans,
-    series_at,
-    span_detail,
-    summaries_of,
-    timeline_at,
-)
-from stepwell.analysis.detail.series import AXES, WAYS
-from stepwell.dashboard.answers import Json, plain, plain_list
-from stepwell.dashboard.catalogue import Catalogue, Stamp, stamp_of
-from stepwell.dashboard.parameters import Parameters
+from stepwell._core import clock
+from stepwell.analysis.run_list import bare_entry, summaries_of
+from stepwell.dashboard.answers.values import Json, plain
+from stepwell.dashboard.catalogue import Catalogue
 from stepwell.reading import RecordedRun
+from stepwell.reading.run import Stamp, stamp_of
 
 BUDGET_S = 0.4
 """Time to compute summaries of runs in one request; the rest is computed in the background."""
@@ -36,129 +27,6 @@ ANNOUNCE_S = 2.0
 MOST_COLUMNS = 200
 """Settings and metrics that are offered as columns."""
 log = logging.getLogger("stepwell.dashboard")
-
-
-def metric_list_answer(run: RecordedRun) -> Json:
-    """Return the metrics of a run and the axes that they can be drawn over."""
-    answer: Json = plain(metric_list(run))
-    return answer
-
-
-def series_answer(run: RecordedRun, given: Parameters) -> Json:
-    """Return the curves of some metrics."""
-    axis = given.choice("x", AXES)
-    series = series_at(
-        run,
-        given.texts("name"),
-        x=axis,
-        by=given.choice("by", WAYS),
-        rank=given.whole("rank"),
-        start=given.number("start"),
-        end=given.number("end"),
-        points=given.count("points", 800, 10, 10_000),
-    )
-    return {
-        "x": axis,
-        "series": [
-            {
-                "name": each.name,
-                "rank": each.rank,
-                "count": each.count,
-                "is_downsampled": each.is_downsampled,
-                "x": plain_list(each.x),
-                "y": plain_list(each.y),
-                "low": None if each.low is None else plain_list(each.low),
-                "high": None if each.high is None else plain_list(each.high),
-                "odd": plain(each.odd),
-            }
-            for each in series
-        ],
-    }
-
-
-def timeline_answer(run: RecordedRun, given: Parameters) -> Json:
-    """Return the boxes of a time window."""
-    window = timeline_at(
-        run,
-        given.whole("start"),
-        given.whole("end"),
-        given.count("width", 1500, 50, 8192),
-        ranks=given.wholes("rank"),
-        offset=given.count("offset", 0, 0, 1 << 20),
-        lanes=given.count("lanes", 40, 1, 200),
-        budget_s=3.0,
-    )
-    return {
-        "full": list(window.full),
-        "start": window.start,
-        "end": window.end,
-        "names": plain(window.names),
-        "lanes": [
-            {
-                "label": lane.label,
-                "rank": lane.rank,
-                "attempt": lane.attempt,
-                "process": lane.process,
-                "thread": lane.thread,
-                "is_worker": lane.is_worker,
-                "row": plain_list(lane.row),
-                "start": plain_list(lane.start),
-                "end": plain_list(lane.end),
-                "name": plain_list(lane.name),
-                "count": plain_list(lane.count),
-                "id": [None if each < 0 else each for each in lane.id.tolist()],
-                "flags": plain_list(lane.flags),
-            }
-            for lane in window.lanes
-        ],
-        "lane_count": window.lane_count,
-        "offset": window.offset,
-        "ranks": window.ranks,
-        "steps": plain(window.steps),
-        "missing": window.missing,
-    }
-
-
-def search_answer(run: RecordedRun, given: Parameters) -> Json:
-    """Return the spans that contain a text."""
-    text = given.text("q")
-    if text is None:
-        return {"hits": [], "more": False, "stats": []}
-    answer: Json = plain(search_spans(run, text, given.count("limit", 200, 1, 1000)))
-    return answer
-
-
-def span_answer(run: RecordedRun, span: int, start: int | None) -> Json | None:
-    """Return one span with its attributes and events, None if there is none with this id."""
-    detail = span_detail(run, span, start)
-    return None if detail is None else plain(detail)
-
-
-def grid_answer(run: RecordedRun, given: Parameters) -> Json:
-    """Return the times of ranks and steps in one phase."""
-    first, last = given.whole("first"), given.whole("last")
-    low, high = given.whole("low"), given.whole("high")
-    window = grid_at(
-        run,
-        given.text("phase"),
-        attempt=given.whole("attempt"),
-        ranks=None if low is None or high is None else range(low, min(high, low + 100_000) + 1),
-        steps=None if first is None or last is None else (first, last),
-        width=given.count("width", 1200, 1, 4096),
-        height=given.count("height", 600, 1, 4096),
-    )
-    return {
-        "phase": window.phase,
-        "phases": window.phases,
-        "attempts": window.attempts,
-        "attempt": window.attempt,
-        "ranks": window.ranks,
-        "steps": window.steps,
-        "rank_count": window.rank_count,
-        "step_count": window.step_count,
-        "values": plain_list(window.values),
-        "median_ns": window.median_ns,
-    }
 
 
 @dataclass(frozen=True)
@@ -260,9 +128,8 @@ class Summaries:
             if not self._is_closed:
                 log.warning("The summary of run %s cannot be computed", run_id, exc_info=True)
             row = plain(asdict(bare_entry(run)))
-        now = time.monotonic()
+        due = clock.due_after(began, LIVE_S, REST)
         with self._lock:
-            due = now + max(LIVE_S, REST * (now - began))
             self._known[run_id] = Known({**row, "id": run_id}, stamp, due)
 
 

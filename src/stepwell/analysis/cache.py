@@ -1,4 +1,4 @@
-"""Caches of the level of detail: files in the reader's cache folder, and recent values in memory.
+"""Caches: files in the reader's cache folder, and recent values in memory.
 
 A *shelf* is a file of compressed blobs by key, with a note that says what they were made from. A shelf that
 is missing, damaged or made from something else is made again; one that cannot be written stays in memory.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import zstandard
 
@@ -38,7 +38,7 @@ KEPT_SHARE = 0.8
 TIDY_S = 60.0
 TIDIED = ".tidied"
 
-
+T = TypeVar("T")
 Blobs = tuple[dict[str, bytes], dict[str, Any]]
 """Blobs by key, and a note about them."""
 
@@ -70,6 +70,14 @@ class RecentValues:
             while self._cost > self._limit and len(self._values) > 1:
                 _, (_, old) = self._values.popitem(last=False)
                 self._cost -= old
+
+    def kept(self, key: Hashable, make: Callable[[], T], cost: Callable[[T], int]) -> T:
+        """Return the value with this key; if there is none, make and keep it."""
+        value: T | None = self.get(key)
+        if value is None:
+            value = make()
+            self.put(key, value, cost(value))
+        return value
 
     def clear(self) -> None:
         """Forget all values."""
@@ -120,6 +128,10 @@ class Shelf:
             if blob is not None:
                 blobs[key] = blob
         return blobs
+
+    def blob(self, key: str) -> bytes:
+        """Return the blob with this key; empty if there is none."""
+        return self.get([key]).get(key, b"")
 
 
 def shelf_path(run: Path, *names: str) -> Path:
@@ -182,32 +194,58 @@ def _pack(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
     return {key: packer.compress(blob) for key, blob in blobs.items()}
 
 
-def cached_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf:
-    """Return the shelf in this file if it was made from the same, else make and write it.
+class CachedShelf(Shelf):
+    """The shelf in a file. It is made and written if it is missing, damaged or made from something else.
 
-    ``made_from`` is JSON; it becomes part of the note.
+    Args:
+        path: the file.
+        made_from: JSON that changes when the shelf must be made again; it becomes part of the note.
+        make: returns the blobs and the rest of the note.
     """
-    shelf = read_shelf(path)
-    if shelf is not None and _is_made_from(shelf, made_from):
-        return shelf
-    return remake_shelf(path, made_from, make)
 
+    def __init__(self, path: Path, made_from: Any, make: Callable[[], Blobs]) -> None:
+        self._recipe = path, made_from, make
+        shelf = read_shelf(path)
+        self._use(shelf if shelf is not None and _is_made_from(shelf, made_from) else self._made())
 
-def remake_shelf(path: Path, made_from: Any, make: Callable[[], Blobs]) -> Shelf:
-    """Write a shelf, although there is one: it is damaged, or was made from something else."""
-    blobs, note = make()
-    return write_shelf(path, {**note, "from": made_from}, blobs)
+    def _use(self, shelf: Shelf) -> None:
+        super().__init__(shelf.path, shelf.note, shelf._places, shelf._packed)
+
+    def _made(self) -> Shelf:
+        path, made_from, make = self._recipe
+        blobs, note = make()
+        return write_shelf(path, {**note, "from": made_from}, blobs)
+
+    def blob(self, key: str) -> bytes:
+        """Return the blob with this key. If it is damaged, the shelf is made again."""
+        blob = self.get([key]).get(key)
+        if blob is not None:
+            return blob
+        self._use(self._made())
+        return super().blob(key)
 
 
 def cached_json(path: Path, made_from: Any, make: Callable[[], Any]) -> Any:
     """Return the JSON value in this file if it was made from the same, else make and write it."""
+    value = stored_json(path, made_from)
+    if value is None:
+        value = make()
+        store_json(path, made_from, value)
+    return value
+
+
+def stored_json(path: Path, made_from: Any) -> Any:
+    """Return the JSON value in this file if it was made from the same, else None."""
     shelf = read_shelf(path)
     if shelf is not None and _is_made_from(shelf, made_from):
         with contextlib.suppress(KeyError, ValueError, RecursionError):
             return json.loads(shelf.get(["value"])["value"])
-    value = make()
+    return None
+
+
+def store_json(path: Path, made_from: Any, value: Any) -> None:
+    """Write a JSON value and what it was made from."""
     write_shelf(path, {"from": made_from}, {"value": json.dumps(value).encode()})
-    return value
 
 
 def _is_made_from(shelf: Shelf, made_from: Any) -> bool:
