@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell._core.errors import report
@@ -60,9 +60,9 @@ class TrainerRecorder:
         wrap(trainer, "_run_epoch", self._around_epoch)
         wrap(trainer, "call_model_init", self._around_model_init)
         wrap(trainer, "create_optimizer", self._around_optimizer_init)
-        wrap(trainer, "get_train_dataloader", self._around_train_loader)
-        wrap(trainer, "get_eval_dataloader", self._around_eval_loader)
-        wrap(trainer, "get_test_dataloader", self._around_test_loader)
+        wrap(trainer, "get_train_dataloader", self._around_loader("train"))
+        wrap(trainer, "get_eval_dataloader", self._around_loader("val"))
+        wrap(trainer, "get_test_dataloader", self._around_loader("test"))
         wrap(trainer, "_load_from_checkpoint", self._around_load)
         wrap(trainer, "_load_optimizer_and_scheduler", self._around_load_optimizer)
         wrap(trainer, "_load_best_model", self._around_load_best)
@@ -109,17 +109,12 @@ class TrainerRecorder:
         with standard_span(Name.OPTIMIZER_INIT):
             return original(*args, **kwargs)
 
-    def _around_train_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with standard_span(Name.DATA_LOADER_INIT, stage="train"):
-            return original(*args, **kwargs)
+    def _around_loader(self, stage: str) -> Callable[..., Any]:
+        def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+            with standard_span(Name.DATA_LOADER_INIT, stage=stage):
+                return original(*args, **kwargs)
 
-    def _around_eval_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with standard_span(Name.DATA_LOADER_INIT, stage="val"):
-            return original(*args, **kwargs)
-
-    def _around_test_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with standard_span(Name.DATA_LOADER_INIT, stage="test"):
-            return original(*args, **kwargs)
+        return around
 
     def _around_load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[0] if args else kwargs.get("resume_from_checkpoint")
