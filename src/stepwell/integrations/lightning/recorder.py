@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,21 @@ import torch
 from stepwell._core import clock
 from stepwell._core.errors import report
 from stepwell.integrations.lightning import configuration
-from stepwell.integrations.lightning.fit import FitRecorder
-from stepwell.integrations.lightning.hooks import WHERE, Fetches, optimizer_step
+from stepwell.integrations.lightning.fit import FitRecorder, optimizer_step
 from stepwell.integrations.lightning.logger import StepwellLogger
+from stepwell.integrations.lightning.packages import WHERE
 from stepwell.integrations.timing import LOSS, TrainingThread, timer
 from stepwell.integrations.wrappers import (
     BACKWARD,
     BACKWARD_TIME,
     FORWARD,
     FORWARD_TIME,
+    LOADING,
+    LOADING_TIME,
     Wrappings,
 )
 from stepwell.journal.metrics import log
+from stepwell.journal.span import withdraw
 from stepwell.telemetry.span_handle import NO_SPAN, Span
 from stepwell.training import calls
 from stepwell.training.calls import current
@@ -250,6 +254,56 @@ def _will_load(trainer: Any, loop: Any, stage: str) -> bool:
         return bool(getattr(loop, "_should_reload_train_dl", False))
     is_fitting = loop is trainer.fit_loop.epoch_loop.val_loop
     return not is_fitting or bool(getattr(loop, "_should_reload_val_dl", False))
+
+
+class Fetches:
+    """Records the fetch of each batch, between two methods that a loop calls before and after it.
+
+    ``is_counted``: whether the time is added to the phases of training.
+    """
+
+    __slots__ = ("_is_counted", "_start", "_thread")
+
+    def __init__(self, thread: TrainingThread, is_counted: bool) -> None:
+        self._thread = thread
+        self._is_counted = is_counted
+        self._start = 0
+
+    def before(self, original: Any) -> Callable[[], None]:
+        """Wrap the method that is called before a fetch."""
+
+        def call() -> None:
+            original()
+            if current.job is not None:
+                self._start = self._thread.enter(LOADING)
+
+        return call
+
+    def after(self, original: Any) -> Callable[[], None]:
+        """Wrap the method that is called after a fetch, even if the fetch failed."""
+
+        def call() -> None:
+            start, self._start = self._start, 0
+            error = sys.exc_info()[1] if start else None
+            if start and (error is None or not _is_passing(error, sys._getframe(1))):
+                end = self._thread.leave(LOADING)
+                phases = self._thread.phases
+                if phases is not None and self._is_counted:
+                    phases[LOADING_TIME] = phases.get(LOADING_TIME, 0) + end - start
+            elif isinstance(error, StopIteration):
+                # There was no further batch.
+                withdraw(LOADING)
+            elif error is not None:
+                LOADING.__exit__(type(error), error, None)
+            original()
+
+        return call
+
+
+def _is_passing(error: BaseException, frame: Any) -> bool:
+    """Return whether an exception passes through this frame, rather than being handled farther out."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame is frame
 
 
 class Evaluations:

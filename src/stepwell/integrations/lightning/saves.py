@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell._core.errors import report
-from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
+from stepwell.integrations.wrappers import as_futures, is_saving, settle_when_done
+from stepwell.telemetry.span_handle import NO_SPAN, Span
 from stepwell.training import calls
 from stepwell.training.calls import current_job
-from stepwell.training.checkpoints import SPANS
-from stepwell.training.standard_spans import WORDS
 
 WHERE = "lightning checkpoint"
 REMEMBERED = 1000
@@ -75,7 +74,7 @@ class Saves:
 
     def _begin(self, trainer: Any, path: Any) -> PendingSave | None:
         try:
-            if current_job() is None or any(find_open(WORDS[name]) for name in SPANS.values()):
+            if current_job() is None or is_saving():
                 return None
             step = int(trainer.global_step)
             place = os.fspath(path) if isinstance(path, os.PathLike) else path
@@ -106,7 +105,7 @@ class Saves:
             if left:
                 self._background.update(_hashable(writers[1:]))
                 calls.end_save(None, None, begun.span)
-                _follow(begun, left)
+                settle_when_done(left, begun.span, begun.path)
             elif watched is not None:
                 # Its writer reports the outcome. If another rank writes, the outcome is not recorded here.
                 calls.end_save(None, None, begun.span)
@@ -232,7 +231,7 @@ def _futures(owners: Iterable[Any]) -> list[Any]:
     for owner in owners:
         if owner is None:
             continue
-        futures += _as_futures(owner)
+        futures += as_futures(owner)
         for value in list(getattr(owner, "__dict__", {}).values()):
             values: Iterable[Any] = [value]
             if isinstance(value, (list, tuple, set, deque)):
@@ -240,45 +239,5 @@ def _futures(owners: Iterable[Any]) -> list[Any]:
             elif isinstance(value, Mapping):
                 values = list(value.values())
             for each in values:
-                futures += _as_futures(each)
+                futures += as_futures(each)
     return futures
-
-
-def _as_futures(value: Any) -> list[Any]:
-    # The result of async_save if staging is asynchronous too.
-    whole = getattr(value, "upload_completion", None)
-    value = value if whole is None else whole
-    is_future = callable(getattr(value, "add_done_callback", None)) and callable(
-        getattr(value, "exception", None)
-    )
-    return [value] if is_future else []
-
-
-def _follow(pending: PendingSave, futures: list[Any]) -> None:
-    """Record the outcome of a save when all of its futures are done, or the first one has failed."""
-    unique = list({id(future): future for future in futures}.values())
-    waiting = len(unique)
-    lock = threading.Lock()
-
-    def done(future: Any) -> None:
-        nonlocal waiting
-        error = _failure_of(future)
-        with lock:
-            if waiting <= 0:
-                return
-            waiting = 0 if error is not None else waiting - 1
-            is_over = waiting == 0
-        if is_over:
-            pending.conclude(error)
-
-    for future in unique:
-        future.add_done_callback(done)
-
-
-def _failure_of(future: Any) -> BaseException | None:
-    try:
-        error = future.exception()
-        return error if error is None or isinstance(error, BaseException) else None
-    except BaseException as error:
-        # The future was cancelled.
-        return error
