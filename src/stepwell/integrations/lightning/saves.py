@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell._core.errors import report
-from stepwell.integrations.wrappers import as_futures, is_saving, settle_when_done
+from stepwell.integrations.wrappers import Wrappings, as_futures, is_saving, settle_when_done
 from stepwell.telemetry.span_handle import NO_SPAN, Span
 from stepwell.training import calls
 from stepwell.training.calls import current_job
@@ -154,26 +154,22 @@ class WriterWatch:
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = weakref.ref(plugin)
-        self._writer = writer = plugin.checkpoint_io
         self._waiting: list[PendingSave] = []
-        self._original = original = writer.save_checkpoint
+        self._wrappings = Wrappings()
+        self._wrappings.wrap(plugin.checkpoint_io, "save_checkpoint", self._save)
+        vars(plugin.checkpoint_io)["save_checkpoint"].watch = self
 
-        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            path = args[1] if len(args) > 1 else kwargs.get("path")
-            pending = self._take(path)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                if pending is not None:
-                    pending.conclude(error)
-                raise
+    def _save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        pending = self._take(args[1] if len(args) > 1 else kwargs.get("path"))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
             if pending is not None:
-                pending.conclude(None)
-            return result
-
-        self._replacement = save_checkpoint
-        save_checkpoint.watch = self  # type: ignore[attr-defined]
-        writer.save_checkpoint = save_checkpoint
+                pending.conclude(error)
+            raise
+        if pending is not None:
+            pending.conclude(None)
+        return result
 
     def add(self, pending: PendingSave) -> None:
         """Expect a save to be written."""
@@ -185,9 +181,9 @@ class WriterWatch:
             pending = next((p for p in self._waiting if p.path == path), None)
             if pending is not None:
                 self._waiting.remove(pending)
-            if not self._waiting and vars(self._writer).get("save_checkpoint") is self._replacement:
+            if not self._waiting:
                 # Nothing is being written: restore the writer. The next save wraps it again.
-                del self._writer.save_checkpoint
+                self._wrappings.remove()
             return pending
 
     def drop(self, pending: PendingSave) -> None:
