@@ -94,7 +94,7 @@ class Checkpoints:
         strategy: CheckPointStrategy | str | None = None,
     ) -> Span:
         """Start saving the checkpoint of this step."""
-        if self.job.ask("is_save_checkpoint_enabled") is False:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False:
             return NO_SPAN
         chosen = self._strategy(strategy)
         step = self._begun_step(step)
@@ -196,7 +196,7 @@ class Checkpoints:
 
     def _find_ending(self, span: Span | None, hint: str) -> Save | None:
         """Return the save to end; without one, report the misuse and return None."""
-        if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False and not self._open:
             return None
         save = self._find_open(span)
         if save is None:
@@ -241,7 +241,7 @@ class Checkpoints:
 
     def succeed(self, step: int, msec: float | None = None, path: PathLike | None = None) -> None:
         """Record that the checkpoint of this step is complete, possibly long after its span has ended."""
-        if self.job.ask("is_save_checkpoint_enabled") is False:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint success")
         save = self._take_pending(step, "saved")
@@ -343,7 +343,7 @@ class Checkpoints:
         msec: float | None = None,
     ) -> None:
         """Record that the checkpoint of this step could not be saved."""
-        if self.job.ask("is_save_checkpoint_enabled") is False:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint failure")
         save = self._take_pending(step, "failed")

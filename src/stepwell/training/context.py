@@ -12,7 +12,6 @@ An exception is recorded on the span and passed on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
 from stepwell._core.errors import report
@@ -43,12 +42,7 @@ class StandardSpan:
     def __enter__(self) -> Span:
         return self._start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(error)
 
     def __call__(self, function: F) -> F:
@@ -76,12 +70,7 @@ class Iteration:
     def __enter__(self) -> Span:
         return calls.start_iteration()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         calls.end_iteration(self._samples, self._tokens, self._optimizer_step, error)
 
     __call__ = StandardSpan.__call__
@@ -139,12 +128,7 @@ class SimpleSpan(StandardSpan):
             report(self.name, error)
             return NO_SPAN
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         calls.end(self._name, None, error)
 
 
@@ -270,12 +254,7 @@ class CheckpointSave(StandardSpan):
     def __enter__(self) -> Span:
         return calls.start_save(self._step, None, self._path, self._strategy)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         calls.conclude_save(error)
 
 

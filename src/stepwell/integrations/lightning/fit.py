@@ -59,16 +59,16 @@ class FitRecorder:
             return
         trainer = self.trainer
         self._is_automatic = configuration.is_automatic(trainer)
-        size = job.ask("global_batch_size")
+        size = job.config.ask("global_batch_size")
         self._counts_samples = size is None
         self._note_accumulation()
         start = configuration.iterations_done(trainer)
         target = None
-        if job.ask("train_iterations_target") is None:
+        if job.config.ask("train_iterations_target") is None:
             target = configuration.iterations_target(trainer)
         size = size or configuration.samples_per_iteration(trainer)
         samples_target = None
-        if size and target and job.ask("train_samples_target") is None:
+        if size and target and job.config.ask("train_samples_target") is None:
             samples_target = target * size
         is_known = job.last is not None and job.last.overall == start
         samples = None if size is None or is_known or not start else start * size

@@ -145,7 +145,7 @@ class LightningRecorder:
         recorded = (0, 1) if job.run is None else (job.run.rank, job.run.world_size)
         if job.application is not None and recorded != (rank, size):
             job.application.add_attributes({"rank": rank, "world_size": size})
-        if job.ask("world_size") is None:
+        if job.config.ask("world_size") is None:
             job.world_size = max(job.world_size, size)
 
     @contextmanager

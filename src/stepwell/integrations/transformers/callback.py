@@ -86,7 +86,7 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
             return None
         if job.application is None or not job.application.active:
             calls.start_application()
-        if job.ask("world_size") is None:
+        if job.config.ask("world_size") is None:
             # The arguments know the number of ranks, however they were started.
             job.world_size = max(job.world_size, int(getattr(args, "world_size", 1)))
         self._describe(args, trainer, model)

@@ -55,14 +55,18 @@ class TrainingRecorder:
         self._begun = clock.now()
         schedule = self._schedule = Schedule(self.trainer, args)
         start, target = int(state.global_step), int(state.max_steps) or None
-        self._counts_samples = job.ask("global_batch_size") is None
+        self._counts_samples = job.config.ask("global_batch_size") is None
         is_known = job.last is not None and job.last.overall == start
         samples = samples_target = None
         if self._counts_samples and start and not is_known:
             samples = schedule.samples_after(start)
-        if target is not None and job.ask("train_samples_target") is None and self._counts_samples:
+        if (
+            target is not None
+            and job.config.ask("train_samples_target") is None
+            and self._counts_samples
+        ):
             samples_target = schedule.samples_after(target)
-        if job.ask("train_iterations_target") is not None:
+        if job.config.ask("train_iterations_target") is not None:
             target = None
         span = calls.start_training(start, samples, target, samples_target)
         if getattr(state, "trial_params", None):

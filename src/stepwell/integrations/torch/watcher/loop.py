@@ -99,7 +99,11 @@ class LoopRecorder:
         job = self._job
         if self._first_size is None and job is not None:
             self._first_size = progress.samples
-            if progress.samples and progress.completed == 1 and not job.ask("global_batch_size"):
+            if (
+                progress.samples
+                and progress.completed == 1
+                and not job.config.ask("global_batch_size")
+            ):
                 reconfigure(job, global_batch_size_or_fn=progress.samples)
             if self.step % self._every:
                 return
