@@ -28,8 +28,8 @@ from stepwell._core.checks import (
 )
 from stepwell._core.errors import StepwellError
 from stepwell.telemetry.events import Attributes
+from stepwell.training.config import STRATEGY_NAME
 from stepwell.training.settings import check
-from stepwell.training.values import STRATEGY_NAME
 
 __all__ = [
     "CheckpointSaveSpanAttributes",

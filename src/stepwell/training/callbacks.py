@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from stepwell.telemetry.span_handle import Span
 from stepwell.training import calls
 from stepwell.training.checkpoints import PathLike
+from stepwell.training.config import CheckPointStrategy
 from stepwell.training.training_loop import Count
-from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 

@@ -20,9 +20,9 @@ from stepwell.training.attributes import (
     SaveCheckpointSuccessEventAttributes,
     SyncCheckpointMetricsUpdateAttributes,
 )
+from stepwell.training.config import CheckPointStrategy
 from stepwell.training.counters import SECOND, Durations
 from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
-from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 

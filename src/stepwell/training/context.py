@@ -19,9 +19,9 @@ from stepwell.telemetry.span_handle import NO_SPAN, Span, open_span
 from stepwell.training import calls
 from stepwell.training.calls import current
 from stepwell.training.checkpoints import PathLike
+from stepwell.training.config import CheckPointStrategy
 from stepwell.training.standard_spans import WORDS
 from stepwell.training.training_loop import Count, TrainingLoop
-from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -184,19 +184,16 @@ class LiveSpan(OneLoggerSpan):
 
     @property
     def id(self) -> uuid.UUID:
-        """An id that is unique among all processes of all runs."""
         run, journal = active_run(), self.recorded._journal
         process = "" if journal is None else journal.folder.name
         return span_id("" if run is None else run.id, process, self.recorded.id)
 
     @property
     def name(self) -> str:
-        """The name."""
         return self.recorded.name
 
     @property
     def parent_span(self) -> OneLoggerSpan | None:
-        """The span in which this span was started, or None."""
         parent = self.recorded.parent
         return None if parent is None else view_of(parent)
 
@@ -218,11 +215,9 @@ class LiveSpan(OneLoggerSpan):
 
     @property
     def active(self) -> bool:
-        """Whether the span is open."""
         return self.recorded.active
 
     def add_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Set several attributes."""
         self.recorded.add_attributes(plain_values(attributes))
 
     def add_event(self, event: OneLoggerEvent) -> OneLoggerEvent:
@@ -235,7 +230,6 @@ class LiveSpan(OneLoggerSpan):
         stop_event_attributes: Mapping[str, Any] | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End the span, now or at the given time. Ending it again does nothing."""
         more = plain_values(stop_event_attributes) or None
         self.recorded.stop(more, seconds_of(stop_time))
 

@@ -25,9 +25,9 @@ from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
 from stepwell.training import callbacks, calls
 from stepwell.training.calls import current, current_job
 from stepwell.training.checkpoints import PathLike
+from stepwell.training.config import CheckPointStrategy
 from stepwell.training.provider import TrainingTelemetryProvider
 from stepwell.training.standard_spans import WORDS
-from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 UNUSED = (
