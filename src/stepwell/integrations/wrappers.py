@@ -75,17 +75,14 @@ class Wrappings:
 
     def wrap(self, owner: Any, name: str, around: Around) -> None:
         """Call ``around`` in place of a method. Missing or wrapped methods are left as they are."""
-        original = getattr(owner, name, None)
-        if callable(original) and not isinstance(original, Wrapped):
-            self._put(owner, name, Wrapped(original, around))
+        self.replace(owner, name, lambda original: Wrapped(original, around))
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Replace a method by ``make(method)``. Missing methods are ignored."""
+        """Replace a method by ``make(method)``. Missing or wrapped methods are left as they are."""
         original = getattr(owner, name, None)
-        if callable(original):
-            self._put(owner, name, functools.wraps(original)(make(original)))
-
-    def _put(self, owner: Any, name: str, replacement: Any) -> None:
+        if not callable(original) or isinstance(original, Wrapped):
+            return
+        replacement = functools.wraps(original)(make(original))
         self._replaced.append((owner, name, replacement, vars(owner).get(name)))
         setattr(owner, name, replacement)
 

@@ -221,7 +221,7 @@ if hasattr(os, "register_at_fork"):
 
 def _count_phase(attribute: str, span: Span) -> None:
     if current.job is not None:
-        current.job.count_phase(attribute, span)
+        current.job.count_time(attribute, span.end - span.start)
 
 
 for _name, _attribute in PHASES.items():

@@ -267,7 +267,9 @@ class Checkpoints:
             save.owner._fail(self._conclude(save), error, clock.now())
 
     def _check_in_time(self, save: Save) -> None:
-        if self.job.checkpoints is not self or not _is_active(self.job.application):
+        application = self.job.application
+        has_ended = application is not None and not application.active
+        if has_ended or self.job.checkpoints is not self:
             report_misuse(
                 "late success",
                 f"The checkpoint of step {save.step} was completed after the end of the application. "
@@ -371,10 +373,6 @@ def _whole(value: Any) -> int | None:
     except ValueError:
         step = None if isinstance(value, bool) else number(value)
         return int(step) if step is not None and step >= 0 and step.is_integer() else None
-
-
-def _is_active(application: Span | None) -> bool:
-    return application is None or application.active
 
 
 def _measure(path: PathLike | None) -> tuple[int | None, str | None]:

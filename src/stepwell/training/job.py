@@ -259,10 +259,6 @@ class TrainingJob:
             return
         stop_span(span, moment(msec, f"end of {name}") if msec else clock.now(), error)
 
-    def count_phase(self, attribute: str, span: Span) -> None:
-        """Add the duration of a span to the phases of the training loop."""
-        self.count_time(attribute, span.end - span.start)
-
     def count_time(self, attribute: str, took: int) -> None:
         """Add nanoseconds to a phase of the training loop."""
         loop = self.loop

@@ -103,7 +103,9 @@ class Saves:
     ) -> None:
         try:
             if left:
-                self._background.update(_hashable(writers[1:]))
+                self._background.update(
+                    writer for writer in writers[1:] if type(writer).__hash__ is not None
+                )
                 calls.end_save(None, None, begun.span)
                 settle_when_done(left, begun.span, begun.path)
             elif watched is not None:
@@ -138,10 +140,6 @@ def _writers(trainer: Any) -> Iterator[Any]:
         seen.append(writer)
         yield writer
         writer = getattr(writer, "checkpoint_io", None)
-
-
-def _hashable(writers: Iterable[Any]) -> list[Any]:
-    return [writer for writer in writers if type(writer).__hash__ is not None]
 
 
 # Lightning's AsyncCheckpointIO

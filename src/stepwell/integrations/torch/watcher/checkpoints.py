@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _save_distributed(original: Callable[..., Any], strategy: str = "sync") -> Callable[..., Any]:
-    """Replace ``torch.distributed.checkpoint.save(state_dict, checkpoint_id=…)``."""
+    """Replace ``save`` or ``async_save(state_dict, checkpoint_id=…)`` of ``torch.distributed.checkpoint``."""
 
     @wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -51,11 +51,6 @@ def _save_distributed(original: Callable[..., Any], strategy: str = "sync") -> C
         )
 
     return save
-
-
-def _save_in_background(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``torch.distributed.checkpoint.async_save``, which returns a future."""
-    return _save_distributed(original, "async")
 
 
 def _step() -> int | None:
@@ -87,7 +82,7 @@ def _find() -> Iterator[Patch]:
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "async_save"):
             yield Patch(module, "save", _save_distributed)
-            yield Patch(module, "async_save", _save_in_background)
+            yield Patch(module, "async_save", partial(_save_distributed, strategy="async"))
 
 
 SAVES = Patches(_find)

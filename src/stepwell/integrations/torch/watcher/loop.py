@@ -86,10 +86,6 @@ class LoopRecorder:
             return job.loop if job.loop.inside is not None else None
         return self._loop
 
-    def _before_update(self, loop: TrainingLoop, step: int) -> None:
-        """Add the phase times of all steps before this one to the next update."""
-        self._times.report(loop, step)
-
     def _look(self, loop: TrainingLoop) -> None:
         """Record the totals that are not counted per step: at intervals, and at the end."""
         progress = loop.progress
