@@ -61,20 +61,6 @@ def _with_job(
     return decorate
 
 
-def _of_evaluation(
-    method: Callable[Concatenate[Evaluation, P], T],
-) -> Callable[Concatenate[TrainingJob, EvaluationKind, P], T]:
-    """Return a function that calls this method of the job's validation or testing."""
-
-    @functools.wraps(method)
-    def call(job: TrainingJob, part: EvaluationKind, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        evaluation = job.validation if part == "validation" else job.testing
-        return method(evaluation, *args, **kwargs)
-
-    call.__name__ = f"evaluation {method.__name__}"
-    return call
-
-
 def _of_checkpoints(
     method: Callable[Concatenate[Checkpoints, P], T],
 ) -> Callable[Concatenate[TrainingJob, P], T]:
@@ -145,10 +131,45 @@ def skip_iteration(job: TrainingJob) -> None:
         job.loop.skip()
 
 
-start_evaluation = _with_job(NO_SPAN, alone=True)(_of_evaluation(Evaluation.start))
-end_evaluation = _with_job(None, alone=True)(_of_evaluation(Evaluation.end))
-start_evaluation_iteration = _with_job(NO_SPAN)(_of_evaluation(Evaluation.start_iteration))
-end_evaluation_iteration = _with_job(None)(_of_evaluation(Evaluation.end_iteration))
+def _part(job: TrainingJob, part: EvaluationKind) -> Evaluation:
+    return job.validation if part == "validation" else job.testing
+
+
+@_with_job(NO_SPAN, alone=True)
+def start_evaluation(job: TrainingJob, part: EvaluationKind, msec: float | None = None) -> Span:
+    """Start a validation or testing loop."""
+    return _part(job, part).start(msec)
+
+
+@_with_job(None, alone=True)
+def end_evaluation(
+    job: TrainingJob,
+    part: EvaluationKind,
+    msec: float | None = None,
+    error: BaseException | None = None,
+) -> None:
+    """End the validation or testing loop."""
+    _part(job, part).end(msec, error)
+
+
+@_with_job(NO_SPAN)
+def start_evaluation_iteration(
+    job: TrainingJob, part: EvaluationKind, msec: float | None = None
+) -> Span:
+    """Start an iteration of the validation or testing loop."""
+    return _part(job, part).start_iteration(msec)
+
+
+@_with_job(None)
+def end_evaluation_iteration(
+    job: TrainingJob,
+    part: EvaluationKind,
+    msec: float | None = None,
+    error: BaseException | None = None,
+) -> None:
+    """End an iteration of the validation or testing loop."""
+    _part(job, part).end_iteration(msec, error)
+
 
 start_save = _with_job(NO_SPAN, alone=True)(_of_checkpoints(Checkpoints.start))
 end_save = _with_job(None, alone=True)(_of_checkpoints(Checkpoints.end))

@@ -60,12 +60,27 @@ def _phase(name: str, span: Name) -> tuple[Callable[..., Span], Callable[..., No
 def _evaluation(part: calls.EvaluationKind) -> tuple[Callable[..., None], ...]:
     """Return the hooks that Lightning calls when a batch begins and ends, and when the loop ends."""
 
-    def batch_start(self: TelemetryCallback, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_start(
+        self: TelemetryCallback,
+        trainer: Any,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         recording = self._mine(trainer)
         if recording is not None:
             recording.evaluations.start_iteration(part)
 
-    def batch_end(self: TelemetryCallback, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_end(
+        self: TelemetryCallback,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         recording = self._mine(trainer)
         if recording is not None:
             recording.evaluations.end_iteration(part)
