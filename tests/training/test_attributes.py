@@ -27,7 +27,7 @@ from stepwell.training.attributes import (
     TypedAttributes,
     ValidationMetricsUpdateAttributes,
 )
-from stepwell.training.values import CheckPointStrategy
+from stepwell.training.config import CheckPointStrategy
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "training.md"
 CLASSES: list[type[TypedAttributes]] = [getattr(module, name) for name in module.__all__]

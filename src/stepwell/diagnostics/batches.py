@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,19 +116,28 @@ def first(batch: Any, count: int, size: int) -> Any:
     return batch
 
 
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a nested value in which tensors and NumPy arrays are changed by a function."""
+    if isinstance(value, torch.Tensor) or _is_array(value):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return value
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """Return a copy of a nested value with its tensors, and NumPy arrays as tensors, on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True, copy=True)
-    if _is_array(value) and value.dtype.kind in "biuf":
-        return torch.tensor(value, device=device)
-    if isinstance(value, Mapping):
-        return {key: moved(item, device) for key, item in value.items()}
-    if hasattr(value, "_fields"):
-        return type(value)(*(moved(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, device) for item in value)
-    return value
+
+    def move(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item.to(device, non_blocking=True, copy=True)
+        return torch.tensor(item, device=device) if item.dtype.kind in "biuf" else item
+
+    return mapped(value, move)
 
 
 def joined(parts: list[Parts]) -> Parts:

@@ -75,7 +75,7 @@ class Collector:
         if watch is None:
             self.before_clipping = norm
         else:
-            watch.note_clipping(norm)
+            watch.gradients.note_clipping(norm)
 
     def look(
         self, model: Any, optimizer: Any, batch_idx: int, epoch: int, device: Any, batch: Any
@@ -177,7 +177,7 @@ class Collector:
             watch = ModelWatch(model, optimizer, self.config, self._models)
             watch.keep_baseline(self._baseline, self._identity())
             if self.before_clipping is not None:
-                watch.note_clipping(self.before_clipping)
+                watch.gradients.note_clipping(self.before_clipping)
             self._models += 1
             self._watches[id(model)] = watch
         return watch

@@ -12,9 +12,6 @@ from stepwell._core.checks import FLAG, PATH, POSITIVE, TEXT, Kind, nearest, one
 from stepwell._core.errors import StepwellError, log_warning
 from stepwell._core.values import shown
 
-TASKS = ("classification", "regression")
-BASELINES = ("disk", "memory", "sample")
-DTYPES = ("float32", "bfloat16", "float16")
 GROUP_RULES = ("param_groups", "layers")
 
 Adapter = Callable[[Any], tuple[Any, Any]]
@@ -146,9 +143,9 @@ _KINDS: dict[str, Kind[Any]] = {
     "holdout_size": POSITIVE,
     "snapshot_every": POSITIVE,
     "batches_per_epoch": POSITIVE,
-    "weight_delta": one_of(*BASELINES),
-    "task": one_of(*TASKS),
-    "holdout_dtype": one_of(*DTYPES),
+    "weight_delta": one_of("disk", "memory", "sample"),
+    "task": one_of("classification", "regression"),
+    "holdout_dtype": one_of("float32", "bfloat16", "float16"),
     "label_key": TEXT,
     "embedding_layer": TEXT,
     "batch_adapter": _FUNCTION,

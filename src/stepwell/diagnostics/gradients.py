@@ -39,6 +39,7 @@ class Gradients:
 
     Attributes:
         steps: the number of real steps that were seen while gradients were measured.
+        is_taking: whether the gradients of the next step will be measured.
     """
 
     def __init__(self, model: Module, optimizer: Any, groups: GroupRule = None) -> None:
@@ -46,7 +47,7 @@ class Gradients:
         self._optimizer = innermost(optimizer)
         self._groups = groups
         self._hook: Any = None
-        self._is_taking = False
+        self.is_taking = False
         self._latest: dict[str, Tensor] | None = None
         self._noted: Tensor | None = None
         self._used: Tensor | None = None
@@ -63,7 +64,7 @@ class Gradients:
         measuring stops.
         """
         self._noted = self._used = None
-        if self._is_taking:
+        if self.is_taking:
             return
         if not hasattr(self._optimizer, "register_step_pre_hook"):
             raise StepwellError(
@@ -78,12 +79,7 @@ class Gradients:
         if self._hook is None:
             # None inside another hook before a step. It may be possible the next time.
             self._hook = add_step_hook(self._optimizer, self._before_step)
-        self._is_taking = self._hook is not None
-
-    @property
-    def is_taking(self) -> bool:
-        """Whether the gradients of the next step will be measured."""
-        return self._is_taking
+        self.is_taking = self._hook is not None
 
     def latest(self) -> dict[str, Tensor] | None:
         """Return the norms of the last measured step, ``overall`` and by group; None if there is none.
@@ -91,9 +87,9 @@ class Gradients:
         It is a new dict for each step.
         """
         error, self._error = self._error, None
-        if self._is_taking and (self._taken or error):
+        if self.is_taking and (self._taken or error):
             self._usual = max(self._usual or 1, self.steps - self._begun)
-            self._is_taking = False
+            self.is_taking = False
         if error is not None:
             raise error
         return self._latest
@@ -136,7 +132,7 @@ class Gradients:
 
     def close(self) -> None:
         """Remove the hook from the optimizer, until ``take_next``."""
-        self._is_taking = False
+        self.is_taking = False
         hook, self._hook = self._hook, None
         if hook is not None:
             remove_hook(hook)
@@ -144,7 +140,7 @@ class Gradients:
     def _before_step(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._is_taking:
+        if not self.is_taking:
             return None
         self.steps += 1
         most = MOST_STEPS if self._usual is None else PATIENCE * self._usual

@@ -35,6 +35,7 @@ class ModelWatch:
         config: the configuration.
         number: 0 for the first model that was seen, 1 for the next.
         memories: the ``memory`` of each family, by name.
+        gradients: the gradients that the optimizer used.
         predictor: predicts which steps the next collection needs.
     """
 
@@ -45,7 +46,7 @@ class ModelWatch:
         self.number = number
         self.memories: dict[str, dict[str, Any]] = {}
         self.predictor = StepPredictor(config.collect_every_n)
-        self._gradients = Gradients(model, optimizer, config.groups)
+        self.gradients = Gradients(model, optimizer, config.groups)
         self._baseline: WeightBaseline | None = None
         self._seen: Any = None
         self._is_armed = False
@@ -58,7 +59,7 @@ class ModelWatch:
         if optimizer is not self.optimizer:
             self.close()
             self.optimizer = optimizer
-            self._gradients = Gradients(self.model, optimizer, self.config.groups)
+            self.gradients = Gradients(self.model, optimizer, self.config.groups)
             self.predictor = StepPredictor(self.config.collect_every_n)
         self._stepped = self._has_stepped()
         self._is_trusted = self.predictor.is_current(batch_idx, self._stepped)
@@ -66,20 +67,20 @@ class ModelWatch:
     def batch_ended(self, batch_idx: int) -> None:
         """After a collection: measure the gradients of the next step, if they will be needed."""
         if self.predictor.should_arm(batch_idx, self._stepped):
-            self._seen = self._gradients.latest()
-            self._gradients.take_next()
+            self._seen = self.gradients.latest()
+            self.gradients.take_next()
             self._is_armed = True
         elif not self._is_armed:
-            self._gradients.close()
+            self.gradients.close()
 
     def _has_stepped(self) -> bool:
         if not self._is_armed:
             return False
-        if not self._gradients.is_taking:
+        if not self.gradients.is_taking:
             self._is_armed = False
             return False
         try:
-            has_stepped = self._gradients.latest() is not self._seen
+            has_stepped = self.gradients.latest() is not self._seen
         except Exception as error:  # an error inside the optimizer's step is raised here
             if isinstance(error, StepwellError):
                 report_misuse(
@@ -92,21 +93,17 @@ class ModelWatch:
         self._is_armed = not has_stepped
         return has_stepped
 
-    def note_clipping(self, norm: Any) -> None:
-        """Store the norm before clipping."""
-        self._gradients.note_clipping(norm)
-
     def gradient_norms(self, context: CollectionContext) -> dict[str, torch.Tensor] | None:
         """Return the norms of the last step; if it was not measured, those of the current gradients."""
-        norms = self._gradients.latest() if self._is_trusted else None
+        norms = self.gradients.latest() if self._is_trusted else None
         source = FROM_STEP
         # Norms of the current gradients are summed over the ranks, so all ranks use them, or none.
-        if not self._gradients.is_on_all_ranks(norms is not None):
-            norms, source = self._gradients.present(), FROM_PRESENT
+        if not self.gradients.is_on_all_ranks(norms is not None):
+            norms, source = self.gradients.present(), FROM_PRESENT
         if not norms:
             return None
         context.notes["gradient_source"] = source
-        before = self._gradients.before_clipping
+        before = self.gradients.before_clipping
         if before is not None:
             context.notes["gradient_norm_before_clipping"] = before
         return norms
@@ -129,7 +126,7 @@ class ModelWatch:
     def close(self) -> None:
         """Remove the hook from the optimizer."""
         self._is_armed = False
-        self._gradients.close()
+        self.gradients.close()
 
 
 MAX_LEARNING = 1024

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stepwell.diagnostics import norms
-from stepwell.diagnostics.batches import Parts, UnknownBatchError, parts_of, size_of
+from stepwell.diagnostics.batches import Parts, UnknownBatchError, mapped, parts_of, size_of
 from stepwell.diagnostics.holdout import run
 from stepwell.diagnostics.isolation import isolated_eval, unwrapped
 from stepwell.diagnostics.sharding import note_flat_shards, shard
@@ -65,16 +65,10 @@ def _split(batch: Parts) -> list[tuple[Parts, int]]:
 
 
 def _part(batch: Parts, start: int, count: int, size: int) -> Parts:
-    def cut(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim and value.shape[0] == size:
-            return value[start : start + count]
-        if isinstance(value, dict):
-            return {key: cut(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(cut(item) for item in value)
-        return value
+    def cut(tensor: Any) -> Any:
+        return tensor[start : start + count] if tensor.ndim and tensor.shape[0] == size else tensor
 
-    return Parts(cut(batch.args), cut(batch.kwargs), cut(batch.labels))
+    return Parts(mapped(batch.args, cut), mapped(batch.kwargs, cut), mapped(batch.labels, cut))
 
 
 def _squared_norms(

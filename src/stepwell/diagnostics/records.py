@@ -21,13 +21,23 @@ MAX_NAMED = 8
 """The largest number of values of one list that are listed one by one in ``nonfinite``."""
 
 
-def scalars_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the scalar tensors in a nested value, with their paths."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from scalars_in(item, f"{path}/{key}")
-    elif _is_tensor(value) and value.ndim == 0:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each entry of a nested mapping; of another value, only itself."""
+    if not isinstance(value, Mapping):
         yield path, value
+        return
+    for name, item in value.items():
+        yield from flat(item, f"{path}/{name}" if path else str(name))
+
+
+def scalars_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Return the scalar tensors in a nested value, with their paths."""
+    return ((p, item) for p, item in flat(value, path) if _is_tensor(item) and item.ndim == 0)
+
+
+def metrics_of(value: Any, prefix: str) -> Iterator[tuple[str, float]]:
+    """Return the numbers in a field with their names, such as ``gradient_norm/overall``, without lists."""
+    return ((p, float(item)) for p, item in flat(value, prefix) if isinstance(item, int | float))
 
 
 def with_numbers(value: Any, path: str, numbers: Mapping[str, float]) -> Any:
@@ -51,15 +61,6 @@ def strict(record: Mapping[str, Any]) -> dict[str, Any]:
     if odd:
         plain[NONFINITE] = odd
     return plain
-
-
-def metrics_of(value: Any, prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a field with their names, such as ``gradient_norm/overall``, without lists."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from metrics_of(item, f"{prefix}/{key}")
-    elif isinstance(value, int | float):
-        yield prefix, float(value)
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -165,15 +166,6 @@ def read_records(file: Path) -> Iterator[dict[str, Any]]:
                 raise StepwellError(f"{file}, line {number} is not valid JSON: {error}") from None
             if isinstance(record, dict):
                 yield record
-
-
-def flat(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of each entry of a nested record."""
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{name}/")
-        else:
-            yield f"{above}{name}", value
 
 
 def _files(path: Path) -> list[Path]:

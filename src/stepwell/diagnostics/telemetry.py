@@ -64,7 +64,7 @@ class TrainingTelemetry:
             self._open()
         elif (run := active_run()) is not None:
             # At its end, it explains why nothing was collected.
-            run.before_finish(self._stats.run_ends)
+            run.before_finish(self._stats.warn_if_empty)
 
     def on_batch_end(
         self,
@@ -172,7 +172,7 @@ class TrainingTelemetry:
         if self.run.disabled:
             self.run = None
         else:
-            self.run.before_finish(self._stats.run_ends)
+            self.run.before_finish(self._stats.warn_if_empty)
         self._rank = find_rank_info(os.environ).rank if self.run is None else self.run.rank
         self._choose_files()
         if self._collector is not None:
@@ -234,12 +234,8 @@ class CollectionStats:
         self.collections = 0
         self.has_warned = False
 
-    def run_ends(self, status: str) -> None:
-        """Called by the run, just before it ends."""
-        self.warn_if_empty()
-
-    def warn_if_empty(self) -> None:
-        """If nothing was collected, warn once and give the reason."""
+    def warn_if_empty(self, status: str = "") -> None:
+        """If nothing was collected, warn once and give the reason. Runs call it just before they end."""
         if self.collections or self.has_warned:
             return
         self.has_warned = True

@@ -253,13 +253,12 @@ def _record_saves(accelerator: Any, watched: Watch) -> Wrappings:
             path = os.path.join(accelerator.project_dir, "checkpoints", name)
         return save(original, args, kwargs, path)
 
-    def save_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-        path = args[1] if len(args) > 1 else kwargs.get("save_directory")
-        return save(original, args, kwargs, path)
+    def save_to(argument: str) -> Callable[..., Any]:
+        def save_there(original: Any, *args: Any, **kwargs: Any) -> Any:
+            path = args[1] if len(args) > 1 else kwargs.get(argument)
+            return save(original, args, kwargs, path)
 
-    def save_object(original: Any, *args: Any, **kwargs: Any) -> Any:
-        path = args[1] if len(args) > 1 else kwargs.get("f")
-        return save(original, args, kwargs, path)
+        return save_there
 
     def save(original: Any, args: Any, kwargs: Any, path: Any) -> Any:
         is_whole = isinstance(path, (str, os.PathLike)) and accelerator.is_main_process
@@ -272,8 +271,8 @@ def _record_saves(accelerator: Any, watched: Watch) -> Wrappings:
 
     saves = Wrappings()
     saves.wrap(accelerator, "save_state", save_state)
-    saves.wrap(accelerator, "save_model", save_model)
-    saves.wrap(accelerator, "save", save_object)
+    saves.wrap(accelerator, "save_model", save_to("save_directory"))
+    saves.wrap(accelerator, "save", save_to("f"))
     saves.wrap(accelerator, "load_state", load_state)
     return saves
 

@@ -6,12 +6,14 @@ Also the standard spans that several trainers record: parts of the job, and chec
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from stepwell._core.errors import report
 from stepwell.journal.span import NamedSpan
-from stepwell.telemetry.span_handle import NO_SPAN, find_open
+from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
 from stepwell.training import calls
 from stepwell.training.calls import current
 from stepwell.training.checkpoints import SPANS
@@ -32,21 +34,25 @@ BACKWARD_TIME = PHASES[Name.MODEL_BACKWARD]
 
 
 @contextmanager
-def standard_span(name: Name, **attributes: Any) -> Iterator[None]:
-    """Record a part of the job as a standard span, unless the user does so already."""
-    if current.job is None or find_open(WORDS[name]) is not None:
-        yield
-        return
+def recorded_span(name: Name, **attributes: Any) -> Iterator[Span]:
+    """Record a part of the job as a standard span."""
     span = calls.start(name)
     if attributes and span is not NO_SPAN:
         span.add_attributes(attributes)
     try:
-        yield
+        yield span
     except BaseException as error:
         calls.end(name, None, error)
         raise
     if span.active:
         calls.end(name)
+
+
+def standard_span(name: Name, **attributes: Any) -> AbstractContextManager[object]:
+    """Record a part of the job as a standard span, unless the user does so already."""
+    if current.job is None or find_open(WORDS[name]) is not None:
+        return nullcontext()
+    return recorded_span(name, **attributes)
 
 
 class Wrapped:
@@ -69,17 +75,14 @@ class Wrappings:
 
     def wrap(self, owner: Any, name: str, around: Around) -> None:
         """Call ``around`` in place of a method. Missing or wrapped methods are left as they are."""
-        original = getattr(owner, name, None)
-        if callable(original) and not isinstance(original, Wrapped):
-            self._put(owner, name, Wrapped(original, around))
+        self.replace(owner, name, lambda original: Wrapped(original, around))
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Replace a method by ``make(method)``. Missing methods are ignored."""
+        """Replace a method by ``make(method)``. Missing or wrapped methods are left as they are."""
         original = getattr(owner, name, None)
-        if callable(original):
-            self._put(owner, name, functools.wraps(original)(make(original)))
-
-    def _put(self, owner: Any, name: str, replacement: Any) -> None:
+        if not callable(original) or isinstance(original, Wrapped):
+            return
+        replacement = functools.wraps(original)(make(original))
         self._replaced.append((owner, name, replacement, vars(owner).get(name)))
         setattr(owner, name, replacement)
 
@@ -95,6 +98,11 @@ class Wrappings:
                 setattr(owner, name, before)
 
 
+def is_saving() -> bool:
+    """Return whether a checkpoint save is open in this thread."""
+    return any(find_open(WORDS[name]) for name in SPANS.values())
+
+
 def record_save(
     save: Callable[..., Any],
     args: Any,
@@ -103,6 +111,7 @@ def record_save(
     step: int,
     path: Any,
     is_whole: bool = True,
+    strategy: str = "sync",
 ) -> Any:
     """Call ``save`` and record it as a checkpoint, unless it is part of one. Return its result.
 
@@ -114,10 +123,11 @@ def record_save(
         path: file or folder that is written.
         is_whole: whether this process writes the whole checkpoint and the folder contains nothing else; only
             then is its size recorded.
+        strategy: ``"async"`` if ``save`` returns a future, whose result is the outcome.
     """
-    if current.job is None or any(find_open(WORDS[name]) for name in SPANS.values()):
+    if current.job is None or is_saving():
         return save(*args, **kwargs)
-    span = calls.start_save(step, None, path if is_whole else None, "sync")
+    span = calls.start_save(step, None, path if is_whole else None, strategy)
     if span is NO_SPAN:
         return save(*args, **kwargs)
     if path is not None:
@@ -128,4 +138,50 @@ def record_save(
         calls.conclude_save(error)
         raise
     calls.conclude_save(None)
+    if strategy == "async":
+        try:
+            settle_when_done(as_futures(result), span)
+        except Exception as error:
+            report("checkpoint", error)
     return result
+
+
+def as_futures(value: Any) -> list[Any]:
+    """Return the future of a background save in a list, which is empty for any other object."""
+    # The result of async_save if staging is asynchronous too.
+    whole = getattr(value, "upload_completion", None)
+    value = value if whole is None else whole
+    is_future = callable(getattr(value, "add_done_callback", None)) and callable(
+        getattr(value, "exception", None)
+    )
+    return [value] if is_future else []
+
+
+def settle_when_done(futures: list[Any], span: Span, path: Any = None) -> None:
+    """Record the outcome of a save when all of its futures are done, or the first one has failed."""
+    unique = list({id(future): future for future in futures}.values())
+    waiting = len(unique)
+    lock = threading.Lock()
+
+    def done(future: Any) -> None:
+        nonlocal waiting
+        error = _failure_of(future)
+        with lock:
+            if waiting <= 0:
+                return
+            waiting = 0 if error is not None else waiting - 1
+            is_over = waiting == 0
+        if is_over:
+            calls.settle_save(span, error, path)
+
+    for future in unique:
+        future.add_done_callback(done)
+
+
+def _failure_of(future: Any) -> BaseException | None:
+    try:
+        error = future.exception()
+        return error if error is None or isinstance(error, BaseException) else None
+    except BaseException as error:
+        # The future was cancelled.
+        return error

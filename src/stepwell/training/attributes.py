@@ -24,12 +24,12 @@ from stepwell._core.checks import (
     TEXT,
     TEXTS,
     Kind,
-    nearest,
     refuse,
 )
 from stepwell._core.errors import StepwellError
 from stepwell.telemetry.events import Attributes
-from stepwell.training.values import STRATEGY_NAME
+from stepwell.training.config import STRATEGY_NAME
+from stepwell.training.settings import check
 
 __all__ = [
     "CheckpointSaveSpanAttributes",
@@ -113,25 +113,11 @@ class TypedAttributes(Attributes):
 
         Raise one StepwellError that names every missing, wrong or unknown value.
         """
-        new = cls()
-        kept = new._values
-        problems: list[str] = []
-        for name, value in values.items():
-            field = cls.FIELDS.get(name)
-            if field is None:
-                problems.append(f"{name} is not an attribute; {nearest(name, cls.FIELDS)}")
-                continue
-            try:
-                plain = field.take(value)
-            except ValueError as error:
-                problems.append(f"{name} {error}")
-                continue
-            if plain is not None:
-                kept[name] = plain
-        problems += _missing(cls._REQUIRED, values, kept)
-        if problems:
-            refuse(problems, cls.__name__)
-        return new
+        kept, problems = check(cls.FIELDS, values, "an attribute")
+        # Values that were given but wrong are in the list of problems already.
+        missing = [name for name in sorted(cls._REQUIRED - kept.keys()) if values.get(name) is None]
+        refuse([*problems, *(f"{name} is missing" for name in missing)], cls.__name__)
+        return cls.adopt(kept)
 
     @classmethod
     def adopt(cls: type[A], values: dict[str, Any]) -> A:
@@ -154,13 +140,6 @@ class TypedAttributes(Attributes):
         else:
             self._values[name] = plain
         return self
-
-
-def _missing(names: frozenset[str], given: dict[str, Any], kept: dict[str, Any]) -> list[str]:
-    if names <= kept.keys():
-        return []
-    # Values that were given but wrong are in the list of problems already.
-    return [f"{name} is missing" for name in sorted(names - kept.keys()) if given.get(name) is None]
 
 
 # Spans

@@ -1,7 +1,7 @@
 """The current job, and guarded calls of it for callbacks and context managers.
 
-Each function calls the method of the current job, and does nothing without a job. Problems are reported
-here and never raised into training (except in strict mode).
+Each function calls a method of the current job, with the same arguments, and does nothing without a job.
+Problems are reported here and never raised into training (except in strict mode).
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from stepwell._core.errors import StepwellError, report, report_misuse
 from stepwell.journal.state import state
 from stepwell.telemetry.run import active_run
 from stepwell.telemetry.span_handle import NO_SPAN, Span, end_listeners
-from stepwell.training.checkpoints import PathLike
+from stepwell.training.checkpoints import Checkpoints
 from stepwell.training.evaluation import Evaluation
 from stepwell.training.job import PHASES, TrainingJob
 from stepwell.training.resolved_config import ResolvedConfig
 from stepwell.training.standard_spans import WORDS
-from stepwell.training.training_loop import Count, TrainingLoop
-from stepwell.training.values import CheckPointStrategy
-from stepwell.vocabulary import StandardTrainingJobSpanName as Name
+from stepwell.training.training_loop import TrainingLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,10 +61,23 @@ def _with_job(
     return decorate
 
 
-@_with_job(NO_SPAN, alone=True)
-def start_application(job: TrainingJob, msec: float | None = None) -> Span:
-    """Start the application."""
-    return job.start_application(msec)
+def _of_checkpoints(
+    method: Callable[Concatenate[Checkpoints, P], T],
+) -> Callable[Concatenate[TrainingJob, P], T]:
+    """Return a function that calls this method of the job's checkpoints."""
+
+    @functools.wraps(method)
+    def call(job: TrainingJob, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(job.checkpoints, *args, **kwargs)
+
+    call.__name__ = f"checkpoint {method.__name__}"
+    return call
+
+
+# The application
+
+start_application = _with_job(NO_SPAN, alone=True)(TrainingJob.start_application)
+enter_application = _with_job(NO_SPAN, alone=True)(TrainingJob.enter_application)
 
 
 @_with_job(None)
@@ -77,12 +88,6 @@ def end_application(
     with job.lock:
         job.end_application(msec, error)
     _flush(job)
-
-
-@_with_job(NO_SPAN, alone=True)
-def enter_application(job: TrainingJob) -> Span:
-    """Start an application block."""
-    return job.enter_application()
 
 
 @_with_job(None)
@@ -107,58 +112,16 @@ def _flush(job: TrainingJob) -> None:
         run.flush()
 
 
-@_with_job(NO_SPAN)
-def start(job: TrainingJob, name: Name, msec: float | None = None) -> Span:
-    """Start a simple span."""
-    return job.start(name, msec)
+# Spans
 
+start = _with_job(NO_SPAN)(TrainingJob.start)
+end = _with_job(None)(TrainingJob.end)
+close_since = _with_job(None, alone=True)(TrainingJob.close_since)
 
-@_with_job(None)
-def end(
-    job: TrainingJob, name: Name, msec: float | None = None, error: BaseException | None = None
-) -> None:
-    """End a simple span."""
-    job.end(name, msec, error)
-
-
-@_with_job(NO_SPAN, alone=True)
-def start_training(
-    job: TrainingJob,
-    iterations: int = 0,
-    samples: int | None = None,
-    iterations_target: Count | None = None,
-    samples_target: Count | None = None,
-    msec: float | None = None,
-) -> Span:
-    """Start a training loop."""
-    return job.start_training(iterations, samples, iterations_target, samples_target, msec)
-
-
-@_with_job(None, alone=True)
-def end_training(
-    job: TrainingJob, msec: float | None = None, error: BaseException | None = None
-) -> None:
-    """End the training loop."""
-    job.end_training(msec, error)
-
-
-@_with_job(NO_SPAN)
-def start_iteration(job: TrainingJob, msec: float | None = None) -> Span:
-    """Start a training iteration."""
-    return job.start_iteration(msec)
-
-
-@_with_job(None)
-def end_iteration(
-    job: TrainingJob,
-    samples: int | None = None,
-    tokens: int | None = None,
-    optimizer_step: bool = True,
-    error: BaseException | None = None,
-    msec: float | None = None,
-) -> None:
-    """End the training iteration."""
-    job.end_iteration(samples, tokens, optimizer_step, error, msec)
+start_training = _with_job(NO_SPAN, alone=True)(TrainingJob.start_training)
+end_training = _with_job(None, alone=True)(TrainingJob.end_training)
+start_iteration = _with_job(NO_SPAN)(TrainingJob.start_iteration)
+end_iteration = _with_job(None)(TrainingJob.end_iteration)
 
 
 @_with_job(None)
@@ -168,10 +131,8 @@ def skip_iteration(job: TrainingJob) -> None:
         job.loop.skip()
 
 
-@_with_job(None, alone=True)
-def close_since(job: TrainingJob, start: int, error: BaseException | None = None) -> None:
-    """End all spans that this thread has opened since ``start``."""
-    job.close_since(start, error)
+def _part(job: TrainingJob, part: EvaluationKind) -> Evaluation:
+    return job.validation if part == "validation" else job.testing
 
 
 @_with_job(NO_SPAN, alone=True)
@@ -210,67 +171,12 @@ def end_evaluation_iteration(
     _part(job, part).end_iteration(msec, error)
 
 
-def _part(job: TrainingJob, part: EvaluationKind) -> Evaluation:
-    return job.validation if part == "validation" else job.testing
-
-
-@_with_job(NO_SPAN, alone=True)
-def start_save(
-    job: TrainingJob,
-    step: int,
-    msec: float | None = None,
-    path: PathLike | None = None,
-    strategy: CheckPointStrategy | str | None = None,
-) -> Span:
-    """Start saving a checkpoint."""
-    return job.checkpoints.start(step, msec, path, strategy)
-
-
-@_with_job(None, alone=True)
-def end_save(
-    job: TrainingJob,
-    msec: float | None = None,
-    error: BaseException | None = None,
-    span: Span | None = None,
-) -> None:
-    """End the save of this span, else that of this thread."""
-    job.checkpoints.end(msec, error, span)
-
-
-@_with_job(None, alone=True)
-def conclude_save(job: TrainingJob, error: BaseException | None) -> None:
-    """End the save of this thread, and record its outcome if it is known."""
-    job.checkpoints.conclude(error)
-
-
-@_with_job(None, alone=True)
-def succeed(
-    job: TrainingJob, step: int, msec: float | None = None, path: PathLike | None = None
-) -> None:
-    """Record that a checkpoint is complete."""
-    job.checkpoints.succeed(step, msec, path)
-
-
-@_with_job(None, alone=True)
-def fail(
-    job: TrainingJob,
-    step: int,
-    error: BaseException | str | None = None,
-    msec: float | None = None,
-) -> None:
-    """Record that a checkpoint could not be saved."""
-    job.checkpoints.fail(step, error, msec)
-
-
-@_with_job(None, alone=True)
-def settle_save(
-    job: TrainingJob,
-    span: Span,
-    error: BaseException | None = None,
-    path: PathLike | None = None,
-) -> None:
-    """Record the success or failure of a background save that began with this span."""
-    job.checkpoints.settle(span, error, path)
+start_save = _with_job(NO_SPAN, alone=True)(_of_checkpoints(Checkpoints.start))
+end_save = _with_job(None, alone=True)(_of_checkpoints(Checkpoints.end))
+conclude_save = _with_job(None, alone=True)(_of_checkpoints(Checkpoints.conclude))
+settle_save = _with_job(None, alone=True)(_of_checkpoints(Checkpoints.settle))
+succeed = _with_job(None, alone=True)(_of_checkpoints(Checkpoints.succeed))
+fail = _with_job(None, alone=True)(_of_checkpoints(Checkpoints.fail))
 
 
 # The current job
@@ -336,7 +242,7 @@ if hasattr(os, "register_at_fork"):
 
 def _count_phase(attribute: str, span: Span) -> None:
     if current.job is not None:
-        current.job.count_phase(attribute, span)
+        current.job.count_time(attribute, span.end - span.start)
 
 
 for _name, _attribute in PHASES.items():

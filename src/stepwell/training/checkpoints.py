@@ -20,9 +20,9 @@ from stepwell.training.attributes import (
     SaveCheckpointSuccessEventAttributes,
     SyncCheckpointMetricsUpdateAttributes,
 )
+from stepwell.training.config import CheckPointStrategy
 from stepwell.training.counters import SECOND, Durations
 from stepwell.training.standard_spans import WORDS, moment, start_span, stop_span
-from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
@@ -94,7 +94,7 @@ class Checkpoints:
         strategy: CheckPointStrategy | str | None = None,
     ) -> Span:
         """Start saving the checkpoint of this step."""
-        if self.job.ask("is_save_checkpoint_enabled") is False:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False:
             return NO_SPAN
         chosen = self._strategy(strategy)
         step = self._begun_step(step)
@@ -196,7 +196,7 @@ class Checkpoints:
 
     def _find_ending(self, span: Span | None, hint: str) -> Save | None:
         """Return the save to end; without one, report the misuse and return None."""
-        if self.job.ask("is_save_checkpoint_enabled") is False and not self._open:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False and not self._open:
             return None
         save = self._find_open(span)
         if save is None:
@@ -241,7 +241,7 @@ class Checkpoints:
 
     def succeed(self, step: int, msec: float | None = None, path: PathLike | None = None) -> None:
         """Record that the checkpoint of this step is complete, possibly long after its span has ended."""
-        if self.job.ask("is_save_checkpoint_enabled") is False:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint success")
         save = self._take_pending(step, "saved")
@@ -267,7 +267,9 @@ class Checkpoints:
             save.owner._fail(self._conclude(save), error, clock.now())
 
     def _check_in_time(self, save: Save) -> None:
-        if self.job.checkpoints is not self or not _is_active(self.job.application):
+        application = self.job.application
+        has_ended = application is not None and not application.active
+        if has_ended or self.job.checkpoints is not self:
             report_misuse(
                 "late success",
                 f"The checkpoint of step {save.step} was completed after the end of the application. "
@@ -343,7 +345,7 @@ class Checkpoints:
         msec: float | None = None,
     ) -> None:
         """Record that the checkpoint of this step could not be saved."""
-        if self.job.ask("is_save_checkpoint_enabled") is False:
+        if self.job.config.ask("is_save_checkpoint_enabled") is False:
             return
         when = moment(msec, "time of a checkpoint failure")
         save = self._take_pending(step, "failed")
@@ -371,10 +373,6 @@ def _whole(value: Any) -> int | None:
     except ValueError:
         step = None if isinstance(value, bool) else number(value)
         return int(step) if step is not None and step >= 0 and step.is_integer() else None
-
-
-def _is_active(application: Span | None) -> bool:
-    return application is None or application.active
 
 
 def _measure(path: PathLike | None) -> tuple[int | None, str | None]:

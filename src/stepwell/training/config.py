@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 from stepwell._core.checks import FLAG, METADATA, POSITIVE, TARGET, TEXT, TEXTS, Kind
@@ -22,19 +23,39 @@ from stepwell.training.settings import (
     settings_of,
     value_or_fn,
 )
-from stepwell.training.values import STRATEGY, CheckPointStrategy
-
-__all__ = [
-    "ApplicationConfig",
-    "ApplicationFields",
-    "CheckPointStrategy",
-    "TrainingFields",
-    "TrainingTelemetryConfig",
-]
 
 T = TypeVar("T")
 OrFn: TypeAlias = T | Callable[[], T]
 Tags: TypeAlias = str | list[str]
+
+
+class CheckPointStrategy(str, Enum):
+    """Whether training waits for a checkpoint to be written."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self.value), spec)
+
+
+def _strategy(value: Any) -> CheckPointStrategy:
+    return CheckPointStrategy(TEXT.convert(value).lower())
+
+
+STRATEGY = Kind[CheckPointStrategy](
+    "CheckPointStrategy.SYNC or CheckPointStrategy.ASYNC",
+    lambda value: type(value) is CheckPointStrategy,
+    _strategy,
+)
+STRATEGY_NAME = Kind[str](
+    "'sync' or 'async'",
+    lambda value: type(value) is str and value in ("sync", "async"),
+    lambda value: str(_strategy(value)),
+)
 
 
 def script_name() -> str:

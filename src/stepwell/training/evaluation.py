@@ -70,7 +70,7 @@ class Evaluation:
                 f"{self.name} started again before its end, so the earlier one is ended now.",
             )
             self._end_loop(clock.now(), None)
-        self._is_enabled = self.job.ask(self._switch) is not False
+        self._is_enabled = self.job.config.ask(self._switch) is not False
         self._times = Durations()
         self._unrecorded = 0
         end_setup(self.name)

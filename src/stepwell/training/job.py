@@ -10,10 +10,10 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from stepwell._core import clock
-from stepwell._core.errors import StepwellError, report_misuse
+from stepwell._core.errors import report_misuse
 from stepwell.telemetry import VERSION
 from stepwell.telemetry.events import Attributes, Event
 from stepwell.telemetry.rank_info import find_rank_info
@@ -82,17 +82,9 @@ class TrainingJob:
         self.world_size = 1
         self._read_world_size()
 
-    def ask(self, field: str) -> Any:
-        """Return a value of the configuration, None if the user's function for it fails."""
-        try:
-            return getattr(self.config, field)
-        except StepwellError as error:
-            report_misuse(f"config {field}", str(error))
-            return None
-
     def _read_world_size(self) -> None:
         launched = 1 if self.run is None else self.run.world_size
-        self.world_size = self.ask("world_size") or launched
+        self.world_size = self.config.ask("world_size") or launched
 
     # The application
 
@@ -148,8 +140,8 @@ class TrainingJob:
                 local_rank=find_rank_info(os.environ).local_rank,
                 node_name=socket.gethostname(),
                 app_type=config.app_type,
-                session_tag=self.ask("session_tag"),
-                is_baseline_run=bool(self.ask("is_baseline_run")),
+                session_tag=self.config.ask("session_tag"),
+                is_baseline_run=bool(self.config.ask("is_baseline_run")),
                 enable_for_current_rank=True,
                 stepwell_version=VERSION,
                 summary_data_schema_version=config.summary_data_schema_version,
@@ -161,7 +153,7 @@ class TrainingJob:
 
     def _record_config(self) -> None:
         names = TrainingTelemetryAttributes.FIELDS
-        values = {name: self.ask(name) for name in names if hasattr(type(self.config), name)}
+        values = {name: self.config.ask(name) for name in names if hasattr(type(self.config), name)}
         values["checkpoint_strategy"] = self.config.save_checkpoint_strategy
         values |= {n: bool(v) for n, v in values.items() if n.startswith("is_")}
         self._record(
@@ -266,10 +258,6 @@ class TrainingJob:
             )
             return
         stop_span(span, moment(msec, f"end of {name}") if msec else clock.now(), error)
-
-    def count_phase(self, attribute: str, span: Span) -> None:
-        """Add the duration of a span to the phases of the training loop."""
-        self.count_time(attribute, span.end - span.start)
 
     def count_time(self, attribute: str, took: int) -> None:
         """Add nanoseconds to a phase of the training loop."""

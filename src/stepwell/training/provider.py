@@ -170,7 +170,7 @@ class TrainingTelemetryProvider(TrainingTelemetryBuilder):
             self._is_strict = config.strict
             errors.set_strict(config.strict)
         current.config = config
-        is_off = _ask(config, "is_enabled_for_current_rank") is False
+        is_off = config.ask("is_enabled_for_current_rank") is False
         current.switch_off(is_off)
         self._is_configured = True
         if is_off:
@@ -246,12 +246,4 @@ def _configured(exporter: Exporter | ConfiguredExporter) -> ConfiguredExporter:
 def _labels(config: ResolvedConfig) -> dict[str, Any]:
     """Return the labels of the run, for run.json."""
     names = ("application_name", "session_tag", "perf_tag", "is_baseline_run")
-    return {name: value for name in names if (value := _ask(config, name)) not in (None, False)}
-
-
-def _ask(config: ResolvedConfig, name: str) -> Any:
-    try:
-        return getattr(config, name)
-    except StepwellError as error:
-        errors.report_misuse(f"config {name}", str(error))
-        return None
+    return {name: value for name in names if (value := config.ask(name)) not in (None, False)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._core.checks import FLAG, refuse
-from stepwell._core.errors import StepwellError
+from stepwell._core.errors import StepwellError, report_misuse
 from stepwell._core.values import shown
 from stepwell.training.config import (
     ApplicationConfig,
@@ -61,6 +61,14 @@ class ResolvedConfig(ApplicationFields, TrainingFields):
             self.is_log_throughput_enabled_or_fn,
         )
         return any(map(callable, sizes))
+
+    def ask(self, field: str) -> Any:
+        """Return a value, None if the user's function for it fails."""
+        try:
+            return getattr(self, field)
+        except StepwellError as error:
+            report_misuse(f"config {field}", str(error))
+            return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with a value as JSON values. Functions are called."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from stepwell._core.checks import Kind, nearest, refuse
 from stepwell._core.errors import StepwellError
@@ -137,21 +137,30 @@ def is_different(first: Any, second: Any) -> bool:
         return first is not second
 
 
+class Taker(Protocol):
+    """A declared field: its ``take`` returns the value to store, or raises ValueError."""
+
+    def take(self, value: Any) -> Any: ...
+
+
 def check(
-    names: Mapping[str, Setting], given: Mapping[str, Any]
+    names: Mapping[str, Taker], given: Mapping[str, Any], noun: str = "a field"
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the checked values without those that are None, and the problems with the others."""
     kept: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in given.items():
-        setting = names.get(name)
-        if setting is None:
-            problems.append(f"{name} is not a field; {nearest(name, names)}")
+        declared = names.get(name)
+        if declared is None:
+            problems.append(f"{name} is not {noun}; {nearest(name, names)}")
         elif value is not None:
             try:
-                kept[name] = setting.take(value)
+                taken = declared.take(value)
             except ValueError as error:
                 problems.append(f"{name} {error}")
+                continue
+            if taken is not None:
+                kept[name] = taken
     return kept, problems
 
 

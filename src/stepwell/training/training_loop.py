@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import perf_counter_ns as _now
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepwell._core import clock
@@ -74,7 +73,7 @@ class TrainingLoop:
     def read_config(self) -> None:
         """Read the job's configuration, at the start and after a change."""
         config, progress = self._job.config, self.progress
-        self.is_enabled = self._job.ask("is_train_iterations_enabled") is not False
+        self.is_enabled = self._job.config.ask("is_train_iterations_enabled") is not False
         self._losses = LOSSES if config.loss_metric is None else (config.loss_metric,)
         # Plain values are read once, functions are called in each iteration.
         self._asks = config.counts_are_functions
@@ -128,12 +127,7 @@ class TrainingLoop:
             report("training_iteration", error)
             return NO_SPAN
 
-    def leave(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End an iteration of the usual size. ``with training_iteration()`` calls it directly."""
         try:
             if error is None and self.inside is not None:
@@ -315,13 +309,11 @@ class TrainingLoop:
     ) -> tuple[Span | None, int]:
         span = self.inside
         if self._others:
-            candidates = [*self._others, *([] if span is None else [span])]
+            candidates = self.open_iterations()
             here = find_open(ITERATION)
             mine = [other for other in candidates if other is here]
             span = (mine or candidates)[-1]
-            candidates.remove(span)
-            self.inside = candidates.pop() if candidates else None
-            self._others = candidates
+            self._drop(span)
             if not mine:
                 other_thread()
         elif span is None:
@@ -360,7 +352,7 @@ class TrainingLoop:
 
     def _note_missing_work(self) -> None:
         """Warn if throughput is enabled but cannot be computed."""
-        if not self._job.ask("is_log_throughput_enabled"):
+        if not self._job.config.ask("is_log_throughput_enabled"):
             return
         samples = "Samples per second are reported"
         if not self.progress.samples:
@@ -397,14 +389,18 @@ class TrainingLoop:
         """Return the open iterations; there are several if several threads train."""
         return [*self._others, *([] if self.inside is None else [self.inside])]
 
-    def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
-        """End this span and return True, or return False if it belongs to another part of the job."""
+    def _drop(self, span: Span) -> None:
+        """Remove an iteration from the open ones."""
         left = self.open_iterations()
-        if span not in left:
-            return False
         left.remove(span)
         self.inside = left.pop() if left else None
         self._others = left
+
+    def end_open(self, span: Span, end: int, error: BaseException | None) -> bool:
+        """End this span and return True, or return False if it belongs to another part of the job."""
+        if span not in self.open_iterations():
+            return False
+        self._drop(span)
         stop_span(span, end, error)
         self._count(span.start, span.end, None, None, True)
         return True
@@ -435,8 +431,8 @@ def loop_attributes(
     samples_target: Count | None,
 ) -> TrainingLoopAttributes:
     """Return the start and the targets of a loop, from the call and the configuration."""
-    batch = job.ask("global_batch_size")
-    seq_length = job.ask("seq_length")
+    batch = job.config.ask("global_batch_size")
+    seq_length = job.config.ask("seq_length")
     start = _checked("train_iterations_start", start) or 0
     samples = _checked("train_samples_start", samples)
     # If the last loop ended here, its samples are counted, not estimated by the current batch size.
@@ -447,10 +443,12 @@ def loop_attributes(
     if samples is None and batch is not None:
         samples = start * batch
     target = _checked("train_iterations_target", iterations_target)
-    target = target or job.ask("train_iterations_target")
+    target = target or job.config.ask("train_iterations_target")
     target_samples = _checked("train_samples_target", samples_target)
-    target_samples = target_samples or job.ask("train_samples_target")
-    work = job.ask("flops_per_sample") if job.ask("is_log_throughput_enabled") else None
+    target_samples = target_samples or job.config.ask("train_samples_target")
+    work = (
+        job.config.ask("flops_per_sample") if job.config.ask("is_log_throughput_enabled") else None
+    )
     if not work:
         done = None
     elif not done and samples is not None:

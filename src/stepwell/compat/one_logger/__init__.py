@@ -10,13 +10,14 @@ imported only when one of its names is used.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from enum import Enum
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from stepwell import training as _training
 from stepwell._core.errors import StepwellError as OneLoggerError
-from stepwell.compat.one_logger.calls import *  # noqa: F403
-from stepwell.compat.one_logger.calls import __all__ as _calls
 from stepwell.compat.one_logger.config import (
     ApplicationType,
     ExporterConfig,
@@ -31,6 +32,13 @@ from stepwell.compat.one_logger.exporters import OneLoggerExporter as Exporter
 from stepwell.compat.one_logger.provider import RECORDER
 from stepwell.compat.one_logger.provider import OneLoggerRecorder as DefaultRecorder
 from stepwell.compat.one_logger.provider import OneLoggerTrainingProvider as OneLoggerProvider
+from stepwell.compat.one_logger.spans import (
+    LiveSpan,
+    Viewed,
+    entering_views,
+    returning_views,
+    view_of,
+)
 from stepwell.compat.one_logger.spans import OneLoggerSpan as Span
 from stepwell.compat.one_logger.values import (
     Attribute,
@@ -49,12 +57,14 @@ from stepwell.compat.one_logger.values import (
     TrainingMetricsUpdateAttributes,
     TrainingTelemetryAttributes,
     ValidationMetricsUpdateAttributes,
+    plain_values,
 )
 from stepwell.compat.one_logger.values import OneLoggerAttributes as Attributes
 from stepwell.compat.one_logger.values import OneLoggerEvent as Event
 from stepwell.exporters.file import FileExporter
 from stepwell.exporters.python_logging import LoggingExporter as LoggerExporter
 from stepwell.telemetry.exporter import ExportCustomizationMode
+from stepwell.telemetry.span_handle import timed_span as _timed_span
 from stepwell.training import CheckPointStrategy, SaveCheckpointFailureEventAttributes
 from stepwell.vocabulary import SHORT_SPANS as DEFAULT_SPANS_EXPORT_BLACKLIST
 from stepwell.vocabulary import StandardTrainingJobEventName, StandardTrainingJobSpanName
@@ -62,8 +72,29 @@ from stepwell.vocabulary import StandardTrainingJobEventName, StandardTrainingJo
 Recorder = TrainingRecorder = DefaultRecorder
 TrainingTelemetryProvider = OneLoggerProvider
 
+_CALLS = [name for name in _training.__all__ if name.islower()]
+"""The callbacks, and the functions that return context managers."""
+_FREQUENT = {
+    *DEFAULT_SPANS_EXPORT_BLACKLIST,
+    *(name.replace("_single", "") for name in DEFAULT_SPANS_EXPORT_BLACKLIST),
+}
+"""The spans of every iteration, by their names in callbacks and in context managers."""
+
+
+def _with_views(name: str) -> Any:
+    """Return the function of this name in ``stepwell.training``, with one-logger's spans as its results."""
+    function = getattr(_training, name)
+    span = name.removeprefix("on_").removesuffix("_start")
+    view = LiveSpan if span in _FREQUENT else view_of
+    if not name.startswith("on_"):
+        return entering_views(function, view)
+    return returning_views(function, view) if name.endswith("_start") else function
+
+
+globals().update({name: _with_views(name) for name in _CALLS})
+
 __all__ = [
-    *_calls,
+    *_CALLS,
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
     "ApplicationType",
     "Attribute",
@@ -110,6 +141,7 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
     "get_recorder",
     "install",
+    "timed_span",
 ]
 
 _LIGHTNING = "stepwell.compat.lightning"
@@ -171,6 +203,16 @@ _PATHS = [
     "wandb.exporter.wandb_exporter",
 ]
 """Module paths of the original."""
+
+
+def timed_span(
+    name: str | Enum,
+    span_attributes: Mapping[str, Any] | None = None,
+    start_event_attributes: Mapping[str, Any] | None = None,
+) -> Viewed:
+    """Record a span: in a ``with`` statement, which returns the span, or as a decorator."""
+    more = plain_values(start_event_attributes)
+    return Viewed(_timed_span(name, plain_values(span_attributes), more), view_of)
 
 
 def get_recorder() -> DefaultRecorder:

@@ -75,34 +75,17 @@ class BaseExporter(OneLoggerExporter):
         """Prepare for records."""
         self.ready, self.closed = True, False
 
-    def export_start(self, span: OneLoggerSpan) -> None:
-        """Export a span that has started."""
-        self._check_state()
-
-    def export_stop(self, span: OneLoggerSpan) -> None:
-        """Export a span that has ended."""
-        self._check_state()
-
-    def export_event(self, event: OneLoggerEvent, span: OneLoggerSpan) -> None:
-        """Export an event of a span."""
-        self._check_state()
-
-    def export_error(self, event: ErrorEvent, span: OneLoggerSpan) -> None:
-        """Export an error of a span."""
-        self._check_state()
-
-    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Export a problem of the telemetry itself."""
-        self._check_state()
-
     def close(self) -> None:
         """Release resources."""
         self.ready, self.closed = False, True
 
-    def _check_state(self) -> None:
+    def _check_state(self, *record: Any, **named: Any) -> None:
         if not self.ready:
             when = "after close()" if self.closed else "before initialize()"
             raise ExportError(f"{type(self).__name__} is used {when}")
+
+    export_start = export_stop = export_event = export_error = _check_state
+    export_telemetry_data_error = _check_state
 
 
 class BaseJsonExporter(BaseExporter):

@@ -88,15 +88,12 @@ class OneLoggerSpan:
     @property
     def attributes(self) -> OneLoggerAttributes:
         """All attributes, including those set at the end."""
-        return attributes_of(self.name, {**self._at_start(), **self._since_start()})
+        return attributes_of(self.name, {**self._initial, **self._since_start()})
 
     @property
     def updated_attributes(self) -> OneLoggerAttributes:
         """Attributes added or changed after the start."""
         return attributes_of(self.name, self._since_start())
-
-    def _at_start(self) -> dict[str, Any]:
-        return self._initial
 
     def _since_start(self) -> dict[str, Any]:
         stop, start = self.stop_event, self.start_event
@@ -175,36 +172,30 @@ class OneLoggerSpan:
 class LiveSpan(OneLoggerSpan):
     """A span that is being recorded. ``recorded`` is stepwell's own span."""
 
-    __slots__ = ("_first", "recorded")
+    __slots__ = ("recorded",)
 
     def __init__(self, recorded: Span) -> None:
         self.recorded = recorded
         given = recorded._attributes
-        self._first: dict[str, Any] = {} if given is None else given.to_json()
+        self._initial = {} if given is None else given.to_json()
 
     @property
     def id(self) -> uuid.UUID:
-        """An id that is unique among all processes of all runs."""
         run, journal = active_run(), self.recorded._journal
         process = "" if journal is None else journal.folder.name
         return span_id("" if run is None else run.id, process, self.recorded.id)
 
     @property
     def name(self) -> str:
-        """The name."""
         return self.recorded.name
 
     @property
     def parent_span(self) -> OneLoggerSpan | None:
-        """The span in which this span was started, or None."""
         parent = self.recorded.parent
         return None if parent is None else view_of(parent)
 
-    def _at_start(self) -> dict[str, Any]:
-        return self._first
-
     def _since_start(self) -> dict[str, Any]:
-        first, span = self._first, self.recorded
+        first, span = self._initial, self.recorded
         values = span.attributes.to_json()
         changed = {k: v for k, v in values.items() if k not in first or first[k] != v}
         return changed if span.active else {**changed, DURATION: int(span.duration_msec)}
@@ -218,11 +209,9 @@ class LiveSpan(OneLoggerSpan):
 
     @property
     def active(self) -> bool:
-        """Whether the span is open."""
         return self.recorded.active
 
     def add_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Set several attributes."""
         self.recorded.add_attributes(plain_values(attributes))
 
     def add_event(self, event: OneLoggerEvent) -> OneLoggerEvent:
@@ -235,7 +224,6 @@ class LiveSpan(OneLoggerSpan):
         stop_event_attributes: Mapping[str, Any] | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End the span, now or at the given time. Ending it again does nothing."""
         more = plain_values(stop_event_attributes) or None
         self.recorded.stop(more, seconds_of(stop_time))
 

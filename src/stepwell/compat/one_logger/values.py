@@ -9,12 +9,13 @@ from typing import Any, ClassVar, TypeVar
 
 from stepwell import training
 from stepwell._core import clock
-from stepwell._core.checks import nearest, refuse
+from stepwell._core.checks import refuse
 from stepwell._core.errors import TELEMETRY_ERROR, StepwellError
 from stepwell.journal.format import ERROR_EVENT
 from stepwell.telemetry.events import Attributes, Event, Timestamp, as_attributes, clock_at, name_of
 from stepwell.telemetry.span_handle import SPAN_START, SPAN_STOP
 from stepwell.training.attributes import TypedAttributes
+from stepwell.training.settings import check
 from stepwell.vocabulary import StandardTrainingJobEventName as EventName
 from stepwell.vocabulary import StandardTrainingJobSpanName as SpanName
 
@@ -339,22 +340,12 @@ class OneLoggerTypedAttributes(OneLoggerAttributes):
         Raises StepwellError with all missing, wrong and unknown values.
         """
         values.update(zip(cls.REQUIRED, positional, strict=False))
-        fields = cls.DECLARED.FIELDS
-        made = cls()
-        missing = [name for name in cls.REQUIRED if values.get(name) is None]
-        problems = [f"{name} is missing" for name in missing]
-        for name, value in values.items():
-            try:
-                if name in fields:
-                    value = fields[name].take(value)
-                elif name not in cls.ONLY_THERE:
-                    problems.append(f"{name} is not an attribute of it; {nearest(name, fields)}")
-            except ValueError as error:
-                problems.append(f"{name} {error}")
-            if value is not None:
-                made.add(name, value)
-        refuse(problems, cls.__name__)
-        return made
+        missing = [f"{name} is missing" for name in cls.REQUIRED if values.get(name) is None]
+        ours = {name: value for name, value in values.items() if name not in cls.ONLY_THERE}
+        kept, problems = check(cls.DECLARED.FIELDS, ours, "an attribute of it")
+        refuse([*missing, *problems], cls.__name__)
+        taken = {**values, **dict.fromkeys(ours), **kept}
+        return cls({name: value for name, value in taken.items() if value is not None})
 
     def __getattr__(self, name: str) -> Any:
         if name in self.DECLARED.FIELDS or name in self.ONLY_THERE:

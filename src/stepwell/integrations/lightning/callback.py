@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from typing import Any
 
 from stepwell._core.errors import report
 from stepwell.integrations.lightning.configuration import record_arguments
-from stepwell.integrations.lightning.hooks import WHERE
-from stepwell.integrations.lightning.packages import CALLBACK, base_classes, join_packages
+from stepwell.integrations.lightning.packages import (
+    CALLBACK,
+    WHERE,
+    base_classes,
+    join_packages,
+)
 from stepwell.integrations.lightning.recorder import LightningRecorder
 from stepwell.integrations.lightning.saves import Saves
 from stepwell.integrations.torch.diagnostics import DiagnosticsOption
+from stepwell.integrations.wrappers import is_saving, recorded_span
 from stepwell.journal.state import current_lane, state
 from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
-from stepwell.training import calls
+from stepwell.training import callbacks, calls
 from stepwell.training.calls import current, current_job
-from stepwell.training.checkpoints import SPANS, PathLike
+from stepwell.training.checkpoints import PathLike
+from stepwell.training.config import CheckPointStrategy
 from stepwell.training.provider import TrainingTelemetryProvider
 from stepwell.training.standard_spans import WORDS
-from stepwell.training.values import CheckPointStrategy
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
 
 UNUSED = (
@@ -35,6 +40,57 @@ UNUSED = (
 )
 """Hooks of every batch that are not needed. Lightning skips hooks that are None."""
 RECORDING = "_stepwell_recording"
+
+
+def _phase(name: str, span: Name) -> tuple[Callable[..., Span], Callable[..., None]]:
+    """Return the methods with which users start and end a setup phase, like those in ``callbacks``."""
+
+    def start(self: TelemetryCallback, start_time_msec: float | None = None) -> Span:
+        return self.declared.start(span, start_time_msec)
+
+    def end(self: TelemetryCallback, finish_time_msec: float | None = None) -> None:
+        self.declared.end(span, finish_time_msec)
+
+    for method, moment in ((start, "start"), (end, "end")):
+        method.__name__ = f"on_{name}_{moment}"
+        method.__doc__ = getattr(callbacks, method.__name__).__doc__
+    return start, end
+
+
+def _evaluation(part: calls.EvaluationKind) -> tuple[Callable[..., None], ...]:
+    """Return the hooks that Lightning calls when a batch begins and ends, and when the loop ends."""
+
+    def batch_start(
+        self: TelemetryCallback,
+        trainer: Any,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        recording = self._mine(trainer)
+        if recording is not None:
+            recording.evaluations.start_iteration(part)
+
+    def batch_end(
+        self: TelemetryCallback,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        recording = self._mine(trainer)
+        if recording is not None:
+            recording.evaluations.end_iteration(part)
+
+    def end(self: TelemetryCallback, trainer: Any, pl_module: Any) -> None:
+        recording = self._mine(trainer)
+        if recording is not None:
+            recording.evaluations.end(part)
+
+    return batch_start, batch_end, end
 
 
 class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
@@ -98,37 +154,12 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
         """End the application. Without this call, it ends with the process."""
         calls.end_application(finish_time_msec)
 
-    def on_distributed_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Start the setup of communication between ranks."""
-        return self.declared.start(Name.DIST_INIT, start_time_msec)
-
-    def on_distributed_init_end(self, finish_time_msec: float | None = None) -> None:
-        """End the setup of communication between ranks."""
-        self.declared.end(Name.DIST_INIT, finish_time_msec)
-
-    def on_model_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Start creating the model."""
-        return self.declared.start(Name.MODEL_INIT, start_time_msec)
-
-    def on_model_init_end(self, finish_time_msec: float | None = None) -> None:
-        """End creating the model."""
-        self.declared.end(Name.MODEL_INIT, finish_time_msec)
-
-    def on_dataloader_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Start creating the data loaders."""
-        return self.declared.start(Name.DATA_LOADER_INIT, start_time_msec)
-
-    def on_dataloader_init_end(self, finish_time_msec: float | None = None) -> None:
-        """End creating the data loaders."""
-        self.declared.end(Name.DATA_LOADER_INIT, finish_time_msec)
-
-    def on_optimizer_init_start(self, start_time_msec: float | None = None) -> Span:
-        """Start creating the optimizer."""
-        return self.declared.start(Name.OPTIMIZER_INIT, start_time_msec)
-
-    def on_optimizer_init_end(self, finish_time_msec: float | None = None) -> None:
-        """End creating the optimizer."""
-        self.declared.end(Name.OPTIMIZER_INIT, finish_time_msec)
+    on_distributed_init_start, on_distributed_init_end = _phase("distributed_init", Name.DIST_INIT)
+    on_model_init_start, on_model_init_end = _phase("model_init", Name.MODEL_INIT)
+    on_dataloader_init_start, on_dataloader_init_end = _phase(
+        "dataloader_init", Name.DATA_LOADER_INIT
+    )
+    on_optimizer_init_start, on_optimizer_init_end = _phase("optimizer_init", Name.OPTIMIZER_INIT)
 
     def on_load_checkpoint_start(self, start_time_msec: float | None = None) -> Span:
         """Start loading a checkpoint."""
@@ -183,8 +214,7 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
 
     def on_save_checkpoint_end(self, finish_time_msec: float | None = None) -> None:
         """End a save: training continues."""
-        is_open = any(find_open(WORDS[name]) for name in SPANS.values())
-        if is_open or not self.saves.has_seen_any:
+        if is_saving() or not self.saves.has_seen_any:
             calls.end_save(finish_time_msec)
 
     def _is_recorded(self, step: Any) -> bool:
@@ -265,55 +295,10 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
         if recording is not None:
             recording.training.start_epoch()
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.end("validation")
-
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.start_iteration("validation")
-
-    def on_validation_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.end_iteration("validation")
-
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.end("testing")
-
-    def on_test_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.start_iteration("testing")
-
-    def on_test_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        recording = self._mine(trainer)
-        if recording is not None:
-            recording.evaluations.end_iteration("testing")
+    on_validation_batch_start, on_validation_batch_end, on_validation_end = _evaluation(
+        "validation"
+    )
+    on_test_batch_start, on_test_batch_end, on_test_end = _evaluation("testing")
 
     def _mine(self, trainer: Any) -> LightningRecorder | None:
         """Return the recorder of a trainer, None if this callback does not record it."""
@@ -376,16 +361,9 @@ class DeclaredPhases:
         if self.is_declared(name):
             yield
             return
-        span = self._recorded[name] = calls.start(name)
-        if attributes:
-            span.add_attributes(attributes)
-        try:
+        with recorded_span(name, **attributes) as span:
+            self._recorded[name] = span
             yield
-        except BaseException as error:
-            calls.end(name, None, error)
-            raise
-        if span.active:
-            calls.end(name)
 
     def note(self, name: Name) -> None:
         """Treat a phase as declared."""

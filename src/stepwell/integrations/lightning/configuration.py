@@ -14,7 +14,7 @@ from stepwell.integrations.configuration import (
     record_config,
     record_training,
 )
-from stepwell.integrations.lightning.hooks import WHERE
+from stepwell.integrations.lightning.packages import WHERE
 
 ARGUMENTS = (
     "max_epochs",

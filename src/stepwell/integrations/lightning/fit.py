@@ -13,12 +13,12 @@ from stepwell._core.errors import report
 from stepwell.integrations.configuration import samples_in
 from stepwell.integrations.lightning import configuration
 from stepwell.integrations.lightning.configuration import loop_attributes, record_parts
-from stepwell.integrations.lightning.hooks import WHERE, optimizer_step
+from stepwell.integrations.lightning.packages import WHERE
 from stepwell.integrations.timing import LOSS, Timed, TrainingThread
 from stepwell.integrations.torch.diagnostics import DiagnosticsOption, TrainerDiagnostics
 from stepwell.integrations.torch.watcher.loss import OptimizerLosses, StepLoss
 from stepwell.integrations.torch.watcher.watch import optimizer_names
-from stepwell.integrations.wrappers import BACKWARD, BACKWARD_TIME, FORWARD, FORWARD_TIME
+from stepwell.integrations.wrappers import BACKWARD, BACKWARD_TIME, FORWARD, FORWARD_TIME, UPDATE
 from stepwell.journal.metrics import set_context
 from stepwell.telemetry.span_handle import is_failure, open_span
 from stepwell.training import calls
@@ -59,16 +59,16 @@ class FitRecorder:
             return
         trainer = self.trainer
         self._is_automatic = configuration.is_automatic(trainer)
-        size = job.ask("global_batch_size")
+        size = job.config.ask("global_batch_size")
         self._counts_samples = size is None
         self._note_accumulation()
         start = configuration.iterations_done(trainer)
         target = None
-        if job.ask("train_iterations_target") is None:
+        if job.config.ask("train_iterations_target") is None:
             target = configuration.iterations_target(trainer)
         size = size or configuration.samples_per_iteration(trainer)
         samples_target = None
-        if size and target and job.ask("train_samples_target") is None:
+        if size and target and job.config.ask("train_samples_target") is None:
             samples_target = target * size
         is_known = job.last is not None and job.last.overall == start
         samples = None if size is None or is_known or not start else start * size
@@ -322,6 +322,39 @@ class ManualSteps:
             return result
 
         return call
+
+
+def optimizer_step(thread: TrainingThread) -> Callable[[Any], Callable[..., Any]]:
+    """Return a wrapper that records the optimizer step without its closure (forward and backward)."""
+
+    def around(original: Any) -> Callable[..., Any]:
+        def call(optimizer: Any, closure: Any, *args: Any, **kwargs: Any) -> Any:
+            if current.job is None:
+                return original(optimizer, closure, *args, **kwargs)
+            entered = False
+
+            def then_step(*args: Any, **kwargs: Any) -> Any:
+                nonlocal entered
+                result = closure(*args, **kwargs)
+                # Some optimizers call the closure several times: the later calls are part of the step.
+                if not entered:
+                    entered = True
+                    thread.enter(UPDATE)
+                return result
+
+            try:
+                result = original(optimizer, then_step, *args, **kwargs)
+            except BaseException as error:
+                if entered:
+                    UPDATE.__exit__(type(error), error, None)
+                raise
+            if entered:
+                thread.leave(UPDATE)
+            return result
+
+        return call
+
+    return around
 
 
 clock.follow(globals())

@@ -10,9 +10,9 @@ from typing import Any
 
 from stepwell._core.errors import StepwellError
 
+WHERE = "lightning"
+"""What reports of errors name."""
 MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-
-
 CALLBACK, LOGGER = "Callback", "loggers.Logger"
 """The base classes of callbacks and loggers in each package."""
 

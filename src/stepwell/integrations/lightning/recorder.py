@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,18 +13,21 @@ import torch
 from stepwell._core import clock
 from stepwell._core.errors import report
 from stepwell.integrations.lightning import configuration
-from stepwell.integrations.lightning.fit import FitRecorder
-from stepwell.integrations.lightning.hooks import WHERE, Fetches, optimizer_step
+from stepwell.integrations.lightning.fit import FitRecorder, optimizer_step
 from stepwell.integrations.lightning.logger import StepwellLogger
+from stepwell.integrations.lightning.packages import WHERE
 from stepwell.integrations.timing import LOSS, TrainingThread, timer
 from stepwell.integrations.wrappers import (
     BACKWARD,
     BACKWARD_TIME,
     FORWARD,
     FORWARD_TIME,
+    LOADING,
+    LOADING_TIME,
     Wrappings,
 )
 from stepwell.journal.metrics import log
+from stepwell.journal.span import withdraw
 from stepwell.telemetry.span_handle import NO_SPAN, Span
 from stepwell.training import calls
 from stepwell.training.calls import current
@@ -56,15 +61,8 @@ class LightningRecorder:
 
     def wrap_save(self) -> None:
         """Record the saves of a trainer whose class is not hooked."""
-        save = self.callback.save
-
-        def around(original: Any) -> Callable[..., Any]:
-            def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-                return save(self.trainer, original, *args, **kwargs)
-
-            return save_checkpoint
-
-        self._wrappings.replace(self.trainer, "save_checkpoint", around)
+        save = partial(self.callback.save, self.trainer)
+        self._wrappings.wrap(self.trainer, "save_checkpoint", save)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the run of the trainer, with or without an error."""
@@ -77,16 +75,16 @@ class LightningRecorder:
     # What is wrapped
 
     def _wrap(self) -> None:
-        trainer, wrap = self.trainer, self._wrappings.replace
+        trainer, wrap, replace = self.trainer, self._wrappings.wrap, self._wrappings.replace
         strategy = trainer.strategy
-        wrap(strategy, "setup_environment", self._around_distributed)
-        wrap(strategy, "model_sharded_context", self._around_model_context)
-        wrap(strategy, "model_to_device", self._around_model_move)
-        wrap(strategy, "setup_optimizers", self._seen(Name.OPTIMIZER_INIT))
+        wrap(strategy, "setup_environment", self._set_up_environment)
+        wrap(strategy, "model_sharded_context", self._model_context)
+        wrap(strategy, "model_to_device", self._move_model)
+        wrap(strategy, "setup_optimizers", partial(self._record, Name.OPTIMIZER_INIT))
         connector = getattr(trainer, "_checkpoint_connector", None)
-        wrap(connector, "_restore_modules_and_callbacks", self._around_load)
-        wrap(getattr(trainer, "_logger_connector", None), "log_metrics", self._around_metrics)
-        wrap(trainer.fit_loop, "on_run_end", self._around_end)
+        wrap(connector, "_restore_modules_and_callbacks", self._restore)
+        wrap(getattr(trainer, "_logger_connector", None), "log_metrics", self._log_metrics)
+        wrap(trainer.fit_loop, "on_run_end", self._end_run)
         for name, stage in STAGES.items():
             self._wrap_loop(getattr(trainer, name, None), stage)
         self._wrap_loop(trainer.fit_loop.epoch_loop.val_loop, "val")
@@ -94,58 +92,49 @@ class LightningRecorder:
         # Forward passes of an evaluation do not count in the averages of training.
         evaluating = timer(TrainingThread(), FORWARD, FORWARD_TIME)
         for step in ("validation_step", "test_step"):
-            wrap(strategy, step, evaluating)
+            replace(strategy, step, evaluating)
         batches = trainer.fit_loop.epoch_loop
-        wrap(batches.automatic_optimization, "run", self.training.around_batch)
-        wrap(batches.manual_optimization, "run", self.training.around_batch)
+        replace(batches.automatic_optimization, "run", self.training.around_batch)
+        replace(batches.manual_optimization, "run", self.training.around_batch)
         if configuration.is_automatic(trainer):
-            wrap(strategy, "training_step", timer(self._thread, FORWARD, FORWARD_TIME))
-            wrap(strategy, "backward", timer(self._thread, BACKWARD, BACKWARD_TIME))
-            wrap(strategy, "optimizer_step", optimizer_step(self._thread))
+            replace(strategy, "training_step", timer(self._thread, FORWARD, FORWARD_TIME))
+            replace(strategy, "backward", timer(self._thread, BACKWARD, BACKWARD_TIME))
+            replace(strategy, "optimizer_step", optimizer_step(self._thread))
         else:
             manual = self.training.manual
-            wrap(strategy, "training_step", manual.step)
-            wrap(strategy, "backward", manual.backward)
-            wrap(strategy, "optimizer_step", manual.update)
+            replace(strategy, "training_step", manual.step)
+            replace(strategy, "backward", manual.backward)
+            replace(strategy, "optimizer_step", manual.update)
 
     def _wrap_loop(self, loop: Any, stage: str) -> None:
         if loop is None:
             return
-        self._wrappings.replace(loop, "setup_data", self._around_loaders(loop, stage))
+        self._wrappings.wrap(loop, "setup_data", partial(self._set_up_data, loop, stage))
         part = PARTS.get(stage)
         if part is not None:
             self._wrap_fetches(loop, False)
-            self._wrappings.replace(loop, "run", self.evaluations.around_run(part))
-            self._wrappings.replace(loop, "reset", self.evaluations.around_reset)
+            self._wrappings.wrap(loop, "run", partial(self.evaluations.run, part))
+            self._wrappings.wrap(loop, "reset", self.evaluations.reset)
 
     def _wrap_fetches(self, loop: Any, is_counted: bool) -> None:
         fetches = Fetches(self._thread, is_counted)
         self._wrappings.replace(loop, "_on_before_fetch", fetches.before)
         self._wrappings.replace(loop, "_on_after_fetch", fetches.after)
 
-    def _seen(self, name: Name) -> Callable[[Any], Callable[..., Any]]:
-        def around(original: Any) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with self._declared.record(name):
-                    return original(*args, **kwargs)
+    # Called in place of Lightning's methods
 
-            return call
+    def _record(self, name: Name, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._declared.record(name):
+            return original(*args, **kwargs)
 
-        return around
-
-    def _around_distributed(self, original: Any) -> Callable[..., Any]:
-        recorded = self._seen(Name.DIST_INIT)(original)
-
-        def setup_environment(*args: Any, **kwargs: Any) -> Any:
-            is_distributed = hasattr(self.trainer.strategy, "cluster_environment")
-            if is_distributed and not _is_initialized():
-                result = recorded(*args, **kwargs)
-            else:
-                result = original(*args, **kwargs)
-            self._note_world_size()
-            return result
-
-        return setup_environment
+    def _set_up_environment(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        is_distributed = hasattr(self.trainer.strategy, "cluster_environment")
+        if is_distributed and not _is_initialized():
+            result = self._record(Name.DIST_INIT, original, *args, **kwargs)
+        else:
+            result = original(*args, **kwargs)
+        self._note_world_size()
+        return result
 
     def _note_world_size(self) -> None:
         """Take the number of ranks from Lightning, which may have started them itself."""
@@ -156,69 +145,47 @@ class LightningRecorder:
         recorded = (0, 1) if job.run is None else (job.run.rank, job.run.world_size)
         if job.application is not None and recorded != (rank, size):
             job.application.add_attributes({"rank": rank, "world_size": size})
-        if job.ask("world_size") is None:
+        if job.config.ask("world_size") is None:
             job.world_size = max(job.world_size, size)
 
-    def _around_model_context(self, original: Any) -> Callable[..., Any]:
-        @contextmanager
-        def model_sharded_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with self._declared.record(Name.MODEL_INIT), original(*args, **kwargs) as result:
-                yield result
-            self._declared.note(Name.MODEL_INIT)
+    @contextmanager
+    def _model_context(self, original: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with self._declared.record(Name.MODEL_INIT), original(*args, **kwargs) as result:
+            yield result
+        self._declared.note(Name.MODEL_INIT)
 
-        return model_sharded_context
+    def _move_model(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.callback.is_new_model(self.trainer.lightning_module):
+            return original(*args, **kwargs)
+        return self._record(Name.MODEL_INIT, original, *args, **kwargs)
 
-    def _around_model_move(self, original: Any) -> Callable[..., Any]:
-        def model_to_device(*args: Any, **kwargs: Any) -> Any:
-            if not self.callback.is_new_model(self.trainer.lightning_module):
-                return original(*args, **kwargs)
-            with self._declared.record(Name.MODEL_INIT):
-                return original(*args, **kwargs)
+    def _set_up_data(self, loop: Any, stage: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _will_load(self.trainer, loop, stage):
+            return original(*args, **kwargs)
+        with self._declared.record(Name.DATA_LOADER_INIT, stage=stage):
+            return original(*args, **kwargs)
 
-        return model_to_device
+    def _restore(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else kwargs.get("checkpoint_path")
+        if not path:
+            return original(*args, **kwargs)
+        with self._declared.record(Name.CHECKPOINT_LOAD, checkpoint_path=str(path)):
+            return original(*args, **kwargs)
 
-    def _around_loaders(self, loop: Any, stage: str) -> Callable[[Any], Callable[..., Any]]:
-        def around(original: Any) -> Callable[..., Any]:
-            def setup_data(*args: Any, **kwargs: Any) -> Any:
-                if not _will_load(self.trainer, loop, stage):
-                    return original(*args, **kwargs)
-                with self._declared.record(Name.DATA_LOADER_INIT, stage=stage):
-                    return original(*args, **kwargs)
-
-            return setup_data
-
-        return around
-
-    def _around_load(self, original: Any) -> Callable[..., Any]:
-        def restore(*args: Any, **kwargs: Any) -> Any:
-            path = args[0] if args else kwargs.get("checkpoint_path")
-            if not path:
-                return original(*args, **kwargs)
-            with self._declared.record(Name.CHECKPOINT_LOAD, checkpoint_path=str(path)):
-                return original(*args, **kwargs)
-
-        return restore
-
-    def _around_metrics(self, original: Any) -> Callable[..., Any]:
-        def log_metrics(metrics: Any, step: Any = None) -> Any:
-            self._log_metrics(metrics, step)
-            return original(metrics, step)
-
-        return log_metrics
-
-    def _around_end(self, original: Any) -> Callable[..., Any]:
-        def on_run_end(*args: Any, **kwargs: Any) -> Any:
-            # After the callbacks, some of which save the last checkpoint here.
-            result = original(*args, **kwargs)
-            if current.job is not None and current.job.loop is not None:
-                calls.end_training()
-            return result
-
-        return on_run_end
+    def _end_run(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        # After the callbacks, some of which save the last checkpoint here.
+        result = original(*args, **kwargs)
+        if current.job is not None and current.job.loop is not None:
+            calls.end_training()
+        return result
 
     # Metrics
 
-    def _log_metrics(self, metrics: Any, step: int | None) -> None:
+    def _log_metrics(self, original: Any, metrics: Any, step: Any = None) -> Any:
+        self._record_metrics(metrics, step)
+        return original(metrics, step)
+
+    def _record_metrics(self, metrics: Any, step: int | None) -> None:
         """Record the values that the model logs, unless a StepwellLogger does."""
         try:
             trainer = self.trainer
@@ -252,6 +219,56 @@ def _will_load(trainer: Any, loop: Any, stage: str) -> bool:
     return not is_fitting or bool(getattr(loop, "_should_reload_val_dl", False))
 
 
+class Fetches:
+    """Records the fetch of each batch, between two methods that a loop calls before and after it.
+
+    ``is_counted``: whether the time is added to the phases of training.
+    """
+
+    __slots__ = ("_is_counted", "_start", "_thread")
+
+    def __init__(self, thread: TrainingThread, is_counted: bool) -> None:
+        self._thread = thread
+        self._is_counted = is_counted
+        self._start = 0
+
+    def before(self, original: Any) -> Callable[[], None]:
+        """Wrap the method that is called before a fetch."""
+
+        def call() -> None:
+            original()
+            if current.job is not None:
+                self._start = self._thread.enter(LOADING)
+
+        return call
+
+    def after(self, original: Any) -> Callable[[], None]:
+        """Wrap the method that is called after a fetch, even if the fetch failed."""
+
+        def call() -> None:
+            start, self._start = self._start, 0
+            error = sys.exc_info()[1] if start else None
+            if start and (error is None or not _is_passing(error, sys._getframe(1))):
+                end = self._thread.leave(LOADING)
+                phases = self._thread.phases
+                if phases is not None and self._is_counted:
+                    phases[LOADING_TIME] = phases.get(LOADING_TIME, 0) + end - start
+            elif isinstance(error, StopIteration):
+                # There was no further batch.
+                withdraw(LOADING)
+            elif error is not None:
+                LOADING.__exit__(type(error), error, None)
+            original()
+
+        return call
+
+
+def _is_passing(error: BaseException, frame: Any) -> bool:
+    """Return whether an exception passes through this frame, rather than being handled farther out."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame is frame
+
+
 class Evaluations:
     """Records the validation and testing loops of one trainer, and the sanity check before training."""
 
@@ -269,32 +286,21 @@ class Evaluations:
         self._sanity.clear()
         self._running = self._ending = None
 
-    def around_run(self, part: calls.EvaluationKind) -> Callable[[Any], Callable[..., Any]]:
-        """Wrap ``run`` of a loop, which creates the loaders first."""
+    def run(self, part: calls.EvaluationKind, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``run`` of a loop, which creates the loaders first."""
+        self._running = part
+        try:
+            result = original(*args, **kwargs)
+            self.finish()
+            return result
+        finally:
+            self._running = None
 
-        def around(original: Any) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                self._running = part
-                try:
-                    result = original(*args, **kwargs)
-                    self.finish()
-                    return result
-                finally:
-                    self._running = None
-
-            return run
-
-        return around
-
-    def around_reset(self, original: Any) -> Callable[..., Any]:
-        """Wrap ``reset`` of a loop, which creates the iterators: the evaluation begins here."""
-
-        def reset(*args: Any, **kwargs: Any) -> Any:
-            if self._running is not None:
-                self._start(self._running)
-            return original(*args, **kwargs)
-
-        return reset
+    def reset(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``reset`` of a loop, which creates the iterators: the evaluation begins here."""
+        if self._running is not None:
+            self._start(self._running)
+        return original(*args, **kwargs)
 
     def _start(self, part: calls.EvaluationKind) -> None:
         if current.job is None:

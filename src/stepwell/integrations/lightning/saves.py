@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell._core.errors import report
-from stepwell.telemetry.span_handle import NO_SPAN, Span, find_open
+from stepwell.integrations.wrappers import Wrappings, as_futures, is_saving, settle_when_done
+from stepwell.telemetry.span_handle import NO_SPAN, Span
 from stepwell.training import calls
 from stepwell.training.calls import current_job
-from stepwell.training.checkpoints import SPANS
-from stepwell.training.standard_spans import WORDS
 
 WHERE = "lightning checkpoint"
 REMEMBERED = 1000
@@ -75,7 +74,7 @@ class Saves:
 
     def _begin(self, trainer: Any, path: Any) -> PendingSave | None:
         try:
-            if current_job() is None or any(find_open(WORDS[name]) for name in SPANS.values()):
+            if current_job() is None or is_saving():
                 return None
             step = int(trainer.global_step)
             place = os.fspath(path) if isinstance(path, os.PathLike) else path
@@ -104,9 +103,11 @@ class Saves:
     ) -> None:
         try:
             if left:
-                self._background.update(_hashable(writers[1:]))
+                self._background.update(
+                    writer for writer in writers[1:] if type(writer).__hash__ is not None
+                )
                 calls.end_save(None, None, begun.span)
-                _follow(begun, left)
+                settle_when_done(left, begun.span, begun.path)
             elif watched is not None:
                 # Its writer reports the outcome. If another rank writes, the outcome is not recorded here.
                 calls.end_save(None, None, begun.span)
@@ -141,10 +142,6 @@ def _writers(trainer: Any) -> Iterator[Any]:
         writer = getattr(writer, "checkpoint_io", None)
 
 
-def _hashable(writers: Iterable[Any]) -> list[Any]:
-    return [writer for writer in writers if type(writer).__hash__ is not None]
-
-
 # Lightning's AsyncCheckpointIO
 
 
@@ -155,26 +152,22 @@ class WriterWatch:
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = weakref.ref(plugin)
-        self._writer = writer = plugin.checkpoint_io
         self._waiting: list[PendingSave] = []
-        self._original = original = writer.save_checkpoint
+        self._wrappings = Wrappings()
+        self._wrappings.wrap(plugin.checkpoint_io, "save_checkpoint", self._save)
+        vars(plugin.checkpoint_io)["save_checkpoint"].watch = self
 
-        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            path = args[1] if len(args) > 1 else kwargs.get("path")
-            pending = self._take(path)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                if pending is not None:
-                    pending.conclude(error)
-                raise
+    def _save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        pending = self._take(args[1] if len(args) > 1 else kwargs.get("path"))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
             if pending is not None:
-                pending.conclude(None)
-            return result
-
-        self._replacement = save_checkpoint
-        save_checkpoint.watch = self  # type: ignore[attr-defined]
-        writer.save_checkpoint = save_checkpoint
+                pending.conclude(error)
+            raise
+        if pending is not None:
+            pending.conclude(None)
+        return result
 
     def add(self, pending: PendingSave) -> None:
         """Expect a save to be written."""
@@ -186,9 +179,9 @@ class WriterWatch:
             pending = next((p for p in self._waiting if p.path == path), None)
             if pending is not None:
                 self._waiting.remove(pending)
-            if not self._waiting and vars(self._writer).get("save_checkpoint") is self._replacement:
+            if not self._waiting:
                 # Nothing is being written: restore the writer. The next save wraps it again.
-                del self._writer.save_checkpoint
+                self._wrappings.remove()
             return pending
 
     def drop(self, pending: PendingSave) -> None:
@@ -232,7 +225,7 @@ def _futures(owners: Iterable[Any]) -> list[Any]:
     for owner in owners:
         if owner is None:
             continue
-        futures += _as_futures(owner)
+        futures += as_futures(owner)
         for value in list(getattr(owner, "__dict__", {}).values()):
             values: Iterable[Any] = [value]
             if isinstance(value, (list, tuple, set, deque)):
@@ -240,45 +233,5 @@ def _futures(owners: Iterable[Any]) -> list[Any]:
             elif isinstance(value, Mapping):
                 values = list(value.values())
             for each in values:
-                futures += _as_futures(each)
+                futures += as_futures(each)
     return futures
-
-
-def _as_futures(value: Any) -> list[Any]:
-    # The result of async_save if staging is asynchronous too.
-    whole = getattr(value, "upload_completion", None)
-    value = value if whole is None else whole
-    is_future = callable(getattr(value, "add_done_callback", None)) and callable(
-        getattr(value, "exception", None)
-    )
-    return [value] if is_future else []
-
-
-def _follow(pending: PendingSave, futures: list[Any]) -> None:
-    """Record the outcome of a save when all of its futures are done, or the first one has failed."""
-    unique = list({id(future): future for future in futures}.values())
-    waiting = len(unique)
-    lock = threading.Lock()
-
-    def done(future: Any) -> None:
-        nonlocal waiting
-        error = _failure_of(future)
-        with lock:
-            if waiting <= 0:
-                return
-            waiting = 0 if error is not None else waiting - 1
-            is_over = waiting == 0
-        if is_over:
-            pending.conclude(error)
-
-    for future in unique:
-        future.add_done_callback(done)
-
-
-def _failure_of(future: Any) -> BaseException | None:
-    try:
-        error = future.exception()
-        return error if error is None or isinstance(error, BaseException) else None
-    except BaseException as error:
-        # The future was cancelled.
-        return error

@@ -12,16 +12,16 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from stepwell._core.errors import report
-from stepwell.integrations.configuration import record_config
+from stepwell.integrations.configuration import model_size, record_config
 from stepwell.integrations.torch.diagnostics import DiagnosticsOption
 from stepwell.integrations.transformers.recorder import RECORDING, TrainerRecorder
-from stepwell.integrations.transformers.run_config import config_of, labels_of, name_of
 from stepwell.integrations.transformers.training import WHERE
 from stepwell.journal.state import state
 from stepwell.telemetry.run import Run, active_run
 from stepwell.telemetry.start import init
 from stepwell.training import calls
 from stepwell.training.calls import current, current_job
+from stepwell.training.config import script_name
 from stepwell.training.job import TrainingJob
 
 DEPTH = 12
@@ -80,13 +80,13 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         if not state.enabled and active_run() is None:
             if self._run is not None and self._run.disabled:
                 return None
-            self._run = init(self.name or name_of(args), dir=self.dir)
+            self._run = init(self.name or _name_of(args), dir=self.dir)
         job = current_job()
         if job is None:
             return None
         if job.application is None or not job.application.active:
             calls.start_application()
-        if job.ask("world_size") is None:
+        if job.config.ask("world_size") is None:
             # The arguments know the number of ranks, however they were started.
             job.world_size = max(job.world_size, int(getattr(args, "world_size", 1)))
         self._describe(args, trainer, model)
@@ -98,8 +98,8 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         if run is None or self._described == (run.id, id(model)):
             return
         self._described = (run.id, id(model))
-        record_config(config_of(args, model))
-        run.label(**labels_of(trainer, model))
+        record_config(_config_of(args, model))
+        run.label(**_labels_of(trainer, model))
 
     @contextmanager
     def recording_trainer(self, recorder: TrainerRecorder) -> Iterator[None]:
@@ -200,3 +200,32 @@ class StepwellCallback(TrainerCallback):  # type: ignore[misc]
         # The Trainer logs the metrics of an evaluation itself, but not those of a prediction.
         if self._recorder is not None:
             self._recorder.log(state, metrics)
+
+
+def _name_of(args: Any) -> str:
+    """Return ``run_name`` of the arguments, else the name of the script."""
+    name = getattr(args, "run_name", None)
+    # Some versions set ``run_name`` to the output folder if the user gives none.
+    is_given = isinstance(name, str) and name and name != getattr(args, "output_dir", None)
+    return str(name) if is_given else script_name()
+
+
+def _config_of(args: Any, model: Any) -> dict[str, Any]:
+    """Return the training arguments and the model configuration, for run.json (which masks tokens)."""
+    run_config: dict[str, Any] = {"training_arguments": args.to_dict()}
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_dict"):
+        run_config["model_config"] = config.to_dict()
+    if hasattr(model, "parameters"):
+        size = model_size(model)
+        run_config["model_parameters"] = size["parameters"]
+        run_config["model_trainable_parameters"] = size["trainable_parameters"]
+    return run_config
+
+
+def _labels_of(trainer: Any, model: Any) -> dict[str, Any]:
+    """Return the labels of the run: the classes of trainer and model."""
+    labels = {"trainer": "Trainer" if trainer is None else type(trainer).__name__}
+    if model is not None:
+        labels["model"] = type(model).__name__
+    return labels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell._core.errors import report
@@ -14,13 +14,11 @@ from stepwell.integrations.wrappers import (
     BACKWARD_TIME,
     FORWARD,
     FORWARD_TIME,
-    Wrapped,
     Wrappings,
     record_save,
     standard_span,
 )
 from stepwell.journal import metrics
-from stepwell.journal.span import NamedSpan
 from stepwell.telemetry.span_handle import find_open
 from stepwell.training import calls
 from stepwell.training.calls import current
@@ -60,23 +58,20 @@ class TrainerRecorder:
         wrap(trainer, "_run_epoch", self._around_epoch)
         wrap(trainer, "call_model_init", self._around_model_init)
         wrap(trainer, "create_optimizer", self._around_optimizer_init)
-        wrap(trainer, "get_train_dataloader", self._around_train_loader)
-        wrap(trainer, "get_eval_dataloader", self._around_eval_loader)
-        wrap(trainer, "get_test_dataloader", self._around_test_loader)
+        wrap(trainer, "get_train_dataloader", self._around_loader("train"))
+        wrap(trainer, "get_eval_dataloader", self._around_loader("val"))
+        wrap(trainer, "get_test_dataloader", self._around_loader("test"))
         wrap(trainer, "_load_from_checkpoint", self._around_load)
         wrap(trainer, "_load_optimizer_and_scheduler", self._around_load_optimizer)
         wrap(trainer, "_load_best_model", self._around_load_best)
         wrap(trainer, "get_batch_samples", self.training.around_batches)
         wrap(trainer, "training_step", self.training.around_pass)
-        self._wrap_timed(trainer, "compute_loss", FORWARD, FORWARD_TIME)
+        forward = timer(self.training.thread, FORWARD, FORWARD_TIME)
+        self._wrappings.replace(trainer, "compute_loss", forward)
         wrap(trainer, "evaluation_loop", self._around_evaluation)
         wrap(trainer, "prediction_step", self._around_prediction)
         wrap(trainer, "_save_checkpoint", self._around_save)
         wrap(trainer, "save_model", self._around_save_model)
-
-    def _wrap_timed(self, owner: Any, name: str, span: NamedSpan, attribute: str) -> None:
-        if not isinstance(getattr(owner, name, None), Wrapped):
-            self._wrappings.replace(owner, name, timer(self.training.thread, span, attribute))
 
     # Entry points
 
@@ -109,17 +104,12 @@ class TrainerRecorder:
         with standard_span(Name.OPTIMIZER_INIT):
             return original(*args, **kwargs)
 
-    def _around_train_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with standard_span(Name.DATA_LOADER_INIT, stage="train"):
-            return original(*args, **kwargs)
+    def _around_loader(self, stage: str) -> Callable[..., Any]:
+        def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+            with standard_span(Name.DATA_LOADER_INIT, stage=stage):
+                return original(*args, **kwargs)
 
-    def _around_eval_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with standard_span(Name.DATA_LOADER_INIT, stage="val"):
-            return original(*args, **kwargs)
-
-    def _around_test_loader(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with standard_span(Name.DATA_LOADER_INIT, stage="test"):
-            return original(*args, **kwargs)
+        return around
 
     def _around_load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         path = args[0] if args else kwargs.get("resume_from_checkpoint")
@@ -147,7 +137,8 @@ class TrainerRecorder:
             return
         # Not earlier: the accelerator may have been replaced since the trainer was created.
         accelerator = getattr(self.trainer, "accelerator", None)
-        self._wrap_timed(accelerator, "backward", BACKWARD, BACKWARD_TIME)
+        backward = timer(self.training.thread, BACKWARD, BACKWARD_TIME)
+        self._wrappings.replace(accelerator, "backward", backward)
         self.training.start(job, args, state, model, optimizer)
 
     def _around_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +161,8 @@ class TrainerRecorder:
             return original(*args, **kwargs)
         description = args[1] if len(args) > 1 else kwargs.get("description")
         part: calls.EvaluationKind = "testing" if description == PREDICTION else "validation"
-        is_ours = find_open(WORDS[_loop_name(part)]) is None
+        loop = Name.TESTING_LOOP if part == "testing" else Name.VALIDATION_LOOP
+        is_ours = find_open(WORDS[loop]) is None
         self._part = part
         if is_ours:
             calls.start_evaluation(part)
@@ -253,7 +245,3 @@ class TrainerRecorder:
             path=path,
             is_whole=is_whole and is_writer,
         )
-
-
-def _loop_name(part: calls.EvaluationKind) -> Name:
-    return Name.TESTING_LOOP if part == "testing" else Name.VALIDATION_LOOP

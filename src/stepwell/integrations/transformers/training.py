@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from stepwell._core import clock
@@ -15,7 +16,6 @@ from stepwell.integrations.configuration import (
 )
 from stepwell.integrations.timing import RecordedBatches, TrainingThread
 from stepwell.integrations.torch.diagnostics import DiagnosticsOption, TrainerDiagnostics
-from stepwell.integrations.transformers.run_config import Schedule
 from stepwell.integrations.wrappers import UPDATE
 from stepwell.journal import metrics
 from stepwell.telemetry.span_handle import is_failure
@@ -55,14 +55,18 @@ class TrainingRecorder:
         self._begun = clock.now()
         schedule = self._schedule = Schedule(self.trainer, args)
         start, target = int(state.global_step), int(state.max_steps) or None
-        self._counts_samples = job.ask("global_batch_size") is None
+        self._counts_samples = job.config.ask("global_batch_size") is None
         is_known = job.last is not None and job.last.overall == start
         samples = samples_target = None
         if self._counts_samples and start and not is_known:
             samples = schedule.samples_after(start)
-        if target is not None and job.ask("train_samples_target") is None and self._counts_samples:
+        if (
+            target is not None
+            and job.config.ask("train_samples_target") is None
+            and self._counts_samples
+        ):
             samples_target = schedule.samples_after(target)
-        if job.ask("train_iterations_target") is not None:
+        if job.config.ask("train_iterations_target") is not None:
             target = None
         span = calls.start_training(start, samples, target, samples_target)
         if getattr(state, "trial_params", None):
@@ -237,3 +241,42 @@ class TrainingRecorder:
                 self._diagnostics.look(loop)
         else:
             UPDATE.__exit__(type(error), error, None)
+
+
+class Schedule:
+    """The number of samples after each optimizer step, computed from the loader and the arguments."""
+
+    def __init__(self, trainer: Any, args: Any) -> None:
+        self.batch_size: int | None = None
+        """Samples of all ranks in an optimizer step, None if unknown."""
+        self.replicas = max(1, int(getattr(args, "world_size", 1)))
+        """Number of ranks with their own batches."""
+        self._steps = self._samples = 0
+        if trainer is None:
+            return
+        size = trainer.get_total_train_batch_size(args)
+        accumulation = max(1, int(args.gradient_accumulation_steps))
+        self.batch_size = int(size)
+        self.replicas = max(1, self.batch_size // (trainer._train_batch_size * accumulation))
+        self._read_loader(trainer, accumulation)
+
+    def _read_loader(self, trainer: Any, accumulation: int) -> None:
+        loader = trainer.callback_handler.train_dataloader
+        try:
+            batches = len(loader)
+            if self.replicas == 1 and not getattr(loader, "drop_last", True):
+                self._samples = int(trainer.num_examples(loader))
+        except Exception:
+            # The loader has no length.
+            return
+        self._steps = max(1, math.ceil(batches / accumulation))
+
+    def samples_after(self, steps: int) -> int | None:
+        """Return the samples after this many steps, None if unknown."""
+        if self.batch_size is None:
+            return None
+        if not self._samples or not self._steps:
+            return steps * self.batch_size
+        # The last batch of an epoch may be smaller.
+        epochs, rest = divmod(steps, self._steps)
+        return epochs * self._samples + rest * self.batch_size

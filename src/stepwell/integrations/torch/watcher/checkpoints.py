@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -18,8 +18,6 @@ from stepwell._core.errors import report
 from stepwell.integrations.torch.observer import active
 from stepwell.integrations.torch.patches import Patch, Patches
 from stepwell.integrations.wrappers import record_save
-from stepwell.telemetry.span_handle import NO_SPAN, Span
-from stepwell.training import calls
 
 DISTRIBUTED = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver")
 
@@ -39,8 +37,8 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _save_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``torch.distributed.checkpoint.save(state_dict, checkpoint_id=…)``."""
+def _save_distributed(original: Callable[..., Any], strategy: str = "sync") -> Callable[..., Any]:
+    """Replace ``save`` or ``async_save(state_dict, checkpoint_id=…)`` of ``torch.distributed.checkpoint``."""
 
     @wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -48,47 +46,11 @@ def _save_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             return original(*args, **kwargs)
         path = _path_of(kwargs.get("checkpoint_id"))
-        return record_save(original, args, kwargs, step=step, path=path, is_whole=False)
+        return record_save(
+            original, args, kwargs, step=step, path=path, is_whole=False, strategy=strategy
+        )
 
     return save
-
-
-def _save_in_background(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``torch.distributed.checkpoint.async_save``, which returns a future."""
-
-    @wraps(original)
-    def async_save(*args: Any, **kwargs: Any) -> Any:
-        step = _step()
-        span = NO_SPAN if step is None else calls.start_save(step, strategy="async")
-        if step is None or span is NO_SPAN:
-            return original(*args, **kwargs)
-        path = _path_of(kwargs.get("checkpoint_id"))
-        if path is not None:
-            span.add_attribute("checkpoint_path", path)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            calls.conclude_save(error)
-            raise
-        calls.conclude_save(None)
-        _record_outcome(result, span)
-        return result
-
-    return async_save
-
-
-def _record_outcome(future: Any, span: Span) -> None:
-    """Record the success or failure of a checkpoint that is saved in the background."""
-    # Newer versions of PyTorch return two futures: one for staging, one for the upload.
-    future = getattr(future, "upload_completion", future)
-
-    def is_done(done: Any) -> None:
-        calls.settle_save(span, done.exception())
-
-    try:
-        future.add_done_callback(is_done)
-    except Exception as error:
-        report("checkpoint", error)
 
 
 def _step() -> int | None:
@@ -120,7 +82,7 @@ def _find() -> Iterator[Patch]:
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "async_save"):
             yield Patch(module, "save", _save_distributed)
-            yield Patch(module, "async_save", _save_in_background)
+            yield Patch(module, "async_save", partial(_save_distributed, strategy="async"))
 
 
 SAVES = Patches(_find)

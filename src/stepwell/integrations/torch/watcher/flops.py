@@ -217,7 +217,7 @@ class Operations:
     def start(self, model: Any, job: TrainingJob | None) -> None:
         """Count the pass that begins, if that does not change its behaviour."""
         self.is_settled = True
-        if job is not None and not job.ask("flops_per_sample") and can_count(model):
+        if job is not None and not job.config.ask("flops_per_sample") and can_count(model):
             self.count = PassCount()
 
     def finish(self, job: TrainingJob, loop: TrainingLoop, samples: int | None) -> None:
@@ -242,7 +242,7 @@ class Operations:
 
     def _configure(self, job: TrainingJob, loop: TrainingLoop) -> None:
         """Make the job report throughput in operations, and record the peak of the device if known."""
-        if not job.ask("flops_per_sample"):
+        if not job.config.ask("flops_per_sample"):
             reconfigure(
                 job, flops_per_sample_or_fn=self._per_sample, is_log_throughput_enabled_or_fn=True
             )

@@ -86,10 +86,6 @@ class LoopRecorder:
             return job.loop if job.loop.inside is not None else None
         return self._loop
 
-    def _before_update(self, loop: TrainingLoop, step: int) -> None:
-        """Add the phase times of all steps before this one to the next update."""
-        self._times.report(loop, step)
-
     def _look(self, loop: TrainingLoop) -> None:
         """Record the totals that are not counted per step: at intervals, and at the end."""
         progress = loop.progress
@@ -99,7 +95,11 @@ class LoopRecorder:
         job = self._job
         if self._first_size is None and job is not None:
             self._first_size = progress.samples
-            if progress.samples and progress.completed == 1 and not job.ask("global_batch_size"):
+            if (
+                progress.samples
+                and progress.completed == 1
+                and not job.config.ask("global_batch_size")
+            ):
                 reconfigure(job, global_batch_size_or_fn=progress.samples)
             if self.step % self._every:
                 return

@@ -428,7 +428,7 @@ class WatchedTraining(LoopRecorder):
                         loop.span.add_attribute("batches_per_step", len(self._partial) + 1)
                     self._partial.clear()
                 if loop.step + 1 >= loop._look:
-                    self._before_update(loop, loop.step + 1)
+                    self._times.report(loop, loop.step + 1)
                 loop.end_sized(samples, lane)
                 self.step += 1
                 if self.step % self._every == 0 or self._first_size is None:
