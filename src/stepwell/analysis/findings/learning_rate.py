@@ -172,7 +172,7 @@ def _value(
     for group, value in wanted.items():
         curve = rates[group]
         highest = float(curve.values.max())
-        is_constant = len(curve) >= FEWEST and float(np.ptp(curve.values)) <= 1e-9 * highest
+        is_constant = len(curve) >= FEWEST and _is_constant(curve)
         if highest > (1 + WRONG) * value or (is_constant and highest < (1 - WRONG) * value):
             step = int(curve.steps[curve.values.argmax()])
             text = (
@@ -190,12 +190,11 @@ def _left_behind(
 ) -> Finding | None:
     """Return a finding for a group that does not follow the schedule of the others."""
     groups = {name: c for name, c in _of_one_optimizer(rates).items() if len(c) >= FEWEST}
-    still = {n: c for n, c in groups.items() if float(np.ptp(c.values)) <= 1e-9 * c.values.max()}
-    moving = [name for name in groups if name not in still]
-    still = {n: c for n, c in still.items() if c.values.max() > 0}
+    moving = [name for name, c in groups.items() if not _is_constant(c)]
+    still = [name for name, c in groups.items() if _is_constant(c) and c.values.max() > 0]
     if not still or not moving:
         return None
-    group, curve = next(iter(still.items()))
+    group, curve = still[0], groups[still[0]]
     other = groups[moving[0]]
     text = (
         f"The learning rate of {group} stays at {number(float(curve.values[0]))} while that of "
@@ -217,7 +216,7 @@ def _schedule(
     is_meant = any(word in name for word in ALWAYS_CHANGING) and len(curve) >= FEWEST
     if not is_idle and not is_meant:
         return None
-    if any(float(np.ptp(c.values)) > 1e-9 * c.values.max() for c in rates.values()):
+    if not all(map(_is_constant, rates.values())):
         return None
     why = "a scheduler is attached to the optimizer" if is_idle else f"the schedule is {name}"
     text = (
@@ -227,6 +226,10 @@ def _schedule(
     evidence = {"metric": curve.name, "scheduler": name}
     advice = "Call scheduler.step() after optimizer.step(), or once per epoch."
     return Finding("learning-rate", "warning", text, evidence, curve.span, advice=advice)
+
+
+def _is_constant(curve: MetricCurve) -> bool:
+    return float(np.ptp(curve.values)) <= 1e-9 * float(curve.values.max())
 
 
 def _groups(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
