@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 
 from stepwell.analysis.timeline import IncompleteSteps
-from stepwell.vocabulary import StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts
@@ -24,7 +23,6 @@ STEPS = (
     "train_iterations_target",
     "steps",
 )
-TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 EPOCHS = ("max_epochs", "num_epochs", "epochs", "num_train_epochs", "n_epochs")
 OVERDUE_S = 5.0
 """A step that is later than this may be overdue."""
@@ -62,7 +60,9 @@ def time_left(facts: Facts) -> TimeLeft | None:
         return None
     latest = rank.tail(LATEST)
     ended = (every["start_ns"] + every["duration_ns"]).max()
-    waited = facts.now_ns(int(rank["rank"][0])) - (ended if isinstance(ended, int) else 0)
+    # The end of the recorded time is the present, while it runs.
+    now = max(part.end_ns for part in facts.timelines if part.rank == rank["rank"][0])
+    waited = now - (ended if isinstance(ended, int) else 0)
     if is_overdue(waited / 1e9, (latest["period_ns"] / 1e9).to_list()):
         return TimeLeft(done, target, None)
     pace = float(latest["period_ns"].sum()) / latest.height
@@ -81,7 +81,7 @@ def is_overdue(waited_s: float, seconds: Sequence[float]) -> bool:
 
 def _target(facts: Facts, steps: pl.DataFrame) -> int | None:
     config = facts.run.config
-    loops = [*(loop.attributes for loop in reversed(facts.loops(TRAINING_LOOP))), {}]
+    loops = [*(loop.attributes for loop in reversed(facts.training_loops)), {}]
     explicit = next((count for loop in loops if (count := explicit_target(config, loop))), None)
     epochs = whole_number(config, EPOCHS)
     if explicit is not None or epochs is None:

@@ -135,7 +135,7 @@ def report(
     """
     facts = Facts(run, choose_engine(engine, scheduler))
     all_findings = _ends_first(findings(facts))
-    processes = facts.processes.filter(pl.col("role") != "worker")
+    processes = facts.summary.processes.filter(pl.col("role") != "worker")
     latest = processes.filter(pl.col("attempt") == max(processes["attempt"], default=0))
     metrics = facts.curves.everything.height
     walls = sum(part.wall_ns for part in facts.timelines)
@@ -161,7 +161,7 @@ def report(
         throughput=throughput(facts.summary.updates),
         summary=own_summary(run),
         hints=_hints(facts, {finding.rule for finding in all_findings}),
-        unchecked=unchecked(facts),
+        unchecked=list(unchecked(facts)),
     )
 
 
@@ -304,7 +304,7 @@ def _values(facts: Facts) -> list[ValueLine]:
 def _value(facts: Facts, curve: MetricCurve, goal: str | None) -> ValueLine:
     if len(curve.odd) and (not len(curve) or curve.odd[-1] > curve.steps[-1]):
         step = int(curve.odd[-1])
-        rows = facts.curves.rows(curve.name).filter(pl.col("step") == step)
+        rows = facts.curves.parts[curve.name].filter(pl.col("step") == step)
         last = float(np.mean(rows["value"].to_numpy()))
     else:
         last, step = float(curve.values[-1]), int(curve.steps[-1])

@@ -36,7 +36,7 @@ def facts_of(curves: Mapping[str, Curve], config: Mapping[str, Any] | None = Non
     """Return what rules see of a run that logged these curves."""
     known = _recorded()
     made = Facts(known.run)
-    made.__dict__.update(_read=known._read, steps=known.steps, _patterns=known._patterns)
+    made.__dict__.update(_read=known._read, steps=known.steps, patterns=known.patterns)
     made.run = SimpleNamespace(config=dict(config or {}), id="run")  # type: ignore[assignment]
     frames = []
     for name, curve in curves.items():

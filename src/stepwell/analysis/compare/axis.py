@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 
 from stepwell._core.checks import one_of
 from stepwell._core.errors import StepwellError
+from stepwell.analysis.findings.curves import Floats, MetricCurve, as_number, at_common_steps
 from stepwell.analysis.plots.curves import LARGEST
 from stepwell.analysis.timeline import began_ns
 from stepwell.reading import RecordedRun
 from stepwell.vocabulary import StandardTrainingJobEventName
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-AXES = ("step", "samples", "tokens", "time")
+AXIS = one_of("step", "samples", "tokens", "time")
 UPDATE = StandardTrainingJobEventName.TRAINING_METRICS_UPDATE.value
 COUNTED = {
     "samples": r"(^|[/.])(num_|total_|consumed_|train_|trained_)*(samples|examples)(_seen)?$",
@@ -53,25 +51,9 @@ class Amounts:
         return result
 
 
-def check_axis(by: str) -> None:
-    """Raise StepwellError if there is no such axis."""
-    one_of(*AXES).check("by", by)
-
-
-def places(run: RecordedRun, by: str, steps: Ints, times: Ints) -> Floats:
-    """Return the positions on the axis of values that were logged in these steps at these times."""
-    if by == "step":
-        return steps.astype(np.float64)
-    if by == "time":
-        seconds: Floats = (times - began_ns(run)) / 1e9
-        return seconds
-    # A step counts when it is completed.
-    return amounts_of(run, by).after(steps.astype(np.float64) + 1)
-
-
 def amounts_of(run: RecordedRun, by: str) -> Amounts:
     """Return the samples or tokens of the steps of a run. Raise StepwellError if they were not recorded."""
-    amounts = _from_telemetry(run, by) or _from_metric(run, by) or _from_config(run, by)
+    amounts = amounts_if_known(run, by)
     if amounts is None:
         raise StepwellError(_unknown(run, by))
     return amounts
@@ -79,10 +61,7 @@ def amounts_of(run: RecordedRun, by: str) -> Amounts:
 
 def amounts_if_known(run: RecordedRun, by: str) -> Amounts | None:
     """Return the samples or tokens of the steps of a run; None if they were not recorded."""
-    try:
-        return amounts_of(run, by)
-    except StepwellError:
-        return None
+    return _from_telemetry(run, by) or _from_metric(run, by) or _from_config(run, by)
 
 
 def _from_telemetry(run: RecordedRun, by: str) -> Amounts | None:
@@ -90,43 +69,24 @@ def _from_telemetry(run: RecordedRun, by: str) -> Amounts | None:
     table = run.events().filter(pl.col("name") == UPDATE).select("rank", "time_ns", "attributes")
     rows = table.collect().sort("rank", "time_ns")
     rows = rows.filter(pl.col("rank") == pl.col("rank").min())
-    counted = _LoopCounts(by)
+    key = "num_train_samples" if by == "samples" else "train_tokens"
+    points = {0.0: 0.0}
+    last = last_start = base = -1.0
     for text in rows["attributes"]:
-        counted.add(json.loads(text or "{}"))
-    return _amounts(counted.points, "telemetry") if len(counted.points) > 1 else None
-
-
-class _LoopCounts:
-    """Amounts by the number of completed steps, from the updates of one loop after the other."""
-
-    def __init__(self, by: str) -> None:
-        self.points: dict[float, float] = {0.0: 0.0}
-        self._key, self._start_key = (
-            ("num_train_samples", "train_samples_start")
-            if by == "samples"
-            else ("train_tokens", "")
-        )
-        self._start = self._last = self._base = -1.0
-
-    def add(self, update: dict[str, object]) -> None:
-        """Add one update; ignore it if it has no amount."""
-        now, amount = _count(update, "current_iteration"), _count(update, self._key)
+        update = json.loads(text or "{}")
+        now, amount = _count(update, "current_iteration"), _count(update, key)
         if now is None or amount is None:
-            return
+            continue
         start = _count(update, "train_iterations_start") or 0.0
-        if start != self._start or now <= self._last:
-            self._begin(start, _count(update, self._start_key))
-        self._last = now
-        self.points[now + 1] = self._base + amount
-
-    def _begin(self, start: float, base: float | None) -> None:
-        """Start a loop. If it goes back to an earlier step, it replaces the amounts after that step."""
-        if base is None:
-            before = _amounts(self.points, "")
-            base = float(before.after(np.array([start]))[0]) if len(self.points) > 1 else 0.0
-        self.points = {step: value for step, value in self.points.items() if step < start}
-        self.points[start] = self._base = base
-        self._start = start
+        if start != last_start or now <= last:
+            # A loop starts. If it goes back to an earlier step, it replaces the amounts after that step.
+            before = float(_amounts(points, "").after(np.array([start]))[0])
+            given = _count(update, "train_samples_start") if by == "samples" else None
+            base = before if given is None else given
+            points = {step: value for step, value in points.items() if step < start} | {start: base}
+        last, last_start = now, start
+        points[now + 1] = base + amount
+    return _amounts(points, "telemetry") if len(points) > 1 else None
 
 
 def _count(update: dict[str, object], key: str) -> float | None:
@@ -150,16 +110,9 @@ def _from_metric(run: RecordedRun, by: str) -> Amounts | None:
 
 def _from_config(run: RecordedRun, by: str) -> Amounts | None:
     """Return the amounts from the configured batch size, assumed to be the same in all steps."""
-    each = _positive(run, "global_batch_size")
-    if by == "tokens":
-        each = each * _positive(run, "seq_length")
-    return _amounts({0.0: 0.0, 1.0: each}, "config") if each else None
-
-
-def _positive(run: RecordedRun, key: str) -> float:
-    value = run.config.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and value > 0 else 0.0  # type: ignore[operator, arg-type]
+    each = as_number(run.config.get("global_batch_size"))
+    length = as_number(run.config.get("seq_length")) if by == "tokens" else 1.0
+    return _amounts({0.0: 0.0, 1.0: each * length}, "config") if each and length else None
 
 
 def _amounts(points: dict[float, float], source: str) -> Amounts:
@@ -182,23 +135,10 @@ def _unknown(run: RecordedRun, by: str) -> str:
 
 
 @dataclass(frozen=True)
-class Points:
-    """One metric of one run, the mean over ranks.
+class Points(MetricCurve):
+    """One metric of one run: ``positions`` are those of the values on the axis."""
 
-    Attributes:
-        steps: the step of each value.
-        at: the position of each value on the axis.
-        values: the finite values.
-        nonfinite: the steps with NaN or infinite values.
-    """
-
-    steps: Ints
-    at: Floats
-    values: Floats
-    nonfinite: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.values)
+    positions: Floats
 
 
 def read_points(run: RecordedRun, names: Sequence[str], by: str = "step") -> dict[str, Points]:
@@ -213,20 +153,27 @@ def read_points(run: RecordedRun, names: Sequence[str], by: str = "step") -> dic
         .collect()
     )
     parts = table.group_by("name", maintain_order=True)
-    return {str(name): _points(run, part, by) for (name,), part in parts}
+    return {str(name): _points(run, str(name), part, by) for (name,), part in parts}
 
 
-def _points(run: RecordedRun, part: pl.DataFrame, by: str) -> Points:
+def _points(run: RecordedRun, name: str, part: pl.DataFrame, by: str) -> Points:
     steps, values = part["step"].to_numpy(), part["value"].to_numpy()
-    at = places(run, by, steps, part["time_ns"].to_numpy())
+    at: Floats
+    if by == "step":
+        at = steps.astype(np.float64)
+    elif by == "time":
+        at = (part["time_ns"].to_numpy() - began_ns(run)) / 1e9
+    else:
+        # A step counts when it is completed.
+        at = amounts_of(run, by).after(steps + 1.0)
     with np.errstate(invalid="ignore"):
         finite = np.abs(values) < LARGEST
-    odd = tuple(steps[~finite].tolist())
+    odd = steps[~finite]
     steps, at, values = steps[finite], at[finite], values[finite]
     # Positions must ascend: of values at the same or an earlier position, keep the later one.
     ahead = np.minimum.accumulate(at[::-1])[::-1] if len(at) else at
     keep: NDArray[np.bool_] = np.append(ahead[1:] > at[:-1], True) if len(at) else finite[:0]
-    return Points(steps[keep], at[keep], values[keep], odd)
+    return Points(name, steps[keep], values[keep], odd, at[keep])
 
 
 def aligned(curves: Mapping[int, Points], by: str) -> tuple[Floats, dict[int, Floats]]:
@@ -238,22 +185,13 @@ def aligned(curves: Mapping[int, Points], by: str) -> tuple[Floats, dict[int, Fl
     if not curves:
         return np.empty(0), {}
     if by == "step":
-        common = _common_steps(list(curves.values()))
-        return common.astype(np.float64), {
-            i: p.values[np.isin(p.steps, common)] for i, p in curves.items()
-        }
-    low = max(p.at[0] for p in curves.values())
-    high = min(p.at[-1] for p in curves.values())
+        common, values = at_common_steps(curves.values())
+        return common.astype(np.float64), dict(zip(curves, values, strict=True))
+    low = max(p.positions[0] for p in curves.values())
+    high = min(p.positions[-1] for p in curves.values())
     if low > high:
         return np.empty(0), {i: np.empty(0) for i in curves}
-    inside = [p.at[(p.at >= low) & (p.at <= high)] for p in curves.values()]
+    inside = [p.positions[(p.positions >= low) & (p.positions <= high)] for p in curves.values()]
     fewest = min(inside, key=len)
     grid = np.unique(np.concatenate((fewest, [low, high])))
-    return grid, {i: np.interp(grid, p.at, p.values) for i, p in curves.items()}
-
-
-def _common_steps(curves: list[Points]) -> Ints:
-    common = curves[0].steps
-    for other in curves[1:]:
-        common = np.intersect1d(common, other.steps, assume_unique=True)
-    return common
+    return grid, {i: np.interp(grid, p.positions, p.values) for i, p in curves.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from stepwell._core.errors import StepwellError
-from stepwell.analysis.compare.axis import aligned, check_axis, read_points
+from stepwell.analysis.compare.axis import AXIS, aligned, read_points
 from stepwell.analysis.compare.differences import (
     Difference,
     code_differences,
@@ -128,14 +128,14 @@ def compare(
         time: whether to compare step times, throughput and goodput.
         weights: whether to compare snapshots of the weights.
     """
-    check_axis(by)
+    AXIS.check("by", by)
     chosen = [run if isinstance(run, RecordedRun) else open_run(run) for run in runs]
     if len(chosen) < 2:
         raise StepwellError(f"compare needs at least two runs, got {len(chosen)}")
     if len({run.path.resolve() for run in chosen}) < len(chosen):
         raise StepwellError("the same run is given twice: compare needs different runs")
-    lines = _lines(chosen)
-    labels = [line.label for line in lines]
+    names = [run.name for run in chosen]
+    labels = [run.name if names.count(run.name) == 1 else run.id for run in chosen]
     variants = group_runs(chosen, labels, group)
     compared = compare_metrics(chosen, metrics, by)
     repeats = compare_variants(variants, compared)
@@ -144,6 +144,7 @@ def compare(
     paces, pace = compare_paces(chosen, groups) if time else ([], None)
     config = config_differences(chosen)
     others = [compare_weights(chosen[0], run) for run in chosen[1:]] if weights else []
+    of_variants = {variant.runs: variant.label for variant in variants}
     repeated = has_repeats(variants)
     unknown = [label for label, run in zip(labels, chosen, strict=True) if not has_config(run)]
     answer = (
@@ -154,13 +155,13 @@ def compare(
     summary = [
         *answer,
         *metric_notes(labels, compared, by, repeated),
-        *pace_sentences(_named(groups, variants, labels), paces, pace),
+        *pace_sentences({g: of_variants.get(g, labels[g[0]]) for g in groups}, paces, pace),
         *rate_sentences(labels, compared, config, by),
         config_sentence(config, unknown, command_lines(chosen)),
         *([ONE_EACH] if answer and not repeated else []),
     ]
     return Comparison(
-        lines,
+        list(map(_line, chosen, labels)),
         summary,
         compared,
         config,
@@ -174,49 +175,20 @@ def compare(
     )
 
 
-def _named(
-    groups: Sequence[tuple[int, ...]], variants: Sequence[Variant], labels: Sequence[str]
-) -> dict[tuple[int, ...], str]:
-    """Return the name of each group of runs."""
-    names = {variant.runs: variant.label for variant in variants}
-    return {group: names.get(group, labels[group[0]]) for group in groups}
-
-
-def _lines(runs: Sequence[RecordedRun]) -> list[ComparedRun]:
-    names = [run.name for run in runs]
-    return [
-        ComparedRun(
-            run.id,
-            run.name,
-            run.name if names.count(run.name) == 1 else run.id,
-            run.path,
-            run.status,
-            _last_step(run),
-            _seconds(run),
-        )
-        for run in runs
-    ]
-
-
-def _last_step(run: RecordedRun) -> int | None:
-    step = run.processes().collect()["step"].max()
-    return step if isinstance(step, int) else None
-
-
-def _seconds(run: RecordedRun) -> float:
-    """Return the seconds from the start of the first process to the last heartbeat."""
-    table = run.processes().select("started_ns", "heartbeat_ns").drop_nulls().collect()
-    if table.is_empty():
-        return 0.0
-    began, ended = table["started_ns"].min(), table["heartbeat_ns"].max()
-    return (int(ended) - int(began)) / 1e9  # type: ignore[arg-type]
+def _line(run: RecordedRun, label: str) -> ComparedRun:
+    processes = run.processes().collect()
+    step = processes.select(pl.col("step").max()).item()
+    # From the start of the first process to the last heartbeat.
+    signs = processes.drop_nulls(["started_ns", "heartbeat_ns"])
+    seconds = signs.select((pl.col("heartbeat_ns").max() - pl.col("started_ns").min()) / 1e9).item()
+    return ComparedRun(run.id, run.name, label, run.path, run.status, step, seconds or 0.0)
 
 
 def metric_table(
     runs: Sequence[RecordedRun], metrics: Sequence[str] = (), by: str = "step"
 ) -> pl.DataFrame:
     """Return a row for each metric and run: last, best and common value, with their steps."""
-    check_axis(by)
+    AXIS.check("by", by)
     rows = [
         {
             "metric": metric.name,
@@ -242,7 +214,7 @@ def curve_table(
     runs: Sequence[RecordedRun], metrics: Sequence[str] = (), by: str = "step"
 ) -> pl.DataFrame:
     """Return the curves at common positions: metric, run, ``at`` and value."""
-    check_axis(by)
+    AXIS.check("by", by)
     names = chosen_names(runs, metrics)
     curves = [read_points(run, names, by) for run in runs]
     frames = [pl.DataFrame(schema=CURVES)]

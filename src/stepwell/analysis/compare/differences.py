@@ -71,9 +71,8 @@ def has_config(run: RecordedRun) -> bool:
 
 def has_given_config(run: RecordedRun) -> bool:
     """Return whether the user gave a configuration or hyperparameters."""
-    return any(
-        not TELEMETRY.fullmatch(key) and not DERIVED.fullmatch(key) for key in config_facts(run)
-    )
+    keys = config_facts(run)
+    return any(not (TELEMETRY.fullmatch(key) or DERIVED.fullmatch(key)) for key in keys)
 
 
 def arguments_of(run: RecordedRun) -> list[str]:
@@ -97,7 +96,15 @@ def command_lines(runs: Sequence[RecordedRun]) -> list[str]:
 
 def code_facts(run: RecordedRun) -> dict[str, Any]:
     """Return code, machine, versions and arguments of a run, with nested keys joined by dots."""
-    return _flat(_produced(run))
+    latest = _latest(run)
+    produced = {key: latest.get(key) for key in ("code", "host", "world_size")}
+    python, argv = latest.get("python"), latest.get("argv")
+    if isinstance(python, dict):
+        produced["python"] = {key: item for key, item in python.items() if key != "packages"}
+        produced["packages"] = python.get("packages")
+    if isinstance(argv, list):
+        produced["argv"] = " ".join(map(str, argv))
+    return _flat(produced)
 
 
 def config_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
@@ -108,18 +115,6 @@ def config_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
 def code_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
     """Return a row for each difference in code and machine, with a column of JSON values for each run."""
     return _table(runs, code_differences(runs))
-
-
-def _produced(run: RecordedRun) -> dict[str, Any]:
-    latest = _latest(run)
-    produced = {key: latest.get(key) for key in ("code", "host", "world_size")}
-    python, argv = latest.get("python"), latest.get("argv")
-    if isinstance(python, dict):
-        produced["python"] = {key: item for key, item in python.items() if key != "packages"}
-        produced["packages"] = python.get("packages")
-    if isinstance(argv, list):
-        produced["argv"] = " ".join(map(str, argv))
-    return produced
 
 
 def _latest(run: RecordedRun) -> dict[str, Any]:
@@ -150,6 +145,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def shown(value: Any) -> str:
+    """Return a value as text for a reader: strings without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _table(runs: Sequence[RecordedRun], differences: list[Difference]) -> pl.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepwell.analysis.compare.axis import Points, aligned, read_points
 from stepwell.analysis.findings.curves import goal_of
@@ -103,24 +103,18 @@ def _compare(name: str, curves_of_runs: list[Points | None], by: str) -> MetricC
     first_at, common_at = places or (None, None)
     # A single common position of long curves proves nothing. A single value may be a test at the end.
     is_one_of_many = len(grid) == 1 and any(len(p) > 1 for p in points.values())
+    result = MetricComparison(name, goal, standings, len(grid), common_at, first_at)
     if len(points) < 2 or not places or is_one_of_many:
-        return MetricComparison(name, goal, standings, len(grid), common_at, first_at)
+        return result
     sign = -1.0 if goal == "lower" else 1.0
     first, second, *_ = sorted(points, key=lambda i: sign * smooth[i][-1], reverse=True)
     since = lasting_since(curves[first], curves[second], weight)
-    return MetricComparison(
-        name,
-        goal,
-        standings,
-        len(grid),
-        common_at,
-        first_at,
-        first if since is not None else None,
-        second if since is not None else None,
-        None if since is None else int(grid[since]) if by == "step" else float(grid[since]),
-        identical=all(y == curves[first] for y in curves.values()),
-        is_smoothed=bool(weight),
-    )
+    is_same = all(y == curves[first] for y in curves.values())
+    result = replace(result, identical=is_same, is_smoothed=bool(weight))
+    if since is None:
+        return result
+    at = int(grid[since]) if by == "step" else float(grid[since])
+    return replace(result, better=first, against=second, since=at)
 
 
 def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | None:
@@ -176,8 +170,8 @@ def _rough(values: list[float]) -> float:
 def _standing(points: Points | None, goal: str | None, common: float | None) -> Standing | None:
     if points is None:
         return None
-    first_odd = points.nonfinite[0] if points.nonfinite else None
-    count = len(points) + len(points.nonfinite)
+    first_odd = int(points.odd[0]) if len(points.odd) else None
+    count = len(points) + len(points.odd)
     if not len(points):
         return Standing(count, None, None, None, None, None, first_odd)
     best: int | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import polars as pl
 
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.compare.axis import amounts_if_known
-from stepwell.analysis.compare.variants import SIGNIFICANT, mean, welch
+from stepwell.analysis.compare.variants import SIGNIFICANT, welch
 from stepwell.analysis.goodput import goodput
 from stepwell.analysis.goodput.job import Evidence
 from stepwell.analysis.ranks.grid import make_grids
@@ -113,7 +114,7 @@ def compare_paces(
     groups = [tuple(group) for group in variants if all(i in judged for i in group)]
     if len(groups) < 2:
         return every, None
-    means = {group: mean([judged[i].step_ns for i in group]) for group in groups}
+    means = {group: fmean([judged[i].step_ns for i in group]) for group in groups}
     fast, slow = min(groups, key=means.__getitem__), max(groups, key=means.__getitem__)
     repeated = len(fast) > 1 and len(slow) > 1
     if repeated:

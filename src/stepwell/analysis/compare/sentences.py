@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from statistics import fmean
 
 from stepwell._core.text import duration, number, percent, rate
-from stepwell.analysis.compare.differences import Difference, text_of
+from stepwell.analysis.compare.differences import Difference, shown, text_of
 from stepwell.analysis.compare.metrics import MetricComparison
 from stepwell.analysis.compare.pace import Pace, PaceComparison
 from stepwell.analysis.compare.variants import (
@@ -16,16 +15,14 @@ from stepwell.analysis.compare.variants import (
     Spread,
     Variant,
     VariantComparison,
-    mean,
     welch,
 )
 from stepwell.analysis.findings.learning_rate import KEYS as RATE_KEYS
 from stepwell.analysis.findings.learning_rate import RATE, WRONG
-from stepwell.analysis.findings.phrases import capital
+from stepwell.analysis.findings.phrases import capital, named
 from stepwell.analysis.timeline.phases import phase_word
 from stepwell.vocabulary import HELD_OUT
 
-MOST_NAMED = 4
 MOST_JUDGED = 6
 MOST_VALUES = 3
 LONGEST_VALUE = 24
@@ -132,18 +129,10 @@ def config_sentence(
     if not config:
         if len(different := list(dict.fromkeys(commands))) == 1:
             return "The configuration is the same."
-        shown = " and ".join(f"`{command}`" for command in different[:2])
+        first = " and ".join(f"`{command}`" for command in different[:2])
         more = f" and {len(different) - 2} more" if len(different) > 2 else ""
-        return f"The configuration is the same, but the command lines differ: {shown}{more}."
+        return f"The configuration is the same, but the command lines differ: {first}{more}."
     return f"Different settings: {named([difference.key for difference in config])}."
-
-
-def named(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    shown = list(names[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        return f"{', '.join(shown)} and {len(names) - MOST_NAMED} more"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _better(metric: MetricComparison, labels: Sequence[str], by: str) -> str:
@@ -177,24 +166,19 @@ def _instead(config: Sequence[Difference], ours: int, theirs: int) -> str:
     differ = [d for d in config if text_of(d.values[ours]) != text_of(d.values[theirs])]
     if not differ:
         return ""
-    shown = [_setting(d, ours, theirs) for d in differ[:MOST_VALUES]]
-    more = len(differ) - len(shown)
+    settings = [_setting(d, ours, theirs) for d in differ[:MOST_VALUES]]
+    more = len(differ) - len(settings)
     if more:
-        return f", with {', '.join(shown)} and {more} more difference{'s' if more > 1 else ''}"
-    return f", with {named(shown)}"
+        return f", with {', '.join(settings)} and {more} more difference{'s' if more > 1 else ''}"
+    return f", with {named(settings)}"
 
 
 def _setting(difference: Difference, ours: int, theirs: int) -> str:
-    mine, other = (_short(difference.values[i]) for i in (ours, theirs))
+    values = (difference.values[i] for i in (ours, theirs))
+    mine, other = ("none" if value is None else shown(value) for value in values)
     if max(len(mine), len(other)) > LONGEST_VALUE:
         return f"a different {difference.key}"
     return f"{difference.key} {mine} instead of {other}"
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _broken(labels: Sequence[str], metrics: Sequence[MetricComparison]) -> list[str]:
@@ -357,12 +341,12 @@ def _extremes(
     }
     if len(groups) < 2 or not all(groups.values()):
         return None
-    most = max(groups, key=lambda group: mean(groups[group]))
-    least = min(groups, key=lambda group: mean(groups[group]))
+    means = {group: fmean(values) for group, values in groups.items()}
+    most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     test = welch(groups[most], groups[least])
     if test is not None and test.p >= SIGNIFICANT:
         return None
-    return (names[most], mean(groups[most])), (names[least], mean(groups[least]))
+    return (names[most], means[most]), (names[least], means[least])
 
 
 def _causes(pace: PaceComparison) -> str:

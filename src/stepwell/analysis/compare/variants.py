@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from stepwell._core.errors import StepwellError
@@ -16,6 +17,7 @@ from stepwell.analysis.compare.differences import (
     config_facts,
     has_config,
     program_of,
+    shown,
     text_of,
 )
 from stepwell.analysis.compare.metrics import MetricComparison
@@ -185,48 +187,34 @@ def _label(
     if group == NAME and values:
         return str(values[NAME])
     # Settings may occur twice, such as the learning rate in the hyperparameters and in the optimizer.
-    settings = dict.fromkeys(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in values.items())
+    settings = dict.fromkeys(f"{key.rpartition('.')[2]}={shown(v)}" for key, v in values.items())
     text = ", ".join(settings)
     return text if 0 < len(text) <= LONGEST else f"{labels[member[0]]} and its repeats"
 
 
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def _compare(variants: Sequence[Variant], metric: MetricComparison) -> VariantComparison:
-    values = [[_common(metric, i) for i in variant.runs] for variant in variants]
-    logged = [[v for v in group if v is not None] for group in values]
+    common = [None if standing is None else standing.common for standing in metric.runs]
+    logged = [[v for i in variant.runs if (v := common[i]) is not None] for variant in variants]
     spreads = [_spread(group) for group in logged]
     sign = -1.0 if metric.goal == "lower" else 1.0
     there = [i for i, group in enumerate(logged) if group]
-    order = sorted(there, key=lambda i: sign * mean(logged[i]), reverse=True)
+    order = sorted(there, key=lambda i: sign * fmean(logged[i]), reverse=True)
     if len(order) < 2:
         return VariantComparison(metric.name, spreads)
     best, against = order[0], order[1]
-    tests = {i: welch(logged[best], logged[i]) for i in order[1:]}
-    p = _corrected(tests, len(variants))
+    tests = {i: test.p for i in order[1:] if (test := welch(logged[best], logged[i]))}
+    corrected = dict(zip(tests, holm(list(tests.values())), strict=True))
+    p = [corrected.get(i) for i in range(len(variants))]
     next_p = p[against]
     is_significant = None if next_p is None else next_p < SIGNIFICANT
     return VariantComparison(metric.name, spreads, best, against, p, is_significant)
-
-
-def _common(metric: MetricComparison, run: int) -> float | None:
-    standing = metric.runs[run]
-    return None if standing is None else standing.common
 
 
 def _spread(values: list[float]) -> Spread:
     if not values:
         return Spread(0, None, None, None, None)
     deviation = math.sqrt(variance(values)) if len(values) > 1 else None
-    return Spread(len(values), mean(values), deviation, min(values), max(values))
-
-
-def _corrected(tests: dict[int, Test | None], count: int) -> list[float | None]:
-    raw = {i: test.p for i, test in tests.items() if test is not None}
-    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
-    return [corrected.get(i) for i in range(count)]
+    return Spread(len(values), fmean(values), deviation, min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -248,20 +236,15 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Test | None:
     total = sum(errors)
     if total <= 0:
         return None
-    t = (mean(a) - mean(b)) / math.sqrt(total)
+    t = (fmean(a) - fmean(b)) / math.sqrt(total)
     parts = [e * e / (len(group) - 1) for e, group in zip(errors, (a, b), strict=True)]
     freedom = total * total / sum(parts)
     return Test(t, freedom, student_tails(t, freedom))
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean."""
-    return math.fsum(values) / len(values)
-
-
 def variance(values: Sequence[float]) -> float:
     """Return the sample variance."""
-    centre = mean(values)
+    centre = fmean(values)
     return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
 
 

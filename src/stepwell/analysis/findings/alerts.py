@@ -18,6 +18,7 @@ from typing import Any
 from stepwell._core.checks import one_of
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.findings.finding import SEVERITIES, Finding
+from stepwell.analysis.findings.rules import findings
 from stepwell.reading import RecordedRun
 
 TIMEOUT = 10.0
@@ -81,8 +82,6 @@ class Alerts:
 
     def check(self) -> list[Finding]:
         """Apply the rules once, send the new findings to all receivers, and return them."""
-        from stepwell.analysis.findings.rules import findings
-
         severe = [f for f in findings(self.run) if SEVERITIES.index(f.severity) <= self._least]
         return [finding for finding in severe if self._deliver(finding)]
 

@@ -11,10 +11,8 @@ from stepwell._core.text import number, percent
 from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.vocabulary import StandardTrainingJobSpanName
 
 FEWEST = 8
-LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 SHARE = re.compile(r"(?:.*/)?batch/(.+)_(\d+)_pct")
 IMBALANCE = 4.0
 """Ratio of the largest to the smallest class."""
@@ -24,9 +22,8 @@ SPREAD = 4.0
 
 def find_batch_problems(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding of each kind."""
-    names = [name for name in facts.curves.names if SHARE.fullmatch(name)]
-    curves = {name: facts.curves.curve(name) for name in names}
-    curves = {name: curve for name, curve in curves.items() if len(curve) >= FEWEST}
+    shares = (facts.curves.curve(name) for name in facts.curves.names if SHARE.fullmatch(name))
+    curves = {curve.name: curve for curve in shares if len(curve) >= FEWEST}
     if len(curves) < 2:
         return
     means = {name: float(curve.values.mean()) / 100 for name, curve in curves.items()}
@@ -36,9 +33,9 @@ def find_batch_problems(facts: Facts) -> Iterator[Finding]:
 
 
 def _size(facts: Facts) -> float:
-    names = [name for name in facts.curves.names if name.endswith("batch/batch_size")]
-    sizes = facts.curves.curve(names[0]) if names else None
-    return float(np.median(sizes.values)) if sizes is not None and len(sizes) else 0.0
+    names = (name for name in facts.curves.names if name.endswith("batch/batch_size"))
+    sizes = facts.curves.curve(name) if (name := next(names, None)) else ()
+    return float(np.median(sizes.values)) if sizes else 0.0
 
 
 def _unshuffled(facts: Facts, means: dict[str, float], size: float) -> Iterator[Finding]:
@@ -64,7 +61,7 @@ def _unshuffled(facts: Facts, means: dict[str, float], size: float) -> Iterator[
         f"and {percent(high)} ({percent(means[name])} on average), "
         f"{number(float(np.sqrt(ratios[name])))} times as much as by chance.",
         {"metric": name, "mean": means[name], "variance_ratio": ratios[name], "batch_size": size},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        curve.span,
         advice="Use shuffle=True, or call set_epoch() of the distributed sampler, and check the order of the "
         "files.",
         link=facts.command("plot", "batch/*_pct"),
@@ -78,7 +75,7 @@ def _distinct(facts: Facts, curves: dict[str, MetricCurve]) -> int:
     """
     longest = max(curves.values(), key=len)
     count = len(longest)
-    if any(loop.attributes.get("shuffle") is True for loop in facts.loops(LOOP)):
+    if any(loop.attributes.get("shuffle") is True for loop in facts.training_loops):
         return count
     rows = np.zeros((count, len(curves)))
     for column, curve in enumerate(curves.values()):
@@ -95,14 +92,27 @@ def _imbalanced(
 ) -> Iterator[Finding]:
     largest = max(means, key=means.__getitem__)
     smallest = min(means, key=means.__getitem__)
-    curve = facts.curves.curve(largest)
+    steps = facts.curves.curve(largest).span
     # A few examples may be imbalanced by chance.
     seen = max(size, 1.0) * distinct
     error = np.sqrt(max(means[smallest], 1 / seen) / seen)
     if means[largest] < IMBALANCE * (means[smallest] + 2 * error):
         return
     if distinct < FEWEST:
-        yield _repeated(facts, means, largest, smallest, distinct)
+        count = len(facts.curves.curve(largest))
+        which = "the same batch" if distinct == 1 else f"the same {distinct} batches, in turn"
+        yield Finding(
+            "repeated-batches",
+            "note",
+            f"The balance of classes is unknown: the {count:,} sampled batches have the labels of {which} "
+            f"({percent(means[largest])} class {_class(largest)}, {percent(means[smallest])} class "
+            f"{_class(smallest)}). If the loader does not shuffle, they are the same batches of every "
+            "epoch, and the others may differ.",
+            {"metric": largest, "batches": distinct},
+            steps,
+            advice="Use shuffle=True, or sample more batches of an epoch with a smaller collect_every_n.",
+            link=facts.command("plot", "batch/*_pct"),
+        )
         return
     yield Finding(
         "imbalanced-batches",
@@ -110,27 +120,8 @@ def _imbalanced(
         f"Classes are imbalanced: {percent(means[largest])} of the samples in batches are class "
         f"{_class(largest)}, {percent(means[smallest])} are class {_class(smallest)}.",
         {"metric": largest, "shares": {_class(name): share for name, share in means.items()}},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        steps,
         advice="Use a weighted sampler or a weighted loss, and judge by balanced accuracy.",
-        link=facts.command("plot", "batch/*_pct"),
-    )
-
-
-def _repeated(
-    facts: Facts, means: dict[str, float], largest: str, smallest: str, distinct: int
-) -> Finding:
-    curve = facts.curves.curve(largest)
-    which = "the same batch" if distinct == 1 else f"the same {distinct} batches, in turn"
-    return Finding(
-        "repeated-batches",
-        "note",
-        f"The balance of classes is unknown: the {len(curve):,} sampled batches have the labels of {which} "
-        f"({percent(means[largest])} class {_class(largest)}, {percent(means[smallest])} class "
-        f"{_class(smallest)}). If the loader does not shuffle, they are the same batches of every epoch, "
-        "and the others may differ.",
-        {"metric": largest, "batches": distinct},
-        (int(curve.steps[0]), int(curve.steps[-1])),
-        advice="Use shuffle=True, or sample more batches of an epoch with a smaller collect_every_n.",
         link=facts.command("plot", "batch/*_pct"),
     )
 

@@ -21,8 +21,8 @@ LEAST_NS = 500_000_000
 LONG = 5.0
 """A checkpoint that takes this many times as long as usual counts as stalled."""
 LONG_NS = 5_000_000_000
-ADVICE = "Save asynchronously or less often."
-PHASE = "validation"
+SAVING = "checkpoint"
+VALIDATING = "validation"
 WARN_VALIDATION = 0.6
 """Share of the running time. Validation that takes as long as training is common and acceptable."""
 FEWEST_VALIDATIONS = 2
@@ -35,20 +35,14 @@ def find_checkpoint_stalls(facts: Facts) -> Iterator[Finding]:
     While a rank saves, the others wait for it in the next collective. So a checkpoint costs the time of the
     slowest rank.
     """
-    rows = facts.steps.filter(pl.col("checkpoint") > 0)
-    if rows.is_empty():
+    saves = _longest(facts, SAVING)
+    if saves.is_empty():
         return
-    saves = (
-        rows.sort("checkpoint")
-        .group_by("attempt", "step")
-        .agg(pl.col("checkpoint", "rank").last())
-        .sort("attempt", "step")
-    )
-    times, numbers = saves["checkpoint"].to_numpy(), saves["step"].to_list()
+    times, numbers = saves[SAVING].to_numpy(), saves["step"].to_list()
     # Ranks that do not wait for each other may save at the same time in different steps, so limit the sum.
     usual, ns = float(np.median(times)), min(int(times.sum()), facts.running_ns)
     share = facts.part_of_wall(ns)
-    ranks = sorted(set(rows["rank"].to_list()))
+    ranks = facts.steps.filter(pl.col(SAVING) > 0)["rank"].unique().sort().to_list()
     least = WARN if len(ranks) == facts.ranks else WARN_SOME
     if ns >= least * facts.running_ns and ns >= LEAST_NS and len(times) > 1:
         yield Finding(
@@ -56,18 +50,11 @@ def find_checkpoint_stalls(facts: Facts) -> Iterator[Finding]:
             "critical" if ns >= CRITICAL * facts.running_ns else "warning",
             f"{_who(facts, ranks, f'for {duration(usual)} {_often(numbers)}')}. "
             f"This takes {percent(share)} of the wall time.",
-            {
-                "phase": "checkpoint",
-                "share": share,
-                "ns": ns,
-                "count": len(times),
-                "usual_ns": usual,
-            },
+            {"phase": SAVING, "share": share, "ns": ns, "count": len(times), "usual_ns": usual},
             tuple(numbers),
             tuple(ranks) if len(ranks) < facts.ranks else (),
-            ADVICE,
-            facts.command("show"),
-            ns,
+            "Save asynchronously or less often.",
+            cost_ns=ns,
         )
         return
     place = int(times.argmax())
@@ -78,13 +65,19 @@ def find_checkpoint_stalls(facts: Facts) -> Iterator[Finding]:
             "warning",
             f"Saving the checkpoint after step {numbers[place]} took {duration(longest)}, "
             f"the others {duration(usual)}.",
-            {"phase": "checkpoint", "ns": longest, "usual_ns": usual},
+            {"phase": SAVING, "ns": longest, "usual_ns": usual},
             (numbers[place],),
             (int(saves["rank"][place]),) if facts.ranks > 1 else (),
             "Check whether the file system was slow or full at that time.",
-            facts.command("show"),
-            longest,
+            cost_ns=longest,
         )
+
+
+def _longest(facts: Facts, phase: str) -> pl.DataFrame:
+    """Return the steps with this phase: its longest time, and the rank with that time."""
+    rows = facts.steps.filter(pl.col(phase) > 0).sort(phase)
+    longest = rows.group_by("attempt", "step").agg(pl.col(phase, "rank").last())
+    return longest.sort("attempt", "step")
 
 
 def _who(facts: Facts, ranks: list[int], often: str) -> str:
@@ -97,7 +90,7 @@ def _who(facts: Facts, ranks: list[int], often: str) -> str:
 
 
 def _often(steps: list[int]) -> str:
-    regular = find_period(np.unique(steps)) if len(set(steps)) > 2 else None
+    regular = find_period(np.unique(steps))
     if regular is None:
         return f"{len(steps)} times (after {listed(steps)})"
     return f"every {regular[0]} steps ({len(steps)} times)"
@@ -105,30 +98,22 @@ def _often(steps: list[int]) -> str:
 
 def find_long_validation(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding for the run."""
-    ns = facts.table.get(PHASE, 0)
+    ns = facts.table.get(VALIDATING, 0)
     if not ns or ns < WARN_VALIDATION * facts.running_ns:
         return
-    rows = facts.steps.filter(pl.col(PHASE) > 0)
-    times = rows.group_by("attempt", "step").agg(pl.col(PHASE).max()).sort("attempt", "step")
+    times = _longest(facts, VALIDATING)
     if times.height < FEWEST_VALIDATIONS:
         return
-    steps, usual = times["step"].to_list(), float(np.median(times[PHASE].to_numpy()))
+    steps, usual = times["step"].to_list(), float(np.median(times[VALIDATING].to_numpy()))
     regular = find_period(np.unique(steps))
     often = f"every {regular[0]} steps" if regular else f"after {listed(steps)}"
+    count, share = times.height, facts.part_of_wall(ns)
     yield Finding(
         "validation-time",
         "warning",
-        f"Validation takes {percent(facts.part_of_wall(ns))} of the wall time: {times.height} times "
-        f"{duration(usual)}, {often}.",
-        {
-            "phase": PHASE,
-            "share": facts.part_of_wall(ns),
-            "ns": ns,
-            "count": times.height,
-            "usual_ns": usual,
-        },
+        f"Validation takes {percent(share)} of the wall time: {count} times {duration(usual)}, {often}.",
+        {"phase": VALIDATING, "share": share, "ns": ns, "count": count, "usual_ns": usual},
         tuple(steps),
         advice="Validate less often or on fewer samples.",
-        link=facts.command("show"),
         cost_ns=ns,
     )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.phrases import ordinal
 from stepwell.analysis.timeline import Burst
 from stepwell.analysis.timeline.patterns import find_period
@@ -26,16 +26,10 @@ PARTS = ("data", "transfer", "forward", "backward", "optimizer", "other")
 ALIKE = 3.0
 """Two relative slowdowns count as equal up to this factor."""
 
-Ints = NDArray[np.int64]
-
 
 def refined(facts: Facts, burst: Burst) -> Burst:
     """Return the burst without steps that add little to it, such as those slowed down by another program."""
-    table = facts.steady.filter(pl.col("rank") == burst.rank)
-    better = find_burst(
-        table["step"].to_numpy(), table[burst.phase].to_numpy(), burst.phase, burst.rank
-    )
-    return burst if better is None else better
+    return find_burst(facts.steady.filter(rank=burst.rank), burst.phase) or burst
 
 
 def without_waits(facts: Facts, burst: Burst) -> Burst | None:
@@ -43,15 +37,18 @@ def without_waits(facts: Facts, burst: Burst) -> Burst | None:
     waits = facts.waited_ns(burst.rank, burst.phase)
     if not waits:
         return refined(facts, burst)
-    table = facts.steady.filter(pl.col("rank") == burst.rank)
-    keys = zip(table["attempt"].to_list(), table["step"].to_list(), strict=True)
-    waited = np.array([waits.get(key, 0) for key in keys], np.int64)
-    values = np.maximum(table[burst.phase].to_numpy() - waited, 0)
-    return find_burst(table["step"].to_numpy(), values, burst.phase, burst.rank)
+    rows = facts.steady.filter(rank=burst.rank)
+    waited = [waits.get(key, 0) for key in rows.select("attempt", "step").iter_rows()]
+    own = (pl.col(burst.phase) - pl.Series(waited, dtype=pl.Int64)).clip(0)
+    return find_burst(rows.with_columns(own.alias(burst.phase)), burst.phase)
 
 
-def find_burst(numbers: Ints, values: Ints, phase: str, rank: int) -> Burst | None:
-    """Return the few steps that account for most of the excess over the median; None if there are none."""
+def find_burst(rows: pl.DataFrame, phase: str) -> Burst | None:
+    """Return the few steps that account for most of the excess of a phase over its median.
+
+    ``rows`` are the steps of one rank. None if there are no such steps.
+    """
+    numbers, values = rows["step"].to_numpy(), rows[phase].to_numpy()
     usual = float(np.median(values))
     spread = float(np.median(np.abs(values - usual)))
     excess = np.where(values > max(2 * usual, usual + NOISE * spread), values - usual, 0.0)
@@ -70,7 +67,7 @@ def find_burst(numbers: Ints, values: Ints, phase: str, rank: int) -> Burst | No
     rest = np.delete(values, at)
     typical = int(np.median(rest))
     return Burst(
-        rank=rank,
+        rank=rows["rank"][0],
         phase=phase,
         share=len(at) / len(values),
         period=period,
@@ -94,7 +91,7 @@ def affects_all_phases(facts: Facts, rank: int, phases: Sequence[str]) -> bool:
 
     Then the cause is not in these phases: other programs used the CPU.
     """
-    rows = facts.steady.filter(pl.col("rank") == rank)
+    rows = facts.steady.filter(rank=rank)
     parts = [*PARTS, *(name for name in rows.columns if name.startswith(OWN_SPAN))]
     others = [phase for phase in parts if phase not in phases]
     held_up, usual = np.array([_held_up(rows, phases), _held_up(rows, others)]).T
@@ -106,6 +103,13 @@ def _held_up(rows: pl.DataFrame, phases: Sequence[str]) -> tuple[float, float]:
     each = rows.select(phases).to_numpy()
     usual = np.median(each, axis=0)
     return float(np.maximum(each - usual, 0).sum()), float(usual.sum())
+
+
+def is_accidental(facts: Facts, burst: Burst) -> bool:
+    """Return whether other programs that used the CPU explain slow steps without a period."""
+    return burst.period is None and (
+        is_starved(facts, burst.rank) or affects_all_phases(facts, burst.rank, [burst.phase])
+    )
 
 
 def is_single_episode(burst: Burst) -> bool:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from stepwell.analysis.findings.curves import split_of
+from stepwell.analysis.findings.curves import GRADIENT, split_of
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.gradients import GRADIENT
 from stepwell.analysis.findings.learning_rate import RATE
 from stepwell.analysis.findings.loss import FEWEST as FEWEST_LOSSES
 from stepwell.analysis.findings.memory import PATTERN as MEMORY
@@ -29,12 +28,8 @@ class Unchecked:
     reason: str
 
 
-def unchecked(facts: Facts) -> list[Unchecked]:
-    """Return the subjects that could not be checked in this run, the most important first."""
-    return list(_unchecked(facts))
-
-
-def _unchecked(facts: Facts) -> Iterator[Unchecked]:
+def unchecked(facts: Facts) -> Iterator[Unchecked]:
+    """Yield the subjects that could not be checked in this run, the most important first."""
     curves = facts.curves
     most = max((len(curve) for curve in curves.losses), default=0)
     if not most:
@@ -59,7 +54,7 @@ def _unchecked(facts: Facts) -> Iterator[Unchecked]:
 
 def find_dropped_records(facts: Facts) -> Iterator[Finding]:
     """Yield one finding if any process dropped records."""
-    table = facts.processes.filter(pl.col("dropped") > 0)
+    table = facts.summary.processes.filter(pl.col("dropped") > 0)
     if table.is_empty():
         return
     count = int(table["dropped"].sum())

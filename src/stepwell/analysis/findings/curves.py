@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+LOSS = r"(^|[/_.-])loss([/_.-]|$)"
+GRADIENT = r"grad(ient)?s?[/_.-]*norm"
+"""Patterns of names."""
 VALIDATION = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "test"}
 TRAINING = {"train", "training", "tr"}
 FILLERS = {"epoch", "step", "overall", "mean", "avg", "batch", "running"}
@@ -46,6 +50,21 @@ class MetricCurve:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last step."""
+        return int(self.steps[0]), int(self.steps[-1])
+
+    @property
+    def start(self) -> float:
+        """The median of the first tenth of the values."""
+        return self.level(0.0, 0.1)
+
+    @property
+    def end(self) -> float:
+        """The median of the last tenth of the values."""
+        return self.level(0.9, 1.0)
 
     @cached_property
     def smooth(self) -> Floats:
@@ -94,6 +113,7 @@ class Curves:
     def __init__(self, everything: pl.DataFrame) -> None:
         self.everything = everything
         """All metrics, with system metrics: name, rank, attempt, step, time_ns, value."""
+        self._curves: dict[str, MetricCurve] = {}
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -102,14 +122,15 @@ class Curves:
         return self.everything.filter(own).sort("step", "time_ns", maintain_order=True)
 
     @cached_property
-    def _parts(self) -> dict[str, pl.DataFrame]:
+    def parts(self) -> dict[str, pl.DataFrame]:
+        """The rows of each metric in the table."""
         parts = self.table.partition_by("name", maintain_order=True, as_dict=True)
         return {str(key[0]): part for key, part in parts.items()}
 
     @property
     def names(self) -> list[str]:
         """The names of the metrics, in the order in which they were first logged."""
-        return list(self._parts)
+        return list(self.parts)
 
     def matching(self, pattern: str) -> list[MetricCurve]:
         """Return the curves with any finite value whose name contains a match of a regular expression."""
@@ -118,25 +139,19 @@ class Curves:
 
     def curve(self, name: str) -> MetricCurve:
         """Return the curve of a metric, the mean over ranks."""
-        cached: dict[str, MetricCurve] = self.__dict__.setdefault("_curves", {})
-        if name not in cached:
-            cached[name] = _curve(name, self._parts[name])
-        return cached[name]
+        if name not in self._curves:
+            self._curves[name] = _curve(name, self.parts[name])
+        return self._curves[name]
 
     def by_rank(self, name: str) -> dict[int, MetricCurve]:
         """Return the curve of a metric on each rank."""
-        parts = self._parts[name].partition_by("rank", as_dict=True)
+        parts = self.parts[name].partition_by("rank", as_dict=True)
         return {int(key[0]): _curve(name, part) for key, part in sorted(parts.items())}
-
-    def rows(self, name: str) -> pl.DataFrame:
-        """Return the rows of a metric in the table."""
-        return self._parts[name]
 
     @cached_property
     def losses(self) -> list[MetricCurve]:
         """The training losses."""
-        losses = self.matching(r"(^|[/_.-])loss([/_.-]|$)")
-        return [curve for curve in losses if split_of(curve.name) != "validation"]
+        return [c for c in self.matching(LOSS) if split_of(c.name) != "validation"]
 
     def is_whole_loss(self, name: str) -> bool:
         """Return whether this is the total training loss, not a term of it or one of several losses."""
@@ -145,18 +160,19 @@ class Curves:
     @cached_property
     def pairs(self) -> list[Pair]:
         """Quantities logged both in training and in validation whose name shows which values are better."""
-        curves = [self.curve(name) for name in self.names if goal_of(name)]
-        validation = [c for c in curves if len(c) and split_of(c.name) == "validation"]
-        training = [c for c in curves if len(c) and split_of(c.name) != "validation"]
-        pairs = []
-        for curve in validation:
-            same = [c for c in training if _subject(c.name) == _subject(curve.name)]
-            if same:
-                # Of several, the one that was logged most often.
-                partner = max(same, key=len)
-                sign = 1.0 if goal_of(curve.name) == "lower" else -1.0
-                pairs.append(Pair(partner, curve, sign))
-        return pairs
+        training: dict[tuple[str, ...], MetricCurve] = {}
+        validation = []
+        for curve in map(self.curve, filter(goal_of, self.names)):
+            if len(curve) and split_of(curve.name) == "validation":
+                validation.append(curve)
+            # Of several with the same subject, the one that was logged most often.
+            elif len(curve) > len(training.get(_subject(curve.name), ())):
+                training[_subject(curve.name)] = curve
+        return [
+            Pair(training[_subject(c.name)], c, 1.0 if goal_of(c.name) == "lower" else -1.0)
+            for c in validation
+            if _subject(c.name) in training
+        ]
 
 
 def _curve(name: str, part: pl.DataFrame) -> MetricCurve:
@@ -166,6 +182,17 @@ def _curve(name: str, part: pl.DataFrame) -> MetricCurve:
         steps, values = mean["step"].to_numpy(), mean["value"].to_numpy()
     finite = np.isfinite(values)
     return MetricCurve(name, steps[finite], values[finite], steps[~finite])
+
+
+def at_common_steps(curves: Collection[MetricCurve]) -> tuple[Ints, list[Floats]]:
+    """Return the steps that all curves have, and the values of each curve there."""
+    common = reduce(np.intersect1d, (curve.steps for curve in curves))
+    return common, [curve.values[np.isin(curve.steps, common)] for curve in curves]
+
+
+def spread(values: Floats) -> float:
+    """Return the standard deviation, estimated from the median distance to the median."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
 def words_of(name: str) -> list[str]:

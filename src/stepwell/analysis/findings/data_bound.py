@@ -66,7 +66,7 @@ def slow_epochs(facts: Facts) -> SlowEpochs | None:
     rest = table.join(first, on=("attempt", "step"), how="anti")["data"]
     if later.height < FEWEST_EPOCHS - 1 or rest.len() < WINDOW:
         return None
-    typical, slow = _float(rest.median()), _float(later["data"].median())
+    typical, slow = float(rest.median()), float(later["data"].median())  # type: ignore[arg-type]
     is_slow = later["data"] > max(TIMES * typical, typical + LEAST_START_NS)
     if is_slow.sum() < MOST_EPOCHS * later.height:
         return None
@@ -76,13 +76,17 @@ def slow_epochs(facts: Facts) -> SlowEpochs | None:
 
 def find_waiting_for_data(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding for the run. A single rank that waits is reported as a straggler."""
-    ns, share = facts.share("data")
+    share, ns, _ = facts.share("data")
     epochs = slow_epochs(facts)
     if epochs is not None and epochs.lost_ns >= max(WARN / 2 * facts.running_ns, ns / 2):
         yield _at_epochs(facts, epochs)
         return
     burst = _burst(facts, ns)
-    if share >= WARN / 2 and (burst is None or burst.period is None) and _is_everywhere(facts):
+    if (
+        share >= WARN / 2
+        and (burst is None or burst.period is None)
+        and all(affects_all_phases(facts, rank, ["data"]) for rank in facts.spent["rank"])
+    ):
         # Other programs used the CPU: judge by the median step.
         typical, step = _typical(facts)
         burst, usual = None, min(share, typical / step)
@@ -90,31 +94,29 @@ def find_waiting_for_data(facts: Facts) -> Iterator[Finding]:
     if share < (WARN / 2 if burst else WARN):
         yield from _for_a_while(facts)
         return
-    severity = "critical" if share >= CRITICAL else "warning"
     evidence = {"phase": "data", "share": share, "ns": ns, "typical_ns": _typical(facts)[0]}
-    waits = f"Waiting for data takes {percent(facts.part_of_wall(facts.table['data']))} of the wall time"
     if burst is None:
-        yield Finding(
-            "data-bound",
-            severity,
-            f"{waits} ({_each(facts, share)}).",
-            evidence,
-            _ends(facts),
-            advice="Try more DataLoader workers, prefetching, cheaper transforms or faster storage.",
-            link=facts.command("show"),
-            cost_ns=ns,
+        numbers = facts.steady["step"]
+        steps: tuple[int, ...] = numbers[0], numbers[-1]
+        which = f" ({_each(facts, share)})"
+        advice = "Try more DataLoader workers, prefetching, cheaper transforms or faster storage."
+    else:
+        evidence |= {"period": burst.period, "burst_share": burst.share, "slow_ns": burst.slow_ns}
+        steps = burst.steps
+        slow, typical_batch = duration(burst.slow_ns), duration(burst.typical_ns)
+        which = f", mostly for {frequency(burst, 'batch')}: it takes {slow}, the others {typical_batch} "
+        which += f"({listed(steps)})"
+        advice = (
+            "Prefetch more batches, or find out why these batches are slow (a slow file, a lock)."
         )
-        return
+    all_ns = facts.table["data"]
     yield Finding(
         "data-bound",
-        severity,
-        f"{waits}, mostly for {frequency(burst, 'batch')}: "
-        f"it takes {duration(burst.slow_ns)}, the others {duration(burst.typical_ns)} "
-        f"({listed(burst.steps)}).",
-        {**evidence, "period": burst.period, "burst_share": burst.share, "slow_ns": burst.slow_ns},
-        burst.steps,
-        advice="Prefetch more batches, or find out why these batches are slow (a slow file, a lock).",
-        link=facts.command("show"),
+        "critical" if share >= CRITICAL else "warning",
+        f"Waiting for data takes {percent(facts.part_of_wall(all_ns))} of the wall time{which}.",
+        evidence,
+        steps,
+        advice=advice,
         cost_ns=ns,
     )
 
@@ -137,7 +139,6 @@ def _at_epochs(facts: Facts, epochs: SlowEpochs) -> Finding:
         epochs.steps,
         advice="If the DataLoader has workers, keep them between epochs with persistent_workers=True. "
         "Otherwise check what the dataset or sampler does when an epoch starts.",
-        link=facts.command("show"),
         cost_ns=epochs.lost_ns,
     )
 
@@ -157,7 +158,7 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
         lost = int((data[at] - usual).sum())
         if len(at) < WINDOW or lost < STRETCH * period.sum():
             continue
-        first, last = int(table["step"][int(at[0])]), int(table["step"][int(at[-1])])
+        first, last = table["step"][[int(at[0]), int(at[-1])]].to_list()
         slow = float(np.median(data[at]))
         yield Finding(
             "data-bound",
@@ -167,7 +168,6 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
             {"phase": "data", "ns": lost, "slow_ns": slow, "typical_ns": usual},
             (first, last),
             advice="Find out what the data of these steps have in common, or what else used the disk.",
-            link=facts.command("show"),
             cost_ns=lost,
         )
         return
@@ -187,19 +187,15 @@ def _of_all_ranks(facts: Facts) -> pl.DataFrame:
 
 
 def _burst(facts: Facts, ns: int) -> Burst | None:
-    bursts = [b for b in facts.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
+    bursts = [b for b in facts.patterns.bursts if b.phase == "data" and b.lost_ns >= IN_BURSTS * ns]
     burst = refined(facts, bursts[0]) if bursts else None
     return None if burst is None or is_single_episode(burst) else burst
-
-
-def _is_everywhere(facts: Facts) -> bool:
-    return all(affects_all_phases(facts, rank, ["data"]) for rank in facts.loop_ns)
 
 
 def _typical(facts: Facts) -> tuple[float, float]:
     """Return the median waiting time and the median duration of steps."""
     data, period = (facts.steady[name].median() for name in ("data", "period_ns"))
-    return _float(data), max(1.0, _float(period))
+    return float(data or 0), max(1.0, float(period or 0))  # type: ignore[arg-type]
 
 
 def _each(facts: Facts, share: float) -> str:
@@ -207,14 +203,5 @@ def _each(facts: Facts, share: float) -> str:
     typical, step = _typical(facts)
     if EVEN <= typical / step / share <= 1 / EVEN:
         return f"{duration(typical)} of each {duration(step)} step"
-    step = _float(facts.steady["period_ns"].mean())
+    step = float(facts.steady["period_ns"].mean())  # type: ignore[arg-type]
     return f"on average {duration(share * step)} of each {duration(step)} step"
-
-
-def _float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _ends(facts: Facts) -> tuple[int, ...]:
-    numbers = facts.steady["step"]
-    return (int(numbers[0]), int(numbers[-1]))

@@ -120,11 +120,8 @@ def _end(facts: Facts, document: dict[str, Any]) -> End:
 
 def _open_names(facts: Facts, rank: int) -> tuple[str, ...]:
     """Return the open spans of the main thread of a rank, outermost first."""
-    spans = facts.open_spans.filter(
-        (pl.col("rank") == rank)
-        & (pl.col("thread") == MAIN)
-        & ~pl.col("process").str.contains(".worker-", literal=True)
-    )
+    is_main = ~pl.col("process").str.contains(".worker-", literal=True)
+    spans = facts.summary.open_spans.filter(is_main, rank=rank, thread=MAIN)
     return tuple(spans.sort("depth")["name"].to_list())
 
 
@@ -136,8 +133,8 @@ def _failures(facts: Facts, rank: int, attempt: int) -> list[tuple[str, int, int
 
 def _last_step(facts: Facts, rank: int) -> int | None:
     # Not the step of an open span: a loop began at a much earlier step.
-    mine = (pl.col("role") != "worker") & (pl.col("rank") == rank)
-    step = facts.processes.filter(mine).sort("attempt")["step"].drop_nulls()
+    mine = facts.summary.processes.filter(pl.col("role") != "worker", rank=rank)
+    step = mine.sort("attempt")["step"].drop_nulls()
     return int(step[-1]) if len(step) else None
 
 
@@ -233,21 +230,18 @@ def _exit_words(end: End) -> str:
 
 def _consequences(root: End, others: Sequence[End]) -> list[str]:
     """Return a sentence each for the ranks that failed, were killed or interrupted after the first."""
-    failed = [e for e in others if e.status == "failed"]
     sentences = []
-    if failed:
-        who = capital(ranks_listed([e.rank for e in failed]))
-        sentences.append(f"{who} then failed: {_first_part(failed[0].error)}.")
-    killed = [e for e in others if e.status == "killed"]
-    if killed:
-        were = "were" if len(killed) > 1 else "was"
-        who = capital(ranks_listed([e.rank for e in killed]))
-        sentences.append(f"{who} {were} then killed, probably by the launcher.")
-    interrupted = [e for e in others if e.status == "interrupted"]
-    if interrupted and root.status != "interrupted":
-        were = "were" if len(interrupted) > 1 else "was"
-        who = capital(ranks_listed([e.rank for e in interrupted]))
-        sentences.append(f"{who} {were} then interrupted with Ctrl-C.")
+    for status in ("failed", "killed", "interrupted"):
+        ends = [e for e in others if e.status == status]
+        if not ends or status == root.status == "interrupted":
+            continue
+        were = "were" if len(ends) > 1 else "was"
+        what = {
+            "failed": f"then failed: {_first_part(ends[0].error)}",
+            "killed": f"{were} then killed, probably by the launcher",
+            "interrupted": f"{were} then interrupted with Ctrl-C",
+        }[status]
+        sentences.append(f"{capital(ranks_listed([e.rank for e in ends]))} {what}.")
     return sentences
 
 

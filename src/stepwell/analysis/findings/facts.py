@@ -15,11 +15,9 @@ from stepwell.analysis.findings.curves import Curves, as_number
 from stepwell.analysis.goodput import Goodput, goodput
 from stepwell.analysis.goodput.job import Evidence
 from stepwell.analysis.ranks import Grid, Straggler, Waits, stragglers, waits_by_step
+from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.timeline import (
-    Burst,
-    Drift,
     IncompleteSteps,
-    Outlier,
     Patterns,
     Timeline,
     incomplete_steps,
@@ -34,9 +32,12 @@ from stepwell.analysis.timeline.tables import BETWEEN_ATTEMPTS
 from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM, joint_status
+from stepwell.vocabulary import StandardTrainingJobSpanName
 
 FEWEST = 20
 """Least number of steps to judge their times."""
+TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
+"""The name of the spans around the training."""
 
 
 class Facts:
@@ -67,16 +68,15 @@ class Facts:
         """The process documents of ranks, without workers."""
         return [d for d in self.summary.documents if d["role"] != "worker"]
 
-    @property
-    def processes(self) -> pl.DataFrame:
-        """The table of processes, including workers."""
-        return self.summary.processes
-
     @cached_property
     def latest(self) -> list[dict[str, Any]]:
         """The process documents of the latest attempt, by rank."""
-        last = max((d["attempt"] for d in self.documents), default=0)
+        last = self._last_attempt
         return sorted((d for d in self.documents if d["attempt"] == last), key=lambda d: d["rank"])
+
+    @cached_property
+    def _last_attempt(self) -> int:
+        return max((d["attempt"] for d in self.documents), default=0)
 
     @cached_property
     def statuses(self) -> dict[int, str]:
@@ -110,10 +110,6 @@ class Facts:
         """Time from the start of the first process to the end of the last one, over all attempts."""
         return wall_ns(part.life for part in self.timelines)
 
-    def now_ns(self, rank: int) -> int:
-        """Return the end of the recorded time of a rank: the present, while it runs."""
-        return max((part.end_ns for part in self.timelines if part.rank == rank), default=0)
-
     @cached_property
     def running_ns(self) -> int:
         """Wall time without the gaps between attempts. The thresholds of rules are shares of it."""
@@ -144,33 +140,21 @@ class Facts:
         return steps(self.timelines, steady=True)
 
     @cached_property
-    def loop_ns(self) -> dict[int, int]:
-        """Time of each rank in the steady steps, including the time between them."""
-        return self.spent_ns("period_ns")
-
-    def spent_ns(self, phase: str) -> dict[int, int]:
-        """Return the time of each rank in a phase, in the steady steps."""
-        return self._spent[phase]
-
-    @cached_property
-    def _spent(self) -> dict[str, dict[int, int]]:
+    def spent(self) -> pl.DataFrame:
+        """The time of each rank in the steady steps: ``period_ns`` and each phase."""
         times = pl.col("period_ns", *phase_columns(self.steady)).sum()
-        table = self.steady.group_by("rank").agg(times).sort("rank")
-        ranks = table["rank"].to_list()
-        columns = table.drop("rank").to_dict(as_series=False)
-        return {name: dict(zip(ranks, ns, strict=True)) for name, ns in columns.items()}
+        return self.steady.group_by("rank").agg(times).sort("rank")
 
-    def share(self, phase: str) -> tuple[int, float]:
-        """Return the time and share of a phase in the steady steps, of the median rank.
+    def share(self, phase: str) -> tuple[float, int, int]:
+        """Return the share and the time of a phase in the steady steps, and the rank: the median rank.
 
         Of an even number of ranks the lower median: a problem of a single rank is not one of the run.
         """
-        spent = self.spent_ns(phase)
-        if self.steady.height < FEWEST or not any(self.loop_ns.values()):
-            return 0, 0.0
-        shares = sorted((spent[r] / whole, spent[r]) for r, whole in self.loop_ns.items() if whole)
-        share, ns = shares[(len(shares) - 1) // 2]
-        return ns, share
+        spent = self.spent.select(phase, "rank", "period_ns").iter_rows()
+        shares = sorted((ns / all_ns, ns, rank) for ns, rank, all_ns in spent if all_ns)
+        if self.steady.height < FEWEST or not shares:
+            return 0.0, 0, 0
+        return shares[(len(shares) - 1) // 2]
 
     @cached_property
     def has_parts(self) -> bool:
@@ -178,23 +162,9 @@ class Facts:
         return any(self.steps[phase].sum() for phase in ("forward", "backward", "optimizer"))
 
     @cached_property
-    def _patterns(self) -> Patterns:
+    def patterns(self) -> Patterns:
+        """Bursts, the largest drift and single slow steps."""
         return patterns(self.steps)
-
-    @property
-    def bursts(self) -> list[Burst]:
-        """Phases that are repeatedly slow in some steps."""
-        return self._patterns.bursts
-
-    @property
-    def drift(self) -> Drift | None:
-        """The largest change of the step time over the run."""
-        return self._patterns.drift
-
-    @property
-    def outliers(self) -> list[Outlier]:
-        """Single steps that took much longer than the others."""
-        return self._patterns.outliers
 
     # Ranks and attempts
 
@@ -228,9 +198,14 @@ class Facts:
 
     def loops(self, name: str) -> list[Loop]:
         """Return the loops with this name in the latest attempt, earliest first."""
-        last = max((d["attempt"] for d in self.documents), default=0)
-        mine = [loop for loop in self.summary.loops if (loop.name, loop.attempt) == (name, last)]
+        wanted = name, self._last_attempt
+        mine = [loop for loop in self.summary.loops if (loop.name, loop.attempt) == wanted]
         return sorted(mine, key=lambda loop: loop.start_ns)
+
+    @property
+    def training_loops(self) -> list[Loop]:
+        """The training loops in the latest attempt, earliest first."""
+        return self.loops(TRAINING_LOOP)
 
     @cached_property
     def machine(self) -> pl.DataFrame:
@@ -239,10 +214,11 @@ class Facts:
             pl.col("name").str.starts_with(SYSTEM) & pl.col("value").is_finite()
         ).sort("time_ns")
 
-    @property
-    def open_spans(self) -> pl.DataFrame:
-        """The open spans of each thread in the latest attempt: now, or when it died."""
-        return self.summary.open_spans
+    def main_spans(self, rank: int) -> pl.LazyFrame:
+        """Return the closed spans of the main thread of a rank, without its workers."""
+        is_main = pl.col("process").is_in([d["process"] for d in self.documents])
+        is_closed = pl.col("duration_ns").is_not_null()
+        return self.run.table("spans", rank).filter(is_main, is_closed, thread=MAIN)
 
     def command(self, verb: str, *more: str) -> str:
         """Return a stepwell command for this run, quoted for a shell."""

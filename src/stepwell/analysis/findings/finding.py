@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 SEVERITIES = ("critical", "warning", "note")
@@ -21,7 +23,7 @@ class Finding:
         steps: the affected steps, or the first and the last of them.
         ranks: the affected ranks; empty if it concerns the whole run.
         advice: what to try next.
-        link: a command that shows more.
+        link: a command that shows more. ``findings`` adds it if the evidence names a metric or a phase.
         cost_ns: the lost time, if the problem costs time.
         lines: the lines of Python code concerned, with file and line number.
     """
@@ -42,6 +44,11 @@ class Finding:
         """Identifies the problem: stays the same when the rule reports it again with newer numbers."""
         subject = self.evidence.get("metric") or self.evidence.get("phase") or ""
         return self.rule, self.ranks, str(subject)
+
+
+def first_of(candidates: Iterable[Finding | None]) -> Iterator[Finding]:
+    """Yield the first of the candidates that is a finding. Later candidates are not computed."""
+    return islice(filter(None, candidates), 1)
 
 
 def by_weight(finding: Finding) -> tuple[int, int]:

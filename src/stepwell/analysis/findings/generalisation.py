@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from stepwell._core.text import number, percent
 from stepwell.analysis.findings.curves import MetricCurve, Pair, words_of
 from stepwell.analysis.findings.facts import Facts, class_count
-from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.finding import Finding, first_of
 from stepwell.analysis.findings.loss import SMALL, is_not_meant_to_fall
-from stepwell.vocabulary import StandardTrainingJobSpanName
 
 FEWEST = 5
 """Least number of values of a curve."""
@@ -32,7 +32,6 @@ WORSE = 0.25
 """Validation that has become worse by more than this share of its best value does not stay the same."""
 NEAR_CHANCE = 0.15
 """Relative distance from chance level: closer values are no better than guessing."""
-LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 FEWEST_VALIDATIONS = 3
 BEHIND = 3.0
 """The validation loss must be this many times the training loss …"""
@@ -46,10 +45,7 @@ AT_ONCE = 10
 
 def find_overfitting(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each quantity that overfits."""
-    for pair in facts.curves.pairs:
-        finding = _overfits(facts, pair)
-        if finding is not None:
-            yield finding
+    return filter(None, (_overfits(facts, pair) for pair in facts.curves.pairs))
 
 
 def _overfits(facts: Facts, pair: Pair) -> Finding | None:
@@ -63,12 +59,12 @@ def _overfits(facts: Facts, pair: Pair) -> Finding | None:
         return None
     worse = last - float(smooth[best])
     step = int(validation.steps[best])
-    then, now = training.at(step), training.level(0.9, 1.0)
-    gained = abs(training.at(int(training.steps[0])) - now)
+    then, now = training.at(step), training.end
+    gained = abs(float(training.smooth[0]) - now)
     limit = max(
         WORSE_SINCE_BEST * gained,
         WORSE_SINCE_BEST * abs(float(smooth[best])),
-        NOISES * validation.noise / np.sqrt(max(1, len(smooth) // 20)),
+        NOISES * _smooth_noise(validation),
     )
     improved = pair.sign * (then - now)
     if worse < limit or improved < STILL * abs(then):
@@ -88,45 +84,44 @@ def _overfits(facts: Facts, pair: Pair) -> Finding | None:
         f"({number(best_value)}) and {way} to {number(final)}, while {training.name} still improves "
         f"({number(then)} to {number(now)}).",
         {
-            "metric": validation.name,
-            "training_metric": training.name,
+            **_names(pair),
             "best": best_value,
             "best_step": best_step,
             "last": final,
             "training_then": then,
             "training_now": now,
         },
-        (best_step, int(validation.steps[-1])),
+        (best_step, validation.span[1]),
         advice=f"Stop at step {best_step} or use its checkpoint. To train longer, use more data, "
         "augmentation, weight decay or dropout.",
         link=facts.command("plot", training.name, validation.name),
     )
 
 
+def _names(pair: Pair) -> dict[str, Any]:
+    return {"metric": pair.validation.name, "training_metric": pair.training.name}
+
+
+def _smooth_noise(curve: MetricCurve) -> float:
+    """Return the standard deviation of a smoothed value."""
+    return float(curve.noise / np.sqrt(max(1, len(curve) // 20)))
+
+
 def find_stuck_validation(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for the first quantity without progress: an accuracy at chance level comes first."""
-    classes = class_count(facts)
-    if classes:
-        for curve in facts.curves.matching(r"(val|valid|eval|dev|test|holdout).*acc"):
-            finding = _at_chance(facts, curve, classes)
-            if finding is not None:
-                yield finding
-                return
-    for pair in facts.curves.pairs:
-        finding = _stays(facts, pair)
-        if finding is not None:
-            yield finding
-            return
+    accuracies = facts.curves.matching(r"(val|valid|eval|dev|test|holdout).*acc")
+    at_chance = (_at_chance(facts, curve) for curve in accuracies)
+    return first_of(chain(at_chance, (_stays(facts, pair) for pair in facts.curves.pairs)))
 
 
-def _at_chance(facts: Facts, curve: MetricCurve, classes: int) -> Finding | None:
-    loss = max(facts.curves.losses, key=len, default=None)
-    if len(curve) < FEWEST or loss is None or len(loss) < FEWEST:
+def _at_chance(facts: Facts, curve: MetricCurve) -> Finding | None:
+    classes, loss = class_count(facts), max(facts.curves.losses, key=len, default=None)
+    if not classes or len(curve) < FEWEST or loss is None or len(loss) < FEWEST:
         return None
     scale = _scale(curve)
     chance = scale / classes
     level = curve.level(0.5, 1.0)
-    gained = 1 - loss.level(0.9, 1.0) / max(1e-12, loss.level(0.0, 0.1))
+    gained = 1 - loss.end / max(1e-12, loss.start)
     if abs(level - chance) > NEAR_CHANCE * chance or gained < IMPROVED:
         return None
     return Finding(
@@ -134,9 +129,9 @@ def _at_chance(facts: Facts, curve: MetricCurve, classes: int) -> Finding | None
         "critical",
         f"Validation is no better than guessing: {curve.name} stays at {percent(level / scale)} "
         f"with {classes} classes ({percent(1 / classes)} by chance), while {loss.name} falls from "
-        f"{number(loss.level(0.0, 0.1))} to {number(loss.level(0.9, 1.0))}.",
+        f"{number(loss.start)} to {number(loss.end)}.",
         {"metric": curve.name, "level": level, "classes": classes, "training_metric": loss.name},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        curve.span,
         advice="The model memorises the training data, or validation uses other data. Compare preprocessing "
         "and labels of both, then try more data or regularisation.",
         link=facts.command("plot", loss.name, curve.name),
@@ -153,37 +148,30 @@ def _stays(facts: Facts, pair: Pair) -> Finding | None:
     if len(validation) < FEWEST or len(training) < FEWEST:
         return None
     first = int(validation.steps[0])
-    then, now = training.at(first), training.level(0.9, 1.0)
+    then, now = training.at(first), training.end
+    level = validation.level(0.5, 1.0)
     improved = pair.sign * (then - now)
     scale = _scale(training, validation)
     least = IMPROVED * abs(then) if pair.sign > 0 else IMPROVED * max(abs(scale - then), 1e-12)
     smooth = pair.sign * validation.smooth
     gained = float(smooth[0] - smooth.min())
-    is_still = gained <= max(
-        0.05 * improved, 2 * validation.noise / math.sqrt(max(1, len(smooth) // 20))
-    )
-    whole = abs(training.at(int(training.steps[0])) - now)
+    is_still = gained <= max(0.05 * improved, 2 * _smooth_noise(validation))
+    whole = abs(float(training.smooth[0]) - now)
     behind = pair.sign * (float(np.median(validation.values[-3:])) - now)
     if improved < max(least, 1e-12) or not is_still or behind < GAP * whole:
         return None
     if float(smooth[-1] - smooth.min()) > WORSE * abs(float(smooth.min())):
         # It gets worse, which the rule for overfitting reports.
         return None
-    if "acc" in " ".join(words_of(validation.name)) and validation.level(0.5, 1.0) > 0.9 * scale:
+    if "acc" in " ".join(words_of(validation.name)) and level > 0.9 * scale:
         return None
     return Finding(
         "not-generalising",
         "warning",
         f"Training improves, validation does not: {training.name} goes from {number(then)} to "
-        f"{number(now)}, {validation.name} stays at {number(validation.level(0.5, 1.0))}.",
-        {
-            "metric": validation.name,
-            "training_metric": training.name,
-            "training_then": then,
-            "training_now": now,
-            "level": validation.level(0.5, 1.0),
-        },
-        (first, int(validation.steps[-1])),
+        f"{number(now)}, {validation.name} stays at {number(level)}.",
+        {**_names(pair), "training_then": then, "training_now": now, "level": level},
+        validation.span,
         advice="Check that both use the same preprocessing, then try more data or regularisation.",
         link=facts.command("plot", training.name, validation.name),
     )
@@ -193,13 +181,9 @@ def find_high_validation_loss(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for the first such loss, unless another rule of this module explains it."""
     if is_not_meant_to_fall(facts):
         return
-    finding = next((f for pair in facts.curves.pairs if (f := _high_loss(facts, pair))), None)
-    if (
-        finding is not None
-        and not any(find_overfitting(facts))
-        and not any(find_stuck_validation(facts))
-    ):
-        yield finding
+    for finding in first_of(_high_loss(facts, pair) for pair in facts.curves.pairs):
+        if not any(find_overfitting(facts)) and not any(find_stuck_validation(facts)):
+            yield finding
 
 
 def _high_loss(facts: Facts, pair: Pair) -> Finding | None:
@@ -222,24 +206,17 @@ def _high_loss(facts: Facts, pair: Pair) -> Finding | None:
         start, origin = float(validation.values[0]), "at the start"
     if last < ABOVE * start or last < BEHIND * now or now > LEFT * start or last < SMALL:
         return None
-    loops = facts.loops(LOOP)
-    is_sequential = any(loop.attributes.get("shuffle") is False for loop in loops)
+    is_sequential = any(loop.attributes.get("shuffle") is False for loop in facts.training_loops)
     cause = " The training loader does not shuffle." if is_sequential else ""
-    step = int(validation.steps[-1])
+    level, step = float(validation.values[-1]), int(validation.steps[-1])
     return Finding(
         "not-generalising",
         "warning",
-        f"The model does not generalise: {validation.name} is {number(float(validation.values[-1]))} at step "
+        f"The model does not generalise: {validation.name} is {number(level)} at step "
         f"{step}, higher than {origin} ({number(start)}), while {training.name} is {number(now)} on average "
         f"since step {since}.{cause}",
-        {
-            "metric": validation.name,
-            "training_metric": training.name,
-            "training_then": start,
-            "training_now": now,
-            "level": float(validation.values[-1]),
-        },
-        (int(validation.steps[0]), step),
+        {**_names(pair), "training_then": start, "training_now": now, "level": level},
+        validation.span,
         advice=(
             "Shuffle the training data. Then check "
             if is_sequential

@@ -41,14 +41,15 @@ def find_low_goodput(facts: Facts) -> Iterator[Finding]:
     lost = sum(job.parts[part] for part in LOST)
     is_restarted = facts.attempts > 1 and lost >= RESTARTS * job.wall_ns
     if is_restarted:
-        repeated = _repeated(job.redone_steps)
-        parts = [repeated, *(_part(part, job.parts[part]) for part in LOST if job.parts[part])]
+        parts = [f"{duration(ns)} {WORDS.get(p, p)}" for p in LOST if (ns := job.parts[p])]
+        if count := job.redone_steps:
+            parts.insert(0, f"{count} steps were repeated" if count > 1 else "1 step was repeated")
         yield Finding(
             "restarts",
             "warning",
             f"{facts.attempts - 1} restart{'s' if facts.attempts > 2 else ''} cost "
             f"{duration(lost)} ({percent(lost / job.wall_ns)} of the wall time): "
-            f"{', '.join(filter(None, parts))}.",
+            f"{', '.join(parts)}.",
             {"ns": lost, "redone_steps": job.redone_steps, "attempts": facts.attempts},
             advice="Save checkpoints more often, and find out why the previous attempt ended.",
             link=facts.command("report"),
@@ -82,13 +83,3 @@ def _is_busy(facts: Facts) -> bool:
     wall = sum(part.wall_ns for part in facts.timelines)
     busy = int(facts.steps.select(pl.sum_horizontal(COMPUTING).sum()).item() or 0)
     return busy >= BUSY * wall
-
-
-def _repeated(steps: int) -> str:
-    if not steps:
-        return ""
-    return f"{steps} steps were repeated" if steps > 1 else "1 step was repeated"
-
-
-def _part(part: str, ns: int) -> str:
-    return f"{duration(ns)} {WORDS.get(part, part)}"

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from stepwell._core.text import number, rate
-from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.curves import GRADIENT, MetricCurve, at_common_steps
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.loss import is_not_meant_to_fall, main_loss
 
-GRADIENT = r"grad(ient)?s?[/_.-]*norm"
 PARAMETER = re.compile(r"[./_](\w*_)?(weight|bias)$")
 FEWEST = 6
 EXPLODES = 30.0
@@ -70,69 +69,45 @@ def _over_time(facts: Facts, main: MetricCurve, layers: list[MetricCurve]) -> It
     late = float(np.median(main.values[-max(2, len(main) // 10) :]))
     if early <= 0:
         return
-    if late >= (EXPLODES_LEARNING if _is_learning(facts) else EXPLODES) * early:
+    losses = [c for c in facts.curves.losses if len(c) >= FEWEST]
+    loss = max(losses, key=len, default=None)
+    evidence = {"metric": main.name, "early": early, "late": late}
+    change = f"from {number(early)} to {number(late)}"
+    if late >= (EXPLODES_LEARNING if loss and _is_near_lowest(loss) else EXPLODES) * early:
         step = int(main.steps[np.argmax(main.values >= EXPLODES / 3 * early)])
         layer = _changed_most(layers, 1)
-        yield _finding(facts, "exploding-gradients", main, early, late, step, layer)
-    elif late <= VANISHES * early and not _has_learnt(facts):
+        where = f", most in layer {layer}" if layer else ""
+        yield Finding(
+            "exploding-gradients",
+            "critical",
+            f"Gradients explode from step {step} on: {main.name} rises {change}{where}.",
+            {**evidence, "layer": layer},
+            (step, main.span[1]),
+            advice="Clip the gradients, lower the learning rate or warm it up, and check the batch of that "
+            "step.",
+            link=facts.command("plot", "gradient"),
+        )
+    # If the loss fell, small gradients are expected.
+    elif loss and late <= VANISHES * early and loss.end >= LOSS_LEFT * loss.start:
         step = int(main.steps[np.argmax(main.values <= 0.03 * early)])
         layer = _changed_most(layers, -1)
-        yield _finding(facts, "vanishing-gradients", main, early, late, step, layer)
+        where = f", most in layer {layer}" if layer else ""
+        yield Finding(
+            "vanishing-gradients",
+            "critical",
+            f"Gradients vanish from step {step} on: {main.name} falls {change}{where}, while {loss.name} is "
+            f"still {number(loss.end)} ({number(loss.start)} at the start).",
+            {**evidence, "layer": layer},
+            (step, main.span[1]),
+            advice="Check for saturated or dead units, the initialisation and missing normalisation.",
+            link=facts.command("plot", "gradient"),
+        )
 
 
-def _finding(
-    facts: Facts,
-    kind: str,
-    main: MetricCurve,
-    early: float,
-    late: float,
-    step: int,
-    layer: str | None,
-) -> Finding:
-    explodes = kind.startswith("exploding")
-    where = f", most in layer {layer}" if layer else ""
-    why = "" if explodes else _loss_still(facts)
-    return Finding(
-        kind,
-        "critical",
-        f"Gradients {'explode' if explodes else 'vanish'} from step {step} on: {main.name} "
-        f"{'rises' if explodes else 'falls'} from {number(early)} to {number(late)}{where}{why}.",
-        {"metric": main.name, "early": early, "late": late, "layer": layer},
-        (step, int(main.steps[-1])),
-        advice="Clip the gradients, lower the learning rate or warm it up, and check the batch of that step."
-        if explodes
-        else "Check for saturated or dead units, the initialisation and missing normalisation.",
-        link=facts.command("plot", "gradient"),
-    )
-
-
-def _loss(facts: Facts) -> MetricCurve | None:
-    """Return the training loss that was logged most often."""
-    losses = [c for c in facts.curves.losses if len(c) >= FEWEST]
-    return max(losses, key=len, default=None)
-
-
-def _has_learnt(facts: Facts) -> bool:
-    """Return whether the loss fell, so that small gradients are expected. True if there is no loss."""
-    loss = _loss(facts)
-    return loss is None or loss.level(0.9, 1.0) < LOSS_LEFT * loss.level(0.0, 0.1)
-
-
-def _is_learning(facts: Facts) -> bool:
-    """Return whether the loss ends near its minimum. False if there is no loss."""
-    loss = _loss(facts)
-    if loss is None:
-        return False
-    lowest, first = float(loss.smooth.min()), loss.level(0.0, 0.1)
-    return loss.level(0.9, 1.0) - lowest <= NEAR_LOWEST * (first - lowest)
-
-
-def _loss_still(facts: Facts) -> str:
-    loss = _loss(facts)
-    if loss is None:
-        return ""
-    then, now = number(loss.level(0.0, 0.1)), number(loss.level(0.9, 1.0))
-    return f", while {loss.name} is still {now} ({then} at the start)"
+def _is_near_lowest(loss: MetricCurve) -> bool:
+    """Return whether a loss ends near its minimum."""
+    lowest = float(loss.smooth.min())
+    return loss.end - lowest <= NEAR_LOWEST * (loss.start - lowest)
 
 
 def _changed_most(layers: list[MetricCurve], sign: int) -> str | None:
@@ -166,7 +141,7 @@ def _across_layers(facts: Facts, layers: list[MetricCurve]) -> Iterator[Finding]
         f"{int(curve.steps[0])} on their norm is {number(levels[first])} there and "
         f"{number(levels[largest])} in {largest.partition('/')[2]}.",
         {"metric": first, "layers": tiny, "level": levels[first], "largest": levels[largest]},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        curve.span,
         advice="Try residual connections, normalisation, another activation or another initialisation.",
         link=facts.command("plot", "gradient"),
     )
@@ -181,15 +156,14 @@ def find_clipping(facts: Facts) -> Iterator[Finding]:
     if BEFORE not in names or AFTER not in names or not _is_plain(facts):
         return
     before, after = facts.curves.curve(BEFORE), facts.curves.curve(AFTER)
-    steps, at_before, at_after = np.intersect1d(before.steps, after.steps, return_indices=True)
-    old, new = before.values[at_before], after.values[at_after]
+    steps, (old, new) = at_common_steps((before, after))
     cut = new < LEFT_BY_CLIPPING * old
     if len(steps) < FEWEST_CLIPPED or cut.mean() <= MOST:
         return
     loss = main_loss(facts)
     if loss is None or len(loss) < FEWEST_LOSSES or is_not_meant_to_fall(facts):
         return
-    first, last = loss.level(0.0, 0.1), loss.level(0.9, 1.0)
+    first, last = loss.start, loss.end
     if first - last >= FELL * abs(first):
         return
     typical, left = float(np.median(old[cut])), float(np.median(new[cut]))
@@ -224,28 +198,21 @@ def _is_plain(facts: Facts) -> bool:
 def find_frozen_layers(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding for all layers."""
     moves = [c for c in facts.curves.matching(f"^{DELTA}") if len(c) >= FEWEST_DELTAS]
-    if not moves:
-        return
     still = [c for c in moves if not np.any(c.values)]
-    names = [c.name.removeprefix(DELTA) for c in still]
     if not still:
         return
-    if OVERALL in names:
-        text = "No weight changes"
-        layers = [OVERALL]
+    layers = [c.name.removeprefix(DELTA) for c in still]
+    if OVERALL in layers:
+        text, layers = "No weight changes", [OVERALL]
     else:
-        layers = names
         shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
         text = f"The weights of {shown} do not change"
     pulled = [n for n in layers if _has_gradient(facts, n)]
-    first, last = int(still[0].steps[0]), int(still[0].steps[-1])
+    first, last = still[0].span
     # Layers without a gradient may be frozen on purpose.
     is_meant = not pulled and OVERALL not in layers
-    reason = ""
-    if pulled:
-        reason = ", although they have gradients"
-    elif is_meant:
-        reason = ", and they have no gradient"
+    reason = ", and they have no gradient" if is_meant else ""
+    reason = ", although they have gradients" if pulled else reason
     yield Finding(
         "frozen-layers",
         "note" if is_meant else "warning" if OVERALL not in layers else "critical",

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepwell._core.text import duration
-from stepwell.analysis.findings.facts import Facts
+from stepwell.analysis.findings.facts import TRAINING_LOOP, Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import capital
 from stepwell.analysis.progress import unusual
 from stepwell.analysis.ranks.stacks import MAIN, Stack
 from stepwell.analysis.tracebacks import shown_lines
-from stepwell.vocabulary import StandardTrainingJobSpanName
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks.hang import Hang
@@ -26,7 +25,6 @@ LEAST = 10.0
 FIRST = 300.0
 """Seconds without a record that count as usual while there are too few steps to compare with."""
 FEWEST_STEPS = 5
-TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 
 
 def find_hang(facts: Facts) -> Iterator[Finding]:
@@ -35,18 +33,18 @@ def find_hang(facts: Facts) -> Iterator[Finding]:
         return
     from stepwell.analysis.ranks import hang
 
+    is_running = facts.status == "running"
     hanging = None
-    if not facts.open_spans.is_empty():
+    if not facts.summary.open_spans.is_empty():
         hanging = hang(
             facts.run,
-            after_s=PATIENCE if facts.status == "running" else LEAST,
+            after_s=PATIENCE if is_running else LEAST,
             open_stacks=facts.summary.stacks,
             history=facts.summary.history,
         )
     if hanging is None:
         yield from _silence(facts)
         return
-    is_running = facts.status == "running"
     ended = [absent.status for absent in hanging.missing if absent.ended_s is not None]
     if not is_running and any(status != "finished" for status in ended):
         # The others waited for a rank that had died: the finding `died` reports it.

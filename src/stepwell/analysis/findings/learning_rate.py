@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stepwell._core.text import number
-from stepwell.analysis.findings.curves import MetricCurve, as_number
+from stepwell.analysis.findings.curves import LOSS, MetricCurve, as_number, at_common_steps
 from stepwell.analysis.findings.facts import Facts
-from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.finding import Finding, first_of
 
 RATE = r"(^|[/_.-])(lr|learning_?rates?)([/_.-]|$)"
 PREFIX = "learning_rate/"
@@ -30,12 +29,14 @@ ZERO_AT_END = 0.1
 """… and their least share of all steps, at the end of a run."""
 NEGLIGIBLE = 1e-6
 """Share of the highest learning rate: with less, weights hardly change."""
-LOSS = r"(^|[/_.-])loss([/_.-]|$)"
 SCHEDULER_STEPS = "scheduler_steps"
 """Number of steps of the attached schedulers; recorded only if it is 0."""
 ALWAYS_CHANGING = ("cosine", "linear", "onecycle", "one_cycle", "polynomial", "exponential")
 KEYS = ("learning_rate", "learning_rates", "lr", "lrs", "base_lr")
 RATIOS = ("lr_ratio", "lr_ratios", "learning_rate_ratio", "learning_rate_ratios")
+CHECK_GROUPS = (
+    "Check the parameter groups of the optimizer, and the code that sets their learning rates."
+)
 SCHEDULERS = ("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule")
 
 
@@ -43,13 +44,10 @@ def find_wrong_learning_rate(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding, the first of: zero, ratio, value, group without schedule, schedule."""
     rates = _rates(facts)
     if not rates:
-        return
+        return iter(())
     config = facts.run.config
-    for look in (_zero, _ratio, _value, _left_behind, _schedule):
-        finding = look(facts, config, rates)
-        if finding is not None:
-            yield finding
-            return
+    looks = (_zero, _ratio, _value, _left_behind, _schedule)
+    return first_of(look(facts, config, rates) for look in looks)
 
 
 def _rates(facts: Facts) -> dict[str, MetricCurve]:
@@ -105,7 +103,6 @@ def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
         if is_whole
         else "The schedule is shorter than the run: give the scheduler the actual number of steps. If it "
         "counts epochs, call scheduler.step() once per epoch.",
-        link=facts.command("plot", curve.name),
     )
 
 
@@ -119,10 +116,7 @@ def _lower(curve: MetricCurve, since: int) -> str:
 def _still(facts: Facts, since: int) -> str:
     """Return a clause that names the losses without a change since that step, apart from noise."""
     names = []
-    for name in facts.curves.names:
-        if not re.search(LOSS, name, re.IGNORECASE):
-            continue
-        curve = facts.curves.curve(name)
+    for curve in facts.curves.matching(LOSS):
         values = curve.values[curve.steps >= since]
         if len(values) < 3:
             continue
@@ -130,7 +124,7 @@ def _still(facts: Facts, since: int) -> str:
         error = curve.noise * (2 / half) ** 0.5 if half > 1 else curve.noise
         moved = abs(float(np.median(values[half:])) - float(np.median(values[:half])))
         if moved <= max(3 * error, 1e-3 * abs(float(np.median(values)))):
-            names.append(name)
+            names.append(curve.name)
     if not names:
         return ""
     verb = "has" if len(names) == 1 else "have"
@@ -146,11 +140,9 @@ def _ratio(
         return None
     base, *others = wanted
     for group in others:
-        common = np.intersect1d(rates[base].steps, rates[group].steps)
+        common, (ours, theirs) = at_common_steps((rates[group], rates[base]))
         if not len(common):
             continue
-        ours = rates[group].values[np.isin(rates[group].steps, common)]
-        theirs = rates[base].values[np.isin(rates[base].steps, common)]
         is_positive = theirs > 0
         asked = wanted[group] / wanted[base]
         actual = ours[is_positive] / theirs[is_positive]
@@ -163,7 +155,8 @@ def _ratio(
                 f"{step} on, not 1 : {number(asked)} as configured."
             )
             evidence = {"metric": rates[group].name, "ratio": median, "asked": asked}
-            return _finding(facts, text, evidence, step, rates[group])
+            steps = step, rates[group].span[1]
+            return Finding("learning-rate", "warning", text, evidence, steps, advice=CHECK_GROUPS)
     return None
 
 
@@ -179,7 +172,7 @@ def _value(
     for group, value in wanted.items():
         curve = rates[group]
         highest = float(curve.values.max())
-        is_constant = len(curve) >= FEWEST and float(np.ptp(curve.values)) <= 1e-9 * highest
+        is_constant = len(curve) >= FEWEST and _is_constant(curve)
         if highest > (1 + WRONG) * value or (is_constant and highest < (1 - WRONG) * value):
             step = int(curve.steps[curve.values.argmax()])
             text = (
@@ -187,7 +180,8 @@ def _value(
                 f"not {number(value)} as configured."
             )
             evidence = {"metric": curve.name, "value": highest, "asked": value}
-            return _finding(facts, text, evidence, step, curve)
+            steps = step, curve.span[1]
+            return Finding("learning-rate", "warning", text, evidence, steps, advice=CHECK_GROUPS)
     return None
 
 
@@ -196,21 +190,19 @@ def _left_behind(
 ) -> Finding | None:
     """Return a finding for a group that does not follow the schedule of the others."""
     groups = {name: c for name, c in _of_one_optimizer(rates).items() if len(c) >= FEWEST}
-    still = {n: c for n, c in groups.items() if float(np.ptp(c.values)) <= 1e-9 * c.values.max()}
-    moving = [name for name in groups if name not in still]
-    still = {n: c for n, c in still.items() if c.values.max() > 0}
+    moving = [name for name, c in groups.items() if not _is_constant(c)]
+    still = [name for name, c in groups.items() if _is_constant(c) and c.values.max() > 0]
     if not still or not moving:
         return None
-    group, curve = next(iter(still.items()))
+    group, curve = still[0], groups[still[0]]
     other = groups[moving[0]]
     text = (
         f"The learning rate of {group} stays at {number(float(curve.values[0]))} while that of "
         f"{moving[0]} goes from {number(float(other.values[0]))} to "
         f"{number(float(other.values[-1]))}: the schedule does not apply to it."
     )
-    return _finding(
-        facts, text, {"metric": curve.name, "moving": moving}, int(curve.steps[0]), curve
-    )
+    evidence = {"metric": curve.name, "moving": moving}
+    return Finding("learning-rate", "warning", text, evidence, curve.span, advice=CHECK_GROUPS)
 
 
 def _schedule(
@@ -224,33 +216,20 @@ def _schedule(
     is_meant = any(word in name for word in ALWAYS_CHANGING) and len(curve) >= FEWEST
     if not is_idle and not is_meant:
         return None
-    if any(float(np.ptp(c.values)) > 1e-9 * c.values.max() for c in rates.values()):
+    if not all(map(_is_constant, rates.values())):
         return None
     why = "a scheduler is attached to the optimizer" if is_idle else f"the schedule is {name}"
     text = (
         f"The learning rate stays at {number(float(curve.values[0]))} from step {curve.steps[0]} to "
         f"{curve.steps[-1]}, although {why}: scheduler.step() is not called."
     )
-    finding = _finding(
-        facts, text, {"metric": curve.name, "scheduler": name}, int(curve.steps[0]), curve
-    )
-    return replace(
-        finding, advice="Call scheduler.step() after optimizer.step(), or once per epoch."
-    )
+    evidence = {"metric": curve.name, "scheduler": name}
+    advice = "Call scheduler.step() after optimizer.step(), or once per epoch."
+    return Finding("learning-rate", "warning", text, evidence, curve.span, advice=advice)
 
 
-def _finding(
-    facts: Facts, text: str, evidence: dict[str, Any], step: int, curve: MetricCurve
-) -> Finding:
-    return Finding(
-        "learning-rate",
-        "warning",
-        text,
-        evidence,
-        (step, int(curve.steps[-1])),
-        advice="Check the parameter groups of the optimizer, and the code that sets their learning rates.",
-        link=facts.command("plot", evidence["metric"]),
-    )
+def _is_constant(curve: MetricCurve) -> bool:
+    return float(np.ptp(curve.values)) <= 1e-9 * float(curve.values.max())
 
 
 def _groups(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
@@ -270,17 +249,11 @@ def _of_one_optimizer(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        if config.get(key) is not None:
-            return config[key]
-    for part in ("optimizer", "optim", "training", "train"):
-        inner = config.get(part)
-        # Settings with a class were read from the optimizer when the loop started; a schedule changes them.
-        if isinstance(inner, Mapping) and "class" not in inner:
-            for key in keys:
-                if inner.get(key) is not None:
-                    return inner[key]
-    return None
+    parts = [config.get(part) for part in ("optimizer", "optim", "training", "train")]
+    # Settings with a class were read from the optimizer when the loop started; a schedule changes them.
+    given = [part for part in parts if isinstance(part, Mapping) and "class" not in part]
+    values = (part.get(key) for part in (config, *given) for key in keys)
+    return next((value for value in values if value is not None), None)
 
 
 def _numbers(asked: Any, rates: dict[str, MetricCurve]) -> dict[str, float]:

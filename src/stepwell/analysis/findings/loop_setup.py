@@ -16,7 +16,6 @@ from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.timeline.lanes import Loop
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
-TRAINING_LOOP = StandardTrainingJobSpanName.TRAINING_LOOP.value
 VALIDATION_LOOP = StandardTrainingJobSpanName.VALIDATION_LOOP.value
 FEWEST = 10
 """Least number of stopped passes …"""
@@ -30,7 +29,7 @@ FEW_BATCHES = 2
 
 def find_missing_parameters(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding, for the latest training loop that recorded the optimizer's parameters."""
-    for loop in reversed(facts.loops(TRAINING_LOOP)):
+    for loop in reversed(facts.training_loops):
         trainable = loop.attributes.get("trainable_parameters")
         optimized = loop.attributes.get("optimized_parameters")
         if isinstance(trainable, int) and isinstance(optimized, int):
@@ -74,7 +73,7 @@ def _which(missing: int, attributes: Mapping[str, Any]) -> str:
 
 def find_stopped_passes(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding, for the latest training loop with stopped passes."""
-    for loop in reversed(facts.loops(TRAINING_LOOP)):
+    for loop in reversed(facts.training_loops):
         names = (
             "batches_per_epoch",
             "stopped_passes",

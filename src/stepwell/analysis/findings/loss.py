@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell._core.text import number
-from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.curves import MetricCurve, spread
 from stepwell.analysis.findings.facts import Facts, class_count
-from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.finding import Finding, first_of
 from stepwell.analysis.findings.learning_rate import is_warming_up
 from stepwell.analysis.timeline import ledger
 
@@ -97,20 +97,16 @@ class Shape:
 
 def find_loss_problems(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding: diverged, rising, at chance or flat."""
-    for curve in judged_losses(facts):
-        finding = _diverged(facts, curve)
-        if finding is not None:
-            yield finding
-            return
+    return first_of(_problems(facts))
+
+
+def _problems(facts: Facts) -> Iterator[Finding | None]:
+    yield from (_diverged(facts, curve) for curve in judged_losses(facts))
     main = main_loss(facts)
     if main is None or len(main) < FEWEST or is_not_meant_to_fall(facts):
         return
     shape = shape_of(main)
-    for look in (_rises, _rises_again, _at_chance, _flat):
-        finding = look(facts, main, shape)
-        if finding is not None:
-            yield finding
-            return
+    yield from (look(facts, main, shape) for look in (_rises, _rises_again, _at_chance, _flat))
 
 
 def main_loss(facts: Facts) -> MetricCurve | None:
@@ -135,8 +131,7 @@ def shape_of(curve: MetricCurve) -> Shape:
     parts = [values[low:high] for low, high in pairwise(edges)]
     blocks = np.array([np.median(part) for part in parts])
     # Within one part the trend is small compared to the noise.
-    spreads = [1.4826 * float(np.median(np.abs(part - np.median(part)))) for part in parts]
-    noise = max(float(np.median(spreads)), curve.noise)
+    noise = max(float(np.median([spread(part) for part in parts])), curve.noise)
     wander = 1.4826 * float(np.median(np.abs(np.diff(blocks)))) / math.sqrt(2)
     error = max(1.2533 * noise / math.sqrt(tenth), wander)
     return Shape(
@@ -152,9 +147,9 @@ def _diverged(facts: Facts, curve: MetricCurve) -> Finding | None:
     base = abs(float(np.median(start)))
     last = float(values[-3:].min())
     end = float(np.median(values[-max(3, len(values) // 20) :]))
-    spread = 1.4826 * float(np.median(np.abs(start - np.median(start))))
+    noise = spread(start)
     least = max(base, 1e-12)
-    is_certain = last > DIVERGED_CERTAIN * least and last > DIVERGED_NOISES * spread
+    is_certain = last > DIVERGED_CERTAIN * least and last > DIVERGED_NOISES * noise
     is_judged = len(values) >= FEWEST and not is_not_meant_to_fall(facts)
     first = abs(float(values[0]))
     if is_judged and not is_certain and last > DIVERGED_CERTAIN * first:
@@ -162,7 +157,7 @@ def _diverged(facts: Facts, curve: MetricCurve) -> Finding | None:
         is_certain = float(np.quantile(values[1:], 0.05)) > DIVERGED * first > 0
         base = first if is_certain else base
     is_likely = (
-        is_judged and end > DIVERGED * least and end - base > DIVERGED_NOISES * max(spread, 1e-12)
+        is_judged and end > DIVERGED * least and end - base > DIVERGED_NOISES * max(noise, 1e-12)
     )
     final = float(values[-1])
     if not (is_certain or is_likely) or max(end, last) < SMALL:
@@ -175,12 +170,11 @@ def _diverged(facts: Facts, curve: MetricCurve) -> Finding | None:
         "diverged",
         "critical",
         f"The loss diverges from step {step} on: {curve.name} rises from {number(base)} to "
-        f"{number(final)} at step {int(curve.steps[-1])}{more}.",
+        f"{number(final)} at step {curve.steps[-1]}{more}.",
         {"metric": curve.name, "first": base, "last": final, "since": step},
-        (step, int(curve.steps[-1])),
+        (step, curve.span[1]),
         advice="Check that zero_grad() is called in every step. Then try a lower learning rate, a warm-up or "
         "gradient clipping.",
-        link=facts.command("plot", curve.name),
     )
 
 
@@ -211,12 +205,11 @@ def _rises(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None:
         "rising-loss",
         "critical" if shape.last > 2 * abs(shape.first) else "warning",
         f"The loss rises: {curve.name} is {number(shape.first)} in the first tenth of the steps and "
-        f"{number(shape.last)} in the last tenth (steps {int(curve.steps[0])} to {int(curve.steps[-1])}).",
+        f"{number(shape.last)} in the last tenth (steps {curve.steps[0]} to {curve.steps[-1]}).",
         {"metric": curve.name, "first": shape.first, "last": shape.last},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        curve.span,
         advice="Lower the learning rate. Check the sign of the loss, and that data and labels do not change "
         "during the run.",
-        link=facts.command("plot", curve.name),
     )
 
 
@@ -243,10 +236,9 @@ def _rises_again(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | No
         f"The loss rises again from about step {step} on: {curve.name} falls from {number(top)} to "
         f"{number(low)}, then rises to {number(end)}.",
         {"metric": curve.name, "first": top, "lowest": low, "last": end, "since": step},
-        (step, int(curve.steps[-1])),
+        (step, curve.span[1]),
         advice="Lower the learning rate or let it decay, and check that the data do not change during the "
         "run.",
-        link=facts.command("plot", curve.name),
     )
 
 
@@ -271,12 +263,11 @@ def _at_chance(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None
         "at-chance",
         "critical",
         f"The loss stays at {level:.4g} = ln {classes}, chance level for {classes} classes "
-        f"({curve.name}, steps {int(curve.steps[half])} to {int(curve.steps[-1])}).",
+        f"({curve.name}, steps {curve.steps[half]} to {curve.steps[-1]}).",
         {"metric": curve.name, "level": level, "classes": classes},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        curve.span,
         advice="Check that the labels match the inputs, that the loss is computed from the model's output, "
         "and the learning rate.",
-        link=facts.command("plot", curve.name),
     )
 
 
@@ -316,13 +307,11 @@ def _flat(facts: Facts, curve: MetricCurve, shape: Shape) -> Finding | None:
         "flat-loss",
         "warning",
         f"The loss does not decrease: {curve.name} is {number(shape.first)} in the first tenth of the steps "
-        f"and {number(shape.last)} in the last tenth (steps {int(curve.steps[0])} to "
-        f"{int(curve.steps[-1])}).",
+        f"and {number(shape.last)} in the last tenth (steps {curve.steps[0]} to {curve.steps[-1]}).",
         {"metric": curve.name, "first": shape.first, "last": shape.last},
-        (int(curve.steps[0]), int(curve.steps[-1])),
+        curve.span,
         advice="Try a larger learning rate. Check that the labels match the inputs, and that the loss is "
         "computed from the model's output without detach() or no_grad().",
-        link=facts.command("plot", curve.name),
     )
 
 

@@ -28,24 +28,17 @@ class Contention:
     Attributes:
         busy: median percentage of all CPUs in use.
         own: percentage of one CPU that the rank used, for each reading.
-        is_taken: whether other programs used at least half of the machine.
+        is_starved: whether other programs used the CPUs so much that they explain pauses in any phase.
     """
 
     busy: float
     own: tuple[float, ...]
-    is_taken: bool
+    is_starved: bool
 
     @property
     def gets_less(self) -> bool:
         """Whether the rank got less at the end than at the start."""
         return len(self.own) >= 2 and self.own[-1] < LESS * self.own[0]
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether other programs used the CPUs so much that they explain pauses in any phase."""
-        if len(self.own) < FEWEST or not self.is_taken:
-            return False
-        return float(np.median(self.own)) < STARVED
 
 
 def contention(facts: Facts, rank: int) -> Contention | None:
@@ -55,10 +48,11 @@ def contention(facts: Facts, rank: int) -> Contention | None:
     own = readings.filter(name="system/cpu_percent")
     if not len(node) or own.is_empty() or (busy := float(np.median(node))) < FULL:
         return None
-    ranks = own["rank"].n_unique()
-    used = float(own["value"].to_numpy().mean()) * ranks
-    is_taken = used <= busy * _processors(facts) / 2
-    return Contention(busy, tuple(own.filter(rank=rank)["value"].to_list()), is_taken)
+    used = float(own["value"].to_numpy().mean()) * own["rank"].n_unique()
+    is_half_taken = used <= busy * _processors(facts) / 2
+    mine = own.filter(rank=rank)["value"].to_numpy()
+    is_starved = len(mine) >= FEWEST and is_half_taken and float(np.median(mine)) < STARVED
+    return Contention(busy, tuple(mine.tolist()), is_starved)
 
 
 def is_starved(facts: Facts, rank: int) -> bool:

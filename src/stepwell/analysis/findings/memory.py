@@ -59,7 +59,6 @@ def find_memory_growth(facts: Facts) -> Iterator[Finding]:
         (int(steps[0]), int(steps[-1])) if len(steps) else (),
         (rank,),
         "Check what is kept from step to step: a list of tensors (loss without .item()), or a cache.",
-        facts.command("plot", name),
     )
 
 
@@ -88,7 +87,7 @@ def _left(facts: Facts, name: str, rate: float) -> str:
 
 def find_garbage_collection(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding for the run."""
-    ns, share = facts.share(PHASE)
+    share, ns, _ = facts.share(PHASE)
     if share < WARN or ns < GARBAGE_LEAST_NS:
         return
     rows = facts.steady.filter(pl.col(PHASE) > 0).sort(PHASE, descending=True)
@@ -102,6 +101,5 @@ def find_garbage_collection(facts: Facts) -> Iterator[Finding]:
         tuple(sorted(set(rows["step"].head(1000).to_list()))),
         advice="Call gc.freeze() after setup, or gc.disable() with gc.collect() every N steps, and keep "
         "fewer Python objects.",
-        link=facts.command("show"),
         cost_ns=ns,
     )

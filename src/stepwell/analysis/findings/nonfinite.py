@@ -8,23 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.curves import GRADIENT, LOSS, MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 
-LOSS = r"(^|[/_.-])loss([/_.-]|$)"
-GRADIENT = r"grad(ient)?s?[/_.-]*norm"
 IN_A_ROW = 3
 """Fewer non-finite gradients in a row are normal for a GradScaler that looks for its scale."""
 
 
 def find_nonfinite(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding: the first metric that was not finite, and where it started."""
-    every = [facts.curves.curve(name) for name in facts.curves.names]
-    # Of several losses, the first that was not finite.
-    losses = sorted((c for c in every if _is(LOSS, c)), key=_first_odd)
-    gradients = sorted((c for c in every if _is(GRADIENT, c)), key=_first_odd)
-    gradients = [c for c in gradients if losses or _lasts(c)]
+    losses = _odd_curves(facts, LOSS)
+    gradients = [c for c in _odd_curves(facts, GRADIENT) if losses or _lasts(c)]
     if not losses and not gradients:
         return
     gradient_step = _first_odd(gradients[0]) if gradients else None
@@ -59,12 +54,13 @@ def find_nonfinite(facts: Facts) -> Iterator[Finding]:
         ranks if facts.ranks > 1 else (),
         "Check the batch of that step. Then try a lower learning rate, gradient clipping, or bfloat16 "
         "instead of float16, and guard log() and division.",
-        facts.command("plot", main.name),
     )
 
 
-def _is(pattern: str, curve: MetricCurve) -> bool:
-    return len(curve.odd) > 0 and bool(re.search(pattern, curve.name, re.IGNORECASE))
+def _odd_curves(facts: Facts, pattern: str) -> list[MetricCurve]:
+    """Return the curves that are not always finite, the first to be so first."""
+    names = (name for name in facts.curves.names if re.search(pattern, name, re.IGNORECASE))
+    return sorted((c for c in map(facts.curves.curve, names) if len(c.odd)), key=_first_odd)
 
 
 def _first_odd(curve: MetricCurve) -> int:
@@ -83,7 +79,7 @@ def _then_nan(facts: Facts, curve: MetricCurve, kind: str) -> str:
     """Return from which step on it is NaN, if it was infinite first, else ""."""
     if kind == "NaN":
         return ""
-    rows = facts.curves.rows(curve.name).filter(pl.col("value").is_nan())
+    rows = facts.curves.parts[curve.name].filter(pl.col("value").is_nan())
     first = rows["step"].min()
     return f", and NaN from step {first} on" if isinstance(first, int) else ""
 
@@ -115,7 +111,7 @@ def _layer(facts: Facts, gradients: list[MetricCurve], step: int | None) -> str 
 
 def _kind(facts: Facts, curves: list[MetricCurve], step: int) -> tuple[str, tuple[int, ...]]:
     """Return "NaN" or "infinite", and the ranks, at this step."""
-    rows = [facts.curves.rows(c.name).filter(pl.col("step") == step) for c in curves]
+    rows = [facts.curves.parts[c.name].filter(step=step) for c in curves]
     table = pl.concat(rows).filter(~pl.col("value").is_finite())
     has_nan = bool(table["value"].is_nan().any())
     return "NaN" if has_nan else "infinite", tuple(sorted(set(table["rank"].to_list())))

@@ -8,13 +8,11 @@ import numpy as np
 import polars as pl
 
 from stepwell._core.text import duration, percent
-from stepwell.analysis.findings.bursts import affects_all_phases, find_burst, frequency
+from stepwell.analysis.findings.bursts import find_burst, frequency, is_accidental
 from stepwell.analysis.findings.data_bound import slow_epochs
-from stepwell.analysis.findings.facts import FEWEST, Facts
+from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.phrases import listed
-from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.timeline import Burst, phase_of_span
 from stepwell.analysis.timeline.phases import (
     CODE_MASK,
@@ -45,47 +43,40 @@ def find_uncovered_time(facts: Facts) -> Iterator[Finding]:
     device. It has a line in the time table and is reported only if it takes most of the time. Pauses in only
     some steps are reported from a much smaller share on.
     """
-    if facts.steady.height < FEWEST or not facts.has_parts:
+    if not facts.has_parts:
         return
-    spent = facts.spent_ns(PHASE)
-    shares = sorted((spent[rank] / whole, rank) for rank, whole in facts.loop_ns.items() if whole)
-    if not shares:
-        return
-    share, rank = shares[(len(shares) - 1) // 2]
+    share, ns, rank = facts.share(PHASE)
     if share < WARN:
         return
-    burst = _pauses(facts, rank, spent[rank])
+    rows = facts.steady.filter(rank=rank)
+    burst = _pauses(facts, rows, ns)
     if burst is not None:
-        yield _finding(facts, burst, burst.lost_ns / facts.loop_ns[rank])
+        yield _finding(facts, burst, burst.lost_ns / int(rows["period_ns"].sum()))
     else:
-        yield from _uncovered(facts, rank)
+        yield from _uncovered(facts, rows)
 
 
-def _pauses(facts: Facts, rank: int, spent_ns: int) -> Burst | None:
+def _pauses(facts: Facts, rows: pl.DataFrame, spent_ns: int) -> Burst | None:
     """Return the pauses of some steps if they are most of the uncovered time, else None."""
-    rows = facts.steady.filter(pl.col("rank") == rank)
-    burst = find_burst(rows["step"].to_numpy(), rows[PHASE].to_numpy(), PHASE, rank)
+    burst = find_burst(rows, PHASE)
     if burst is None or burst.lost_ns < spent_ns / 2 or burst.slow_ns < LONG_NS:
         return None
-    if burst.period is None and (
-        is_starved(facts, rank) or affects_all_phases(facts, rank, [PHASE])
-    ):
+    if is_accidental(facts, burst):
         return None
     if (epochs := slow_epochs(facts)) is not None and epochs.follow(burst.steps):
         return None
     return burst
 
 
-def _uncovered(facts: Facts, rank: int) -> Iterator[Finding]:
+def _uncovered(facts: Facts, rows: pl.DataFrame) -> Iterator[Finding]:
     """Yield a finding if uncovered code takes most of the time, in most steps.
 
     Not with a GPU: passes only start work on it, and waiting for it is often not covered. Not with stragglers
     either: ranks may wait for them outside any span.
     """
     ns = facts.table.get(PHASE, 0)
-    rows = facts.steady.filter(pl.col("rank") == rank)
-    in_most = (rows[PHASE] >= rows["period_ns"] / 2).mean()
-    if ns < MOST * facts.running_ns or not isinstance(in_most, float) or in_most < 0.5:
+    in_most = int((rows[PHASE] >= rows["period_ns"] / 2).sum())
+    if ns < MOST * facts.running_ns or in_most < rows.height / 2:
         return
     if facts.machine["name"].str.starts_with(GPU).any() or facts.stragglers:
         return
@@ -95,25 +86,21 @@ def _uncovered(facts: Facts, rank: int) -> Iterator[Finding]:
         "uncovered-time",
         "warning",
         f"Code outside any span takes {percent(share)} of the wall time: {duration(each)} of each "
-        f"{duration(whole)} step{_place(facts, rank)}.",
+        f"{duration(whole)} step{_place(facts, rows)}.",
         {"phase": PHASE, "share": share, "ns": ns, "typical_ns": each, "step_ns": whole},
         advice='Put it in `with stepwell.span("…"):` to see what it is.',
-        link=facts.command("show"),
         cost_ns=ns,
     )
 
 
-def _place(facts: Facts, rank: int) -> str:
+def _place(facts: Facts, rows: pl.DataFrame) -> str:
     """Return the place of most of the uncovered time in a step as a continuation; "" if it is spread out."""
-    rows = facts.steady.filter(pl.col("rank") == rank)
     sample = rows[max(0, (rows.height - SAMPLE) // 2) :][:SAMPLE]
-    attempt, steps = sample["attempt"][0], sample.filter(attempt=sample["attempt"][0])["step"]
+    rank, attempt = sample.row(0)[:2]
+    steps = sample.filter(attempt=attempt)["step"]
     spans = (
-        facts.run.spans()
-        .filter(rank=rank, attempt=attempt, thread=MAIN)
-        .filter(pl.col("process").is_in([d["process"] for d in facts.documents]))
-        .filter(pl.col("step").is_between(steps.min(), steps.max()))
-        .filter(pl.col("duration_ns").is_not_null())
+        facts.main_spans(rank)
+        .filter(pl.col("step").is_between(steps.min(), steps.max()), attempt=attempt)
         .select("name", "category", "start_ns", "duration_ns")
         .sort("start_ns")
         .collect()
@@ -161,6 +148,5 @@ def _finding(facts: Facts, burst: Burst, share: float) -> Finding:
         burst.steps,
         advice='If this work is intended, put it in a span, such as `with stepwell.span("rollout"):`. The '
         "time table then has a line for it.",
-        link=facts.command("show"),
         cost_ns=burst.lost_ns,
     )

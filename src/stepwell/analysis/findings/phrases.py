@@ -1,4 +1,4 @@
-"""Steps, ranks and ordinals as parts of a sentence. Phases are in ``timeline.phases``, durations
+"""Steps, ranks, names and ordinals as parts of a sentence. Phases are in ``timeline.phases``, durations
 and numbers in ``_core.text``.
 """
 
@@ -7,23 +7,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def listed(steps: Sequence[int], most: int = 3) -> str:
-    """Return ``step 4`` or ``steps 4, 9 and 14``; of more than ``most`` steps only the first."""
-    shown = [f"{step}" for step in steps[:most]]
-    if len(steps) == 1:
-        return f"step {shown[0]}"
-    if len(steps) > most:
-        return f"steps {', '.join(shown)}, …"
-    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"
+def listed(steps: Sequence[int]) -> str:
+    """Return ``step 4`` or ``steps 4, 9 and 14``; of more than three steps only the first."""
+    numbers = [f"{step}" for step in steps[:3]]
+    if len(steps) > 3:
+        return f"steps {', '.join(numbers)}, …"
+    return f"{'step' if len(numbers) == 1 else 'steps'} {named(numbers)}"
 
 
-def ranks_listed(ranks: Sequence[int], most: int = 4) -> str:
+def ranks_listed(ranks: Sequence[int]) -> str:
     """Return ``rank 4``, ``ranks 4 and 9`` or ``ranks 0, 1, 2, 3 and 12 more``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > most:
-        return f"ranks {', '.join(map(str, ranks[:most]))} and {len(ranks) - most} more"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named([f'{rank}' for rank in ranks])}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first four names, and how many more there are."""
+    if len(names) > 4:
+        return f"{', '.join(names[:4])} and {len(names) - 4} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def ordinal(value: int) -> str:

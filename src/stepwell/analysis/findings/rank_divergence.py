@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell._core.text import number
-from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.curves import Floats, Ints, at_common_steps
 from stepwell.analysis.findings.facts import Facts
-from stepwell.analysis.findings.finding import Finding
+from stepwell.analysis.findings.finding import Finding, first_of
 from stepwell.analysis.findings.phrases import capital, ranks_listed
 
 SAME = (
@@ -36,28 +35,19 @@ def find_rank_divergence(facts: Facts) -> Iterator[Finding]:
     if first is not None:
         yield first
         return
-    for curve in facts.curves.losses:
-        finding = _worse(facts, curve.name)
-        if finding is not None:
-            yield finding
-            return
+    yield from first_of(_worse(facts, curve.name) for curve in facts.curves.losses)
 
 
-def _side_by_side(curves: dict[int, MetricCurve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the steps that all ranks have, and a row of values for each rank."""
-    common = next(iter(curves.values())).steps
-    for curve in curves.values():
-        common = np.intersect1d(common, curve.steps)
-    rows = [curve.values[np.isin(curve.steps, common)] for curve in curves.values()]
-    return common, np.array(rows)
+def _by_rank(facts: Facts, name: str) -> tuple[list[int], Ints, Floats]:
+    """Return the ranks, the steps that all of them have, and a row of values for each rank."""
+    curves = facts.curves.by_rank(name)
+    steps, rows = at_common_steps(curves.values())
+    return list(curves), steps, np.array(rows)
 
 
 def _apart(facts: Facts, name: str) -> Finding | None:
-    curves = facts.curves.by_rank(name)
-    if len(curves) < 2:
-        return None
-    steps, values = _side_by_side(curves)
-    if len(steps) < IN_A_ROW:
+    everyone, steps, values = _by_rank(facts, name)
+    if len(everyone) < 2 or len(steps) < IN_A_ROW:
         return None
     middle = np.sort(values, axis=0)[(len(values) - 1) // 2]
     is_checksum = name.startswith(CHECKSUM)
@@ -69,10 +59,10 @@ def _apart(facts: Facts, name: str) -> Finding | None:
     since = len(some) - int(np.argmax(~some[::-1])) if not some.all() else 0
     if len(some) - since < IN_A_ROW:
         return None
-    ranks = [r for r, row in zip(curves, off[:, since:], strict=True) if row.mean() > 0.5]
-    if len(curves) == 2:
+    ranks = [r for r, row in zip(everyone, off[:, since:], strict=True) if row.mean() > 0.5]
+    if len(everyone) == 2:
         # Of two ranks it is unknown which one is right.
-        ranks = list(curves)
+        ranks = everyone
     if not ranks:
         return None
     return Finding(
@@ -82,7 +72,7 @@ def _apart(facts: Facts, name: str) -> Finding | None:
             "the checksum of the weights" if is_checksum else name,
             int(steps[since]),
             ranks,
-            dict(zip(curves, values[:, since], strict=True)),
+            dict(zip(everyone, values[:, since].tolist(), strict=True)),
         ),
         {"metric": name, "since": int(steps[since]), "ranks": ranks},
         (int(steps[since]), int(steps[-1])),
@@ -98,7 +88,7 @@ def _apart(facts: Facts, name: str) -> Finding | None:
 def _sentence(name: str, step: int, ranks: list[int], values: dict[int, float]) -> str:
     first, *more = ranks
     if len(values) == 2:
-        a, b = (number(float(values[rank])) for rank in ranks)
+        a, b = (number(values[rank]) for rank in ranks)
         return (
             f"Ranks {first} and {more[0]} differ from step {step} on: {name} is {a} and {b} there."
         )
@@ -108,17 +98,14 @@ def _sentence(name: str, step: int, ranks: list[int], values: dict[int, float]) 
     where = f" of rank {first}" if more else ""
     return (
         f"{which} from the others from step {step} on: {name}{where} is "
-        f"{number(float(values[first]))} there, {number(others)} on the others."
+        f"{number(values[first])} there, {number(others)} on the others."
     )
 
 
 def _worse(facts: Facts, name: str) -> Finding | None:
-    curves = facts.curves.by_rank(name)
-    if len(curves) < 2:
-        return None
-    steps, values = _side_by_side(curves)
+    everyone, steps, values = _by_rank(facts, name)
     third = len(steps) // 3
-    if len(steps) < FEWEST:
+    if len(everyone) < 2 or len(steps) < FEWEST:
         return None
     begin, end = values[:, :third], values[:, -third:]
     levels = end.mean(axis=1)
@@ -131,7 +118,7 @@ def _worse(facts: Facts, name: str) -> Finding | None:
     is_new = abs(float(was.mean())) < 0.5 * float(gap.mean())
     if gap.mean() < max(WORSE * usual, ERRORS * error) or not is_new:
         return None
-    rank = list(curves)[place]
+    rank = everyone[place]
     return Finding(
         "rank-divergence",
         "warning",

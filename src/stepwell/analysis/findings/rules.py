@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from stepwell.analysis.findings import (
     batches,
@@ -132,7 +133,7 @@ def findings(run: RecordedRun | Facts) -> list[Finding]:
     results: list[Finding] = []
     for name, rule in RULES.items():
         try:
-            results += rule(facts)
+            results += (_with_link(facts, finding) for finding in rule(facts))
         except Exception as error:
             if os.environ.get("STEPWELL_STRICT") == "1":
                 raise
@@ -140,6 +141,14 @@ def findings(run: RecordedRun | Facts) -> list[Finding]:
             results.append(Finding("rule-failed", "note", text, {"metric": name}))
     results = [f for f in results if not f.cost_ns or f.cost_ns >= LEAST_COST_NS]
     return sorted(_without_consequences(results), key=by_weight)
+
+
+def _with_link(facts: Facts, finding: Finding) -> Finding:
+    """Return the finding with a link to its metric or to the run's spans, if its rule gave none."""
+    metric, phase = finding.evidence.get("metric"), finding.evidence.get("phase")
+    if finding.link or not (metric or phase):
+        return finding
+    return replace(finding, link=facts.command("plot", metric) if metric else facts.command("show"))
 
 
 def _without_consequences(results: list[Finding]) -> list[Finding]:

@@ -8,8 +8,8 @@ import polars as pl
 
 from stepwell._core.text import duration, percent
 from stepwell.analysis.findings.bursts import (
-    affects_all_phases,
     frequency,
+    is_accidental,
     is_single_episode,
     recurring_cost_ns,
     without_waits,
@@ -17,7 +17,6 @@ from stepwell.analysis.findings.bursts import (
 from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import FEWEST, Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.findings.phrases import capital, listed
 from stepwell.analysis.timeline import Burst, Outlier, phase_columns
 from stepwell.analysis.timeline.phases import phase_word
@@ -42,39 +41,35 @@ FIRST_LEAST_SHARE = 0.05
 def find_recurring_slow_steps(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each phase that is repeatedly slow, on the rank where it costs most."""
     reported: set[str] = set()
-    blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
-    whole = max(1, facts.running_ns)
+    blamed = _blamed(facts)
+    least = LEAST * max(1, facts.running_ns)
     elsewhere = {*ELSEWHERE, "other"} if facts.has_parts else set(ELSEWHERE)
-    for raw in facts.bursts:
-        if (
-            raw.phase in elsewhere
-            or raw.phase in reported
-            or recurring_cost_ns(raw) < LEAST * whole
-        ):
+    for raw in facts.patterns.bursts:
+        if raw.phase in elsewhere | reported or recurring_cost_ns(raw) < least:
             continue
         burst = without_waits(facts, raw)
-        cost = 0 if burst is None else recurring_cost_ns(burst)
-        if burst is None or cost < LEAST * whole:
+        if burst is None or (cost := recurring_cost_ns(burst)) < least:
             continue
         if burst.phase in NOW_AND_THEN and burst.typical_ns == 0:
             continue
         if sum(step in blamed for step in burst.steps) > len(burst.steps) / 2:
-            # Other ranks wait for a straggler in these steps, which is reported already.
             continue
-        if burst.period is None and (
-            is_starved(facts, burst.rank) or affects_all_phases(facts, burst.rank, [burst.phase])
-        ):
-            continue
-        if is_single_episode(burst):
+        if is_accidental(facts, burst) or is_single_episode(burst):
             continue
         reported.add(burst.phase)
         yield _slow_steps(facts, burst, cost, facts.part_of_wall(cost))
 
 
+def _blamed(facts: Facts) -> set[int]:
+    """Return the steps in which ranks wait for a straggler, which is reported already."""
+    return {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
+
+
 def _slow_steps(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
-    rows = facts.steady.filter(pl.col("rank") == burst.rank)
-    is_slow = pl.col("step").is_in(list(burst.steps))
-    slow, typical = _median(rows.filter(is_slow)), _median(rows.filter(~is_slow))
+    rows = facts.steady.filter(rank=burst.rank)
+    is_slow = rows["step"].is_in(burst.steps)
+    parts = rows.filter(is_slow)["period_ns"], rows.filter(~is_slow)["period_ns"]
+    slow, typical = (int(part.median() or 0) for part in parts)  # type: ignore[arg-type]
     return Finding(
         "slow-steps",
         "warning" if share < CRITICAL else "critical",
@@ -99,38 +94,28 @@ def _slow_steps(facts: Facts, burst: Burst, cost: int, share: float) -> Finding:
     )
 
 
-def _median(rows: pl.DataFrame) -> int:
-    value = rows["period_ns"].median()
-    return int(value) if isinstance(value, int | float) else 0
-
-
 def find_stalls(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each of the few longest. A stall of one rank is reported as a straggler."""
-    blamed = {step for s in facts.stragglers for step in (*s.steps, *s.waited)}
-    whole = max(1, facts.running_ns)
-    reported: set[int] = set()
-    under_way = _under_way(facts)
-    epochs = slow_epochs(facts)
-    # Workers that start in each epoch are reported by the rule for waiting for data.
-    epochs_begin = {("data", step) for step in epochs.steps} if epochs else set()
-    epochs_begin |= {("other", step - 1) for step in epochs.steps} if epochs else set()
-    # After the last epoch the workers end.
-    epochs_begin |= {("data", int(facts.steps["step"][-1]))} if epochs else set()
-    for outlier in [*_among_slow(facts), *facts.outliers]:
-        waited = facts.waited_ns(outlier.rank, outlier.phase).get(
-            (outlier.attempt, outlier.step), 0
-        )
+    blamed, reported, under_way = _blamed(facts), set[int](), _under_way(facts)
+    least = max(STALL_LEAST_NS, STALL_LEAST_SHARE * facts.running_ns)
+    epochs_begin: set[tuple[str, int]] = set()
+    if (epochs := slow_epochs(facts)) is not None:
+        # Workers that start in each epoch are reported by the rule for waiting for data.
+        epochs_begin |= {("data", step) for step in epochs.steps}
+        epochs_begin |= {("other", step - 1) for step in epochs.steps}
+        # After the last epoch the workers end.
+        epochs_begin.add(("data", int(facts.steps["step"][-1])))
+    for outlier in [*_among_slow(facts), *facts.patterns.outliers]:
+        place = outlier.attempt, outlier.step
+        waited = facts.waited_ns(outlier.rank, outlier.phase).get(place, 0)
         lost = outlier.ns - outlier.typical_ns - waited
-        is_long = lost >= max(
-            STALL_LEAST_NS, STALL_LEAST_SHARE * whole, STALL_TIMES * outlier.typical_ns
-        )
         if (
             outlier.phase == "ending"
-            or not is_long
+            or lost < max(least, STALL_TIMES * outlier.typical_ns)
             or outlier.step in reported
             or outlier.step in blamed
             or (outlier.phase, outlier.step) in epochs_begin
-            or (outlier.rank, outlier.attempt, outlier.step) in under_way
+            or (outlier.rank, *place) in under_way
             or len(reported) == MOST_STALLS
         ):
             continue
@@ -152,25 +137,16 @@ def find_stalls(facts: Facts) -> Iterator[Finding]:
 
 def _among_slow(facts: Facts) -> Iterator[Outlier]:
     """Yield steps that took much longer than others that are repeatedly slow in the same phase."""
-    for burst in facts.bursts:
+    for burst in facts.patterns.bursts:
         if recurring_cost_ns(burst) == burst.lost_ns:
             continue
-        rows = facts.steady.filter(pl.col("rank") == burst.rank)
+        rows = facts.steady.filter(rank=burst.rank)
         typical = int(rows["period_ns"].median())  # type: ignore[arg-type]
-        for row in rows.filter(pl.col(burst.phase) > STALL_TIMES * burst.slow_ns).iter_rows(
-            named=True
-        ):
-            phase_ns = int(row[burst.phase])
-            yield Outlier(
-                burst.rank,
-                int(row["attempt"]),
-                int(row["step"]),
-                int(row["period_ns"]),
-                typical,
-                burst.phase,
-                phase_ns,
-                burst.typical_ns,
-            )
+        slowest = rows.filter(pl.col(burst.phase) > STALL_TIMES * burst.slow_ns)
+        columns = slowest.select("attempt", "step", "period_ns", burst.phase)
+        for attempt, step, ns, phase_ns in columns.iter_rows():
+            usual = burst.typical_ns
+            yield Outlier(burst.rank, attempt, step, ns, typical, burst.phase, phase_ns, usual)
 
 
 def _under_way(facts: Facts) -> set[tuple[int, int, int]]:
@@ -192,10 +168,7 @@ def find_slow_first_steps(facts: Facts) -> Iterator[Finding]:
     order = pl.int_range(pl.len()).over("rank", "attempt")
     first = facts.steps.filter(order < WARM_UP).sort("period_ns").row(-1, named=True)
     rank, names = first["rank"], phase_columns(facts.steps)
-    usual = facts.steady.filter(pl.col("rank") == rank).select(
-        pl.col("period_ns").median(), *(pl.col(name).median() for name in names)
-    )
-    typical = usual.row(0, named=True)
+    typical = facts.steady.filter(rank=rank).median().row(0, named=True)
     lost = int(first["period_ns"] - typical["period_ns"])
     is_slow = first["period_ns"] >= FIRST_TIMES * typical["period_ns"] and lost >= FIRST_LEAST_NS
     # Validation and checkpoints after a step do not make the step itself slow.
@@ -222,6 +195,5 @@ def find_slow_first_steps(facts: Facts) -> Iterator[Finding]:
         "different shapes help."
         if phase != "data"
         else "DataLoader workers start and fill their queues. Use fewer workers or a lighter dataset object.",
-        facts.command("show"),
-        lost,
+        cost_ns=lost,
     )

@@ -109,12 +109,11 @@ def _jump(facts: Facts, curve: MetricCurve, high: HighValues, at: int) -> Findin
         "loss-jump",
         "critical",
         f"{curve.name} jumps from {number(before)} to {number(after)} at step {step} and stays there "
-        f"until step {int(curve.steps[-1])}.",
+        f"until step {curve.steps[-1]}.",
         {"metric": curve.name, "before": before, "after": after, "since": step},
-        (step, int(curve.steps[-1])),
+        (step, curve.span[1]),
         advice=f"Go back to a checkpoint before step {step}. Check the batch, the learning rate and the data "
         "from that step on.",
-        link=facts.command("plot", curve.name),
     )
 
 
@@ -131,7 +130,6 @@ def _spiking(facts: Facts, curve: MetricCurve, high: HighValues, at: NDArray[np.
         tuple(steps[:1000]),
         advice="Check the batches of these steps. Then try gradient clipping, a lower learning rate or a "
         "warm-up.",
-        link=facts.command("plot", curve.name),
     )
 
 

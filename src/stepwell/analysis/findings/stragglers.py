@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,20 +43,17 @@ def find_stragglers(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each rank and phase, the costliest first. Checkpoints have their own rule."""
     if not facts.wall_ns or facts.steady.height < 2 * 10:
         return
-    reported = 0
-    for straggler in facts.stragglers:
+    costly = (straggler for straggler in facts.stragglers if _is_costly(facts, straggler))
+    for straggler in islice(costly, MOST):
         share = min(1.0, straggler.ns / facts.wall_ns)
-        least = LEAST_MEANT if straggler.phase in MEANT else LEAST
-        if (
-            straggler.phase == "checkpoint"
-            or straggler.ns < least * facts.running_ns
-            or reported == MOST
-        ):
-            continue
-        if straggler.kind == "one-off" and straggler.ns < LEAST_ONCE_NS:
-            continue
-        reported += 1
         yield _finding(facts, _with_all_steps(facts, straggler), share)
+
+
+def _is_costly(facts: Facts, straggler: Straggler) -> bool:
+    if straggler.kind == "one-off" and straggler.ns < LEAST_ONCE_NS:
+        return False
+    least = LEAST_MEANT if straggler.phase in MEANT else LEAST
+    return straggler.phase != "checkpoint" and straggler.ns >= least * facts.running_ns
 
 
 def _with_all_steps(facts: Facts, straggler: Straggler) -> Straggler:
@@ -109,10 +107,8 @@ def _own_ns(facts: Facts, straggler: Straggler) -> int | None:
     """Return the median time of the phase on the slow rank in those steps; None if steps do not have it."""
     if straggler.phase not in facts.steps.columns:
         return None
-    mine = facts.steps.filter(
-        pl.col("rank") == straggler.rank, pl.col("step").is_in(straggler.steps)
-    )
-    median = mine[straggler.phase].median()
+    rows = facts.steps.filter(pl.col("step").is_in(straggler.steps), rank=straggler.rank)
+    median = rows[straggler.phase].median()
     return int(median) if isinstance(median, int | float) else None
 
 
@@ -170,9 +166,7 @@ def _advice(straggler: Straggler, phase: str, span: str | None) -> str:
 
 def _windows(facts: Facts, straggler: Straggler) -> list[tuple[int, int]]:
     """Return start and end of the slow steps of the rank, at most ``MOST_STEPS``; each ends with the next."""
-    rows = facts.steps.filter(pl.col("rank") == straggler.rank).select(
-        "step", "start_ns", "duration_ns"
-    )
+    rows = facts.steps.filter(rank=straggler.rank)
     wanted = rows["step"].is_in(list(straggler.steps[:MOST_STEPS])).to_numpy()
     starts = rows["start_ns"].to_numpy()
     ends = np.append(starts[1:], starts[-1:] + rows["duration_ns"].to_numpy()[-1:] + straggler.ns)
@@ -183,19 +177,16 @@ def _own_span(facts: Facts, straggler: Straggler) -> str | None:
     """Return the user's span in which the rank spent at least half of the time; None if there is none."""
     windows = _windows(facts, straggler)
     totals: dict[str, int] = {}
-    columns = {"name", "category", "start_ns", "duration_ns", "thread"}
-    for tables in facts.run.by_process(straggler.rank):
-        if tables.process.document["role"] == "worker":
-            continue
-        for frame in tables.spans(columns):
-            starts = pl.col("start_ns")
-            is_there = pl.any_horizontal(
-                [(starts >= low) & (starts < high) for low, high in windows]
-            )
-            rows = frame.filter((pl.col("thread") == "MainThread") & is_there)
-            for name, category, ns in rows.select("name", "category", "duration_ns").iter_rows():
-                if code_of(name, category or "") & OWN_NAME and ns:
-                    totals[name] = totals.get(name, 0) + int(ns)
+    starts = pl.col("start_ns")
+    spans = (
+        facts.main_spans(straggler.rank)
+        .filter(pl.any_horizontal([(starts >= low) & (starts < high) for low, high in windows]))
+        .select("name", "category", "duration_ns")
+        .collect()
+    )
+    for name, category, ns in spans.iter_rows():
+        if code_of(name, category or "") & OWN_NAME:
+            totals[name] = totals.get(name, 0) + ns
     name = max(totals, key=totals.__getitem__, default=None)
     if name is None or totals[name] * len(straggler.steps) < straggler.ns * len(windows) / 2:
         return None
@@ -204,9 +195,6 @@ def _own_span(facts: Facts, straggler: Straggler) -> str | None:
 
 def _is_garbage(facts: Facts, straggler: Straggler) -> bool:
     """Return whether garbage collection accounts for at least half of the time."""
-    rows = facts.steps.filter(pl.col(GARBAGE) > 0)
-    mine = rows.filter(
-        (pl.col("rank") == straggler.rank)
-        & pl.col("step").is_in([*straggler.steps, *straggler.waited])
-    )
-    return 2 * int(mine[GARBAGE].sum()) >= straggler.ns
+    slow = pl.col("step").is_in([*straggler.steps, *straggler.waited])
+    rows = facts.steps.filter(slow, rank=straggler.rank)
+    return 2 * int(rows[GARBAGE].sum()) >= straggler.ns

@@ -23,12 +23,10 @@ LEAST_NS = 100_000
 
 def find_slowdown(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding, for the rank that slowed down most."""
-    drift = facts.drift
+    drift = facts.patterns.drift
     if drift is None or drift.ratio < LEAST or drift.to_ns - drift.from_ns < LEAST_NS:
         return
-    where = f"{drift.kind}ly between steps {drift.from_step} and {drift.to_step}"
-    batches = _batches(facts, drift)
-    if batches is not None:
+    if (batches := _batches(facts, drift)) is not None:
         yield batches
         return
     shared = _shared(facts, drift.rank)
@@ -36,8 +34,8 @@ def find_slowdown(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "throughput-drop",
         "note" if shared else severity,
-        f"Steps slow down {where}, from {duration(drift.from_ns)} to {duration(drift.to_ns)} "
-        f"(mostly {phase_word(drift.phase)}).{shared}",
+        f"Steps slow down {drift.kind}ly between steps {drift.from_step} and {drift.to_step}, from "
+        f"{duration(drift.from_ns)} to {duration(drift.to_ns)} (mostly {phase_word(drift.phase)}).{shared}",
         {
             "phase": drift.phase,
             "ratio": drift.ratio,
@@ -48,8 +46,7 @@ def find_slowdown(facts: Facts) -> Iterator[Finding]:
         (drift.from_step, drift.to_step),
         (drift.rank,) if facts.ranks > 1 else (),
         "Check for other processes on this machine." if shared else _advice(drift.phase),
-        facts.command("show"),
-        drift.lost_ns,
+        cost_ns=drift.lost_ns,
     )
 
 
@@ -58,18 +55,15 @@ def _batches(facts: Facts, drift: Drift) -> Finding | None:
     sizes = samples_per_step(facts.run, drift.rank)
     if len(sizes) < 2 or sizes[-1] <= sizes[0]:
         return None
-    growth = sizes[-1] / sizes[0]
-    if math.log(growth) < EXPLAINED * math.log(drift.ratio):
+    if math.log(sizes[-1] / sizes[0]) < EXPLAINED * math.log(drift.ratio):
         return None
-    each = [
-        duration(ns / size) for ns, size in ((drift.from_ns, sizes[0]), (drift.to_ns, sizes[-1]))
-    ]
+    before, after = duration(drift.from_ns / sizes[0]), duration(drift.to_ns / sizes[-1])
     return Finding(
         "larger-batches",
         "note",
         f"Steps slow down from {duration(drift.from_ns)} to {duration(drift.to_ns)} because batches grow "
-        f"from {number(sizes[0])} to {number(sizes[-1])} samples ({each[0]} per sample at the start, "
-        f"{each[1]} at the end).",
+        f"from {number(sizes[0])} to {number(sizes[-1])} samples ({before} per sample at the start, "
+        f"{after} at the end).",
         {
             "samples": sizes[0],
             "last_samples": sizes[-1],
