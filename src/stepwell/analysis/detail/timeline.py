@@ -13,7 +13,8 @@ from stepwell.analysis.detail.boxes import NO_ID, Entries, merge_entries, to_box
 from stepwell.analysis.detail.columns import ProcessMetrics
 from stepwell.analysis.detail.pyramid import MAX_EXPONENT, load_lane
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id
-from stepwell.analysis.timeline.phases import phase_of_span
+from stepwell.analysis.timeline.phases import GARBAGE, code_of, phase_of_span
+from stepwell.analysis.timeline.phases import NAMES as PHASE_NAMES
 from stepwell.reading import RecordedRun
 
 Ints = NDArray[np.int64]
@@ -166,8 +167,15 @@ class _Names:
         key = name, category
         if key not in self._numbers:
             self._numbers[key] = len(self.all)
-            self.all.append(SpanName(name, category, phase_of_span(name, category)))
+            self.all.append(SpanName(name, category, _phase(name, category)))
         return self._numbers[key]
+
+
+def _phase(name: str, category: str) -> str | None:
+    """Return the phase of a span as in the time table, which has a line for garbage collection."""
+    if code_of(name, category) == GARBAGE:
+        return PHASE_NAMES[GARBAGE]
+    return phase_of_span(name, category)
 
 
 def _bounded(entries: list[Entries], exponent: int) -> list[Entries]:
