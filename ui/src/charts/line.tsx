@@ -237,7 +237,8 @@ function window_(plot: uPlot, range: Range | null): void {
   const x = plot.data[0] as number[];
   const min = range?.[0] ?? x[0] ?? 0;
   const max = range?.[1] ?? x[x.length - 1] ?? 1;
-  plot.setScale("x", max > min ? { min, max } : { min: min - 1, max: min + 1 });
+  const [low, high] = wide(plot, min, max);
+  plot.setScale("x", { min: low, max: high });
 }
 
 /** x, then for each line: low and high if it has a band, the raw values, the smoothed ones. */
@@ -292,7 +293,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
     bands,
     scales: {
       x: { time: false, range: (plot, min, max) => wide(plot, min, max) },
-      y: log ? { distr: 3, range: (_plot, min, max) => uPlot.rangeLog(min ?? 0.1, max ?? 1, 10, false) } : { range: (_plot, min, max) => padded(min, max, fromZero) },
+      y: log ? { distr: 3, range: (_plot, min, max) => decadesAround(min ?? 0.1, max ?? 1) } : { range: (_plot, min, max) => padded(min, max, fromZero) },
     },
     axes: [
       {
@@ -380,7 +381,9 @@ function drawTitle(plot: uPlot, axis: Axis, ink: string): void {
 function wide(_: uPlot, min: number | null, max: number | null): [number, number] {
   const low = min ?? 0;
   const high = max ?? 1;
-  return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  // A single point is in the middle, between labels of its axis.
+  const air = high > low ? 0 : Math.max(1, Math.abs(low) * 0.1);
+  return [low - air, high + air];
 }
 
 /** A little air above and below; a flat line is in the middle. */
@@ -396,10 +399,19 @@ function padded(min: number | null, max: number | null, fromZero: boolean): [num
   return [min >= 0 && min - air < 0 ? 0 : min - air, max + air];
 }
 
-/** Of the ticks of a log axis, the powers of ten; all of them if there are fewer than two. */
+/** The range of a log axis; a flat line is not at its edge. */
+function decadesAround(min: number, max: number): [number, number] {
+  const air = max > min * 1.01 ? 1 : 2;
+  const [low, high] = uPlot.rangeLog(min / air, max * air, 10, false);
+  return [low ?? min, high ?? max];
+}
+
+/** Of the ticks of a log axis, the powers of ten; if there are fewer than two, those that begin with 1, 2 or 5. */
 function decades(_: uPlot, ticks: number[]): (number | null)[] {
   const isPower = (tick: number): boolean => Math.abs(Math.log10(tick) - Math.round(Math.log10(tick))) < 1e-9;
-  return ticks.filter(isPower).length < 2 ? ticks : ticks.map((tick) => (isPower(tick) ? tick : null));
+  const isRound = (tick: number): boolean => [1, 2, 5].some((digit) => isPower(tick / digit));
+  const isKept = ticks.filter(isPower).length < 2 ? isRound : isPower;
+  return ticks.map((tick) => (isKept(tick) ? tick : null));
 }
 
 function nearest(values: (number | null | undefined)[], index: number): number {

@@ -813,7 +813,7 @@ class TimelineCanvas {
       context.fillRect(x, HEADER - 6, 1, 6);
       context.fillStyle = ink.muted;
       const text = base ? `+${timeText(time - base, step)}` : timeText(time, step);
-      if (x + context.measureText(text).width + 4 < this.width) context.fillText(text, x + 4, HEADER - 12);
+      if (x + context.measureText(text).width + 8 < this.width) context.fillText(text, x + 4, HEADER - 12);
     }
     context.restore();
     context.textAlign = "right";

@@ -347,12 +347,16 @@ function Loaded({ run, isLive }: { run: string; isLive: boolean }) {
 
   const detail = useAnswer<SpanDetail>(spanId === null || isReport ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`);
   const span = spanId !== null && detail.data?.id === spanId ? detail.data : null;
-  // A span from the route or the search is outlined once a window has its box.
+  // A span from the route or the search is outlined once a window has its box; then the arrow keys may move on.
+  const outlined = useRef<number | null>(null);
   useEffect(() => {
-    if (spanId === null || !span || mark?.id === spanId) return;
+    if (spanId === null || mark?.id === spanId) outlined.current = spanId;
+    if (!span || outlined.current === spanId) return;
     for (const window of [...windows].reverse()) {
-      const box = findSpan(window, span.rank, spanId);
-      if (box) return setMark(box);
+      const box = findSpan(window, span.rank, spanId!);
+      if (!box) continue;
+      outlined.current = spanId;
+      return setMark(box);
     }
   }, [span, windows, spanId]);
 
