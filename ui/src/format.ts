@@ -131,6 +131,11 @@ export function percent(share: number): string {
   return share > 0 && share < 0.0995 ? `${fixed(share * 100, 1)} %` : `${fixed(share * 100, 0)} %`;
 }
 
+/** The title of a phase in tables; the user's own spans by name. */
+export function phaseTitle(phase: string): string {
+  return phase === "ending" ? "after the last step" : phase.replace(/^span:/, "");
+}
+
 const sameDay = (a: Date, b: Date): boolean => a.toDateString() === b.toDateString();
 const two = (value: number): string => value.toString().padStart(2, "0");
 

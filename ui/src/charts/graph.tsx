@@ -145,11 +145,17 @@ export function Graph({ nodes, edges, selected, matches, onSelect }: GraphProps)
   const box = useRef<HTMLDivElement>(null);
   const svg = useRef<SVGSVGElement>(null);
   const [camera, setCamera] = useState<Camera>({ x: 0, y: 0, scale: 1 });
+  const [height, setHeight] = useState(200);
   const drag = useRef<{ x: number; y: number; camera: Camera; moved: boolean } | null>(null);
 
   const fit = () => {
-    const { clientWidth: width, clientHeight: height } = box.current!;
-    const scale = Math.min(1, Math.max(layout.nodes.length > 60 ? 0.3 : 0.6, Math.min(width / layout.width, height / layout.height)));
+    const width = box.current!.clientWidth;
+    // On a narrow screen, a part that can be read is better than all of it.
+    const least = width < 600 ? 0.55 : 0.3;
+    const wide = Math.min(1, Math.max(least, width / layout.width));
+    const height = Math.min(560, Math.max(160, layout.height * wide + 24));
+    const scale = Math.min(wide, Math.max(least, height / layout.height));
+    setHeight(height);
     setCamera({ x: Math.max(0, (width - layout.width * scale) / 2), y: Math.max(8, (height - layout.height * scale) / 2), scale });
   };
   useLayoutEffect(fit, [layout]);
@@ -270,7 +276,7 @@ export function Graph({ nodes, edges, selected, matches, onSelect }: GraphProps)
           </li>
         </ul>
       </div>
-      <div class="graph-box" ref={box} style={{ height: `${Math.round(Math.min(560, Math.max(200, layout.height + 24)))}px` }}>
+      <div class="graph-box" ref={box} style={{ height: `${Math.round(height)}px` }}>
         <svg
           ref={svg}
           class="graph-canvas"

@@ -26,6 +26,8 @@ export interface MetricChartProps {
   /** Weight of the past in the smoothed line, 0 (off) to 0.99. */
   smooth?: number;
   height?: number;
+  /** The y axis starts at 0, if no value is below. */
+  fromZero?: boolean;
   /** How values read with a number of significant digits, if not as plain numbers: size. */
   unit?: Unit;
   /** The window of x; null is the whole run. Without `onRange`, the chart keeps its own. */
@@ -108,6 +110,7 @@ export function MetricChart(props: MetricChartProps) {
             axis={x}
             log={log}
             smooth={props.smooth ?? 0}
+            fromZero={props.fromZero ?? false}
             unit={unit}
             width={width}
             height={height}
@@ -180,6 +183,7 @@ interface PlotProps {
   axis: Axis;
   log: boolean;
   smooth: number;
+  fromZero: boolean;
   unit: Unit;
   width: number;
   height: number;
@@ -233,7 +237,8 @@ function window_(plot: uPlot, range: Range | null): void {
   const x = plot.data[0] as number[];
   const min = range?.[0] ?? x[0] ?? 0;
   const max = range?.[1] ?? x[x.length - 1] ?? 1;
-  plot.setScale("x", max > min ? { min, max } : { min: min - 1, max: min + 1 });
+  const [low, high] = wide(plot, min, max);
+  plot.setScale("x", { min: low, max: high });
 }
 
 /** x, then for each line: low and high if it has a band, the raw values, the smoothed ones. */
@@ -251,7 +256,7 @@ function columns(lines: Line[], log: boolean, smooth: number): uPlot.AlignedData
 }
 
 function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
-  const { lines, log, smooth, axis, unit, width, height, range } = latest.current;
+  const { lines, log, smooth, fromZero, axis, unit, width, height, range } = latest.current;
   const ink = cssColour("--ink-3");
   const grid = cssColour("--grid");
   const critical = cssColour("--critical");
@@ -260,7 +265,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
   const bands: uPlot.Band[] = [];
   const many = lines.length > 12;
   for (const line of lines) {
-    const base = { label: line.label, dash: line.dash, points: pointsOf(line) };
+    const base = { label: line.label, dash: line.dash, points: pointsOf(line, width) };
     if (line.low && line.high) {
       // Its edges are drawn too: a single outlier in a merged point is only one pixel wide.
       const edge: uPlot.Series = { stroke: withAlpha(line.colour, many ? 0.1 : 0.35), width: 1, points: { show: false } };
@@ -282,20 +287,21 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
     width,
     height,
     legend: { show: false },
-    padding: [10, 8, 0, 0],
+    // The last label of the x axis is centred on the edge of the plot.
+    padding: [10, Math.max(8, 3.4 * widestX(lines, axis)), 0, 0],
     series,
     bands,
     scales: {
       x: { time: false, range: (plot, min, max) => wide(plot, min, max) },
-      y: log ? { distr: 3, range: (_plot, min, max) => uPlot.rangeLog(min ?? 0.1, max ?? 1, 10, false) } : { range: (_plot, min, max) => padded(min, max) },
+      y: log ? { distr: 3, range: (_plot, min, max) => decadesAround(min ?? 0.1, max ?? 1) } : { range: (_plot, min, max) => padded(min, max, fromZero) },
     },
     axes: [
       {
         ...axisStyle,
         grid: { show: false },
-        size: 24,
-        gap: 4,
-        space: 70,
+        size: 28,
+        gap: 8,
+        space: 56,
         ...(axis === "time" ? { incrs: TIME_INCREMENTS } : axis === "epoch" ? {} : { incrs: WHOLE_INCREMENTS }),
         values: (_plot, ticks, _axis, _space, distance) => ticks.map((tick) => xText(axis, tick, digitsFor(ticks, distance, 4))),
       },
@@ -304,7 +310,7 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
         ...(log ? { filter: decades, grid: { stroke: grid, width: 1, filter: decades } } : {}),
         gap: 6,
         space: 34,
-        size: (_plot, values) => 18 + 6.2 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
+        size: (_plot, values) => 18 + 6.2 * Math.max(axis.length, ...(values ?? []).map((text) => text?.length ?? 0)),
         values: (_plot, ticks, _axis, _space, distance) => {
           const hasValues = latest.current.lines.some((line) => extent(line) !== null);
           const digits = log ? 3 : digitsFor(ticks, distance, 3);
@@ -342,25 +348,48 @@ function options(latest: { current: PlotProps }, _: Theme): uPlot.Options {
           latest.current.onRange(axis === "step" ? [Math.floor(window[0]), Math.ceil(window[1])] : window);
         },
       ],
-      draw: [(plot) => drawOdd(plot, latest.current.lines, critical)],
+      draw: [(plot) => drawOdd(plot, latest.current.lines, critical), (plot) => drawTitle(plot, axis, ink)],
     },
   };
 }
 
 /** Points are drawn by themselves if a line has few of them. */
-function pointsOf(line: Line): uPlot.Series.Points {
-  return { show: line.x.length <= 1 || (line.x.length <= 60 && !line.low), size: 4, fill: line.colour };
+function pointsOf(line: Line, width: number): uPlot.Series.Points {
+  return { show: line.x.length <= 1 || (line.x.length * POINT_SPACE <= width && !line.low), size: 4, fill: line.colour };
+}
+
+/** Width of a point with the space around it. */
+const POINT_SPACE = 14;
+
+/** Letters of the longest label at the right end of the x axis. */
+function widestX(lines: Line[], axis: Axis): number {
+  return Math.max(0, ...lines.map(({ x }) => xText(axis, x.at(-1) ?? null).length));
+}
+
+/** The title of the x axis, at its left end below the labels of the y axis. */
+function drawTitle(plot: uPlot, axis: Axis, ink: string): void {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.font = `${11 * devicePixelRatio}px ${cssColour("--font")}`;
+  ctx.fillStyle = ink;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "top";
+  ctx.fillText(axis, 0, bbox.top + bbox.height + 8 * devicePixelRatio);
+  ctx.restore();
 }
 
 function wide(_: uPlot, min: number | null, max: number | null): [number, number] {
   const low = min ?? 0;
   const high = max ?? 1;
-  return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  // A single point is in the middle, between labels of its axis.
+  const air = high > low ? 0 : Math.max(1, Math.abs(low) * 0.1);
+  return [low - air, high + air];
 }
 
 /** A little air above and below; a flat line is in the middle. */
-function padded(min: number | null, max: number | null): [number, number] {
+function padded(min: number | null, max: number | null, fromZero: boolean): [number, number] {
   if (min === null || max === null) return [0, 1];
+  if (fromZero && min > 0) min = 0;
   if (min === max) {
     const air = Math.abs(min) * 0.1 || 1;
     return [min - air, max + air];
@@ -370,10 +399,19 @@ function padded(min: number | null, max: number | null): [number, number] {
   return [min >= 0 && min - air < 0 ? 0 : min - air, max + air];
 }
 
-/** Of the ticks of a log axis, the powers of ten; all of them if there are fewer than two. */
+/** The range of a log axis; a flat line is not at its edge. */
+function decadesAround(min: number, max: number): [number, number] {
+  const air = max > min * 1.01 ? 1 : 2;
+  const [low, high] = uPlot.rangeLog(min / air, max * air, 10, false);
+  return [low ?? min, high ?? max];
+}
+
+/** Of the ticks of a log axis, the powers of ten; if there are fewer than two, those that begin with 1, 2 or 5. */
 function decades(_: uPlot, ticks: number[]): (number | null)[] {
   const isPower = (tick: number): boolean => Math.abs(Math.log10(tick) - Math.round(Math.log10(tick))) < 1e-9;
-  return ticks.filter(isPower).length < 2 ? ticks : ticks.map((tick) => (isPower(tick) ? tick : null));
+  const isRound = (tick: number): boolean => [1, 2, 5].some((digit) => isPower(tick / digit));
+  const isKept = ticks.filter(isPower).length < 2 ? isRound : isPower;
+  return ticks.map((tick) => (isKept(tick) ? tick : null));
 }
 
 function nearest(values: (number | null | undefined)[], index: number): number {
@@ -514,7 +552,7 @@ function Legend({ lines, axis, log, unit, best, bestOf, readout, where, expected
               {record && record.best !== null && record.best !== undefined && (
                 <span class="legend-best">
                   best {valueText(record.best, unit)}
-                  {record.best_step !== null && ` at ${count(record.best_step)}`}
+                  {record.best_step !== null && ` at step ${count(record.best_step)}`}
                 </span>
               )}
               {line.odd.length > 0 && <span class="legend-odd">× {line.odd.length} not finite</span>}

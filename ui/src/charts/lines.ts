@@ -89,11 +89,13 @@ export function notPositive(line: Line): number {
 }
 
 export function lastOf(line: Line): Value {
+  const odd = line.odd.at(-1);
   for (let at = line.y.length - 1; at >= 0; at -= 1) {
     const value = line.y[at];
-    if (value !== null && value !== undefined) return value;
+    if (value === null || value === undefined) continue;
+    return odd && odd.x > (line.x[at] as number) ? odd.value : value;
   }
-  return line.odd.at(-1)?.value ?? null;
+  return odd?.value ?? null;
 }
 
 const AXES: Record<Axis, string> = {

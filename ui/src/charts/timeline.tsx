@@ -242,6 +242,18 @@ interface Place {
   rows: number;
 }
 
+/** Leave out of labels what says nothing: rank 0 of a single rank's workers, and the main thread of a process without others. */
+function shorten(places: Place[]): void {
+  const head = ({ label }: Place) => label.split(" · ", 1)[0]!;
+  const heads = new Map<string, number>();
+  for (const place of places) heads.set(head(place), (heads.get(head(place)) ?? 0) + 1);
+  const hasOneRank = places.every(({ rank }) => rank === places[0]!.rank);
+  for (const place of places) {
+    if (heads.get(head(place)) === 1) place.label = place.label.replace(" · MainThread", "");
+    if (hasOneRank) place.label = place.label.replace(/^rank \d+ (?=worker)/, "");
+  }
+}
+
 /** An image with one line of pixels for each row of boxes. */
 class Strips {
   private canvas = document.createElement("canvas");
@@ -465,6 +477,7 @@ class TimelineCanvas {
       this.places.push({ key: band.key, label: band.lane.label, rank: band.lane.rank, top, rows });
       top += rows * ROW + GAP;
     }
+    shorten(this.places);
     this.spacer.style.height = `${top}px`;
   }
 
@@ -783,11 +796,12 @@ class TimelineCanvas {
       shown = x;
       context.fillStyle = ink.line;
       context.fillRect(Math.round(x), TRACK, 1, 15);
-      if (x >= free) {
+      const text = `${step}`;
+      const end = x + context.measureText(text).width + 4;
+      if (x >= free && end < this.width) {
         context.fillStyle = ink.muted;
-        const text = `${step}`;
         context.fillText(text, x + 4, TRACK + 8);
-        free = x + context.measureText(text).width + 12;
+        free = end + 8;
       }
     }
     // Time.
@@ -798,7 +812,8 @@ class TimelineCanvas {
       context.fillStyle = ink.line;
       context.fillRect(x, HEADER - 6, 1, 6);
       context.fillStyle = ink.muted;
-      context.fillText(base ? `+${timeText(time - base, step)}` : timeText(time, step), x + 4, HEADER - 12);
+      const text = base ? `+${timeText(time - base, step)}` : timeText(time, step);
+      if (x + context.measureText(text).width + 8 < this.width) context.fillText(text, x + 4, HEADER - 12);
     }
     context.restore();
     context.textAlign = "right";

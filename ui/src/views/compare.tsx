@@ -5,7 +5,7 @@ import { useAnswer } from "../api";
 import { MetricChart } from "../charts/line";
 import { Parallel } from "../charts/parallel";
 import { runColour } from "../colours";
-import { count, duration, number, percent } from "../format";
+import { count, duration, number, percent, phaseTitle } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { StatusMark } from "../parts/marks";
 import { TableBox } from "../parts/table_box";
@@ -15,6 +15,11 @@ import { groupsOf } from "./metrics";
 import { MOST_COMPARED } from "./runs";
 
 const MOST_CHARTS = 6;
+
+/** A run whose label is its id, for lack of another name, has a short one in charts and tables: "sweep …3px65m". */
+function shortLabel(label: string): string {
+  return label.replace(/-\d{8}-\d{6}-(?=\w{6}$)/, " …");
+}
 
 export function CompareView() {
   const [ids, setIds] = useRouteList("run");
@@ -40,7 +45,7 @@ export function CompareView() {
       ) : (
         <>
           {error && <Trouble error={error} />}
-          {!data ? !error && <Loading height={480} label="Comparing" /> : !error && <Comparison answer={data} />}
+          {!data ? !error && <Loading height={480} label="Comparing" /> : !error && <Comparison answer={{ ...data, runs: data.runs.map((run) => ({ ...run, label: shortLabel(run.label) })) }} />}
         </>
       )}
     </div>
@@ -97,7 +102,7 @@ function Comparison({ answer }: { answer: CompareAnswer }) {
       </section>
       <Curves ids={runs.map(({ id }) => id)} labels={labels} metrics={metrics} />
       {metrics.length > 0 && <Values answer={answer} />}
-      <div class="columns">
+      <div class={runs.length > 2 && config.length > 0 ? "overview" : "columns"}>
         <Differences title="Settings that differ" empty="The settings are the same." runs={runs} rows={config} />
         <Differences title="Code and environment that differ" empty="Code and environment are the same." runs={runs} rows={code} />
       </div>
@@ -262,7 +267,7 @@ function Phases({ answer }: { answer: CompareAnswer }) {
         <tbody>
           {phases.map(({ phase, ns }) => (
             <tr key={phase}>
-              <th scope="row">{phase}</th>
+              <th scope="row">{phaseTitle(phase)}</th>
               <td>
                 {runs.map(({ id, label }, place) => {
                   const value = ns[place];

@@ -76,7 +76,7 @@ function Gallery({ list }: { list: MediaList }) {
           </label>
         )}
         <p class="toolbar-note" role="status">
-          {counted(shown.length, "name")}
+          {counted(shown.length, "item")}
           {list.left_out > 0 && ` · ${count(list.left_out)} items are not shown`}
         </p>
       </div>

@@ -67,6 +67,8 @@ function Charts({ run, name, ranks, list }: { run: string; name: string; ranks: 
       }),
     );
   }, [run, name, others, runList.data]);
+  // The run itself comes first, and keeps the colour that it has alone.
+  runColour(run);
   const groups = useMemo(() => groupsOf(list.metrics), [list]);
   const best = useMemo(() => Object.fromEntries(list.metrics.map((metric) => [metric.name, metric])), [list]);
   const shown = useMemo(() => matching(groups, text), [groups, text]);

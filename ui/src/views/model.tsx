@@ -14,7 +14,9 @@ import "./model.css";
 
 const RECORD = `from stepwell.diagnostics import TelemetryConfig, TrainingTelemetry
 
-config = TelemetryConfig(collect_every_n=200, groups="layers", track_update_ratio=True)
+config = TelemetryConfig(
+    collect_every_n=200, groups="layers", track_update_ratio=True
+)
 telemetry = TrainingTelemetry(config)
 telemetry.set_holdout_data(val_loader)  # its first 50 examples
 
@@ -144,11 +146,11 @@ function LayerTable({ data }: { data: LayersAnswer }) {
         <table class="data">
           <thead>
             <tr>
-              <th scope="col">layer</th>
-              <th scope="col" class="number">first</th>
-              <th scope="col" class="number">last</th>
-              <th scope="col" class="number">lowest</th>
-              <th scope="col" class="number">highest</th>
+              <th scope="col">Layer</th>
+              <th scope="col" class="number">First</th>
+              <th scope="col" class="number">Last</th>
+              <th scope="col" class="number">Lowest</th>
+              <th scope="col" class="number">Highest</th>
             </tr>
           </thead>
           <tbody>

@@ -243,9 +243,9 @@ function Values({ run, values, ranks }: { run: string; values: ValueLine[]; rank
             <tr>
               <th scope="col">Metric</th>
               <th scope="col" class="number">Last</th>
-              <th scope="col" class="number">at step</th>
+              <th scope="col" class="number">At step</th>
               {hasBest && <th scope="col" class="number">Best</th>}
-              {hasBest && <th scope="col" class="number">at step</th>}
+              {hasBest && <th scope="col" class="number">At step</th>}
             </tr>
           </thead>
           <tbody>

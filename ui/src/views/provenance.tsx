@@ -109,8 +109,8 @@ function Config({ run, config }: { run: string; config: Record<string, unknown> 
           <table class="data config">
             <thead>
               <tr>
-                <th scope="col">setting</th>
-                <th scope="col">{theirs ? "this run" : "value"}</th>
+                <th scope="col">Setting</th>
+                <th scope="col">{theirs ? "This run" : "Value"}</th>
                 {theirs && <th scope="col">{otherName}</th>}
               </tr>
             </thead>
@@ -166,7 +166,7 @@ function Lines({ title, lines, nothing }: { title: string; lines: { label: strin
           {lines.map(({ label, value }) => (
             <div key={label}>
               <dt>{label}</dt>
-              <dd>{value.length > 400 ? <Long text={value} /> : value}</dd>
+              <dd>{value.length > 400 ? <Long text={value} /> : label.endsWith("_bytes") && Number(value) ? size(Number(value)) : value}</dd>
             </div>
           ))}
         </dl>
@@ -214,11 +214,11 @@ function Artifacts({ artifacts }: { artifacts: ProvenanceAnswer["artifacts"] }) 
           <table class="data">
             <thead>
               <tr>
-                <th scope="col">name</th>
-                <th scope="col" class="number">size</th>
-                <th scope="col" class="number">step</th>
-                <th scope="col" class="number">rank</th>
-                <th scope="col">sha256</th>
+                <th scope="col">Name</th>
+                <th scope="col" class="number">Size</th>
+                <th scope="col" class="number">Step</th>
+                <th scope="col" class="number">Rank</th>
+                <th scope="col">SHA-256</th>
               </tr>
             </thead>
             <tbody>

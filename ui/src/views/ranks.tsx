@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 import { isReport, useAnswer } from "../api";
 import { Heatmap, medianScale, quantile, type CellRange } from "../charts/heatmap";
 import { phaseColour } from "../colours";
-import { count, counted, duration, fixed, percent } from "../format";
+import { count, counted, duration, fixed, percent, phaseTitle } from "../format";
 import { Empty, Loading, Trouble } from "../parts/empty";
 import { href, navigate, setParams, useRoute } from "../router";
 import type { GridAnswer, Head, RankLine, RanksAnswer, StackLine } from "../types";
@@ -87,6 +87,7 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
       </Empty>
     );
   }
+  const phase = phaseTitle(data.phase);
   const rankText = (row: number) => text("rank", data.ranks, row, data.rank_count, data.ranks[data.ranks.length - 1]! + 1);
   const stepText = (column: number) => text("step", data.steps, column, data.step_count, data.steps[data.steps.length - 1]! + 1);
   const zoom = (cells: CellRange) => {
@@ -112,7 +113,7 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
             <select value={data.phase} onChange={(event) => setParams({ phase: event.currentTarget.value })}>
               {data.phases.map((phase) => (
                 <option key={phase} value={phase}>
-                  {phase}
+                  {phaseTitle(phase)}
                 </option>
               ))}
             </select>
@@ -135,19 +136,19 @@ function GridPanel({ run, head, focus }: { run: string; head: Head; focus: Focus
         </div>
       </div>
       <Heatmap
-        label={`Time in ${data.phase} by rank and step, ${counted(data.rank_count, "rank")} and ${counted(data.step_count, "step")}. The table below has the mean of each rank`}
+        label={`Time in ${phase} by rank and step, ${counted(data.rank_count, "rank")} and ${counted(data.step_count, "step")}. The table below has the mean of each rank`}
         rows={grid.rows}
         columns={grid.columns}
         columnTitle="step"
         values={data.values}
         scale={grid.scale}
-        legend={`time in ${data.phase}`}
+        legend={`time in ${phase}`}
         describe={(row, column, value) =>
           value === null
             ? [`${rankText(row)}, ${stepText(column)}`, "no record"]
             : [
                 `${rankText(row)}, ${stepText(column)}`,
-                `${duration(value)} in ${data.phase}`,
+                `${duration(value)} in ${phase}`,
                 data.median_ns > 0 ? `${fixed(value / data.median_ns, 2)} × the median of ${duration(data.median_ns)}` : "",
                 isReport ? "" : "click: open in the timeline",
               ].filter(Boolean)
@@ -199,23 +200,24 @@ function SkewTable({ run, lines }: { run: string; lines: RankLine[] }) {
   const isAll = query.get("ranks") === "all";
   if (!lines.length) return null;
   const shown = isAll ? lines : lines.slice(0, MOST_ROWS);
+  const isAlone = lines.length === 1;
   return (
     <section class="card">
       <div class="card-head">
-        <h2>Slowest ranks first</h2>
+        <h2>{isAlone ? "Rank" : "Slowest ranks first"}</h2>
       </div>
       <div class="table-box" tabIndex={0} role="region" aria-label="Ranks by time">
         <table class="data">
           <thead>
             <tr>
-              <th scope="col">rank</th>
-              <th scope="col">host</th>
-              <th scope="col">status</th>
-              <th scope="col" class="number">step</th>
-              <th scope="col" class="number">mean step</th>
-              <th scope="col" class="number">slower by</th>
-              <th scope="col">in which phase</th>
-              <th scope="col" class="number">others waited</th>
+              <th scope="col">Rank</th>
+              <th scope="col">Host</th>
+              <th scope="col">Status</th>
+              <th scope="col" class="number">Last step</th>
+              <th scope="col" class="number">Mean step time</th>
+              {!isAlone && <th scope="col" class="number">Slower by</th>}
+              {!isAlone && <th scope="col">In phase</th>}
+              {!isAlone && <th scope="col" class="number">Others waited</th>}
             </tr>
           </thead>
           <tbody>
@@ -230,16 +232,18 @@ function SkewTable({ run, lines }: { run: string; lines: RankLine[] }) {
                 <td>{line.status}</td>
                 <td class="number">{line.step === null ? "" : count(line.step)}</td>
                 <td class="number">{line.step_ns === null ? "" : duration(line.step_ns)}</td>
-                <td class="number">{line.slower === null ? "" : <Slower share={line.slower} />}</td>
+                {!isAlone && <td class="number">{line.slower === null ? "" : <Slower share={line.slower} />}</td>}
+                {!isAlone && (
                 <td>
                   {line.phase !== null && line.phase_ns !== null && line.typical_ns !== null && line.phase_ns > line.typical_ns * 1.01 && (
                     <span class="rank-phase">
                       <i class="swatch" style={{ background: phaseColour(line.phase) }} aria-hidden="true" />
-                      {line.phase} {duration(line.phase_ns)}, usually {duration(line.typical_ns)}
+                      {phaseTitle(line.phase)} {duration(line.phase_ns)}, usually {duration(line.typical_ns)}
                     </span>
                   )}
                 </td>
-                <td class="number">{line.waited_ns > 0 ? duration(line.waited_ns) : ""}</td>
+                )}
+                {!isAlone && <td class="number">{line.waited_ns > 0 ? duration(line.waited_ns) : ""}</td>}
               </tr>
             ))}
           </tbody>

@@ -15,9 +15,9 @@ import type { RunList, RunSummary, Value } from "../types";
 
 /** Heights of rows, as in views.css. On a narrow screen, the cells of a run are below its name. */
 const ROW = 56;
-const NARROW_ROW = 102;
+const NARROW_ROW = 82;
 const NARROW_LINE = 20;
-const NAME_WIDTH = 340;
+const NAME_WIDTH = 260;
 const GROUP_ROW = 36;
 const narrow = window.matchMedia("(max-width: 640px)");
 /** Runs that the server compares at most. */
@@ -45,7 +45,7 @@ const FIXED: Column[] = [
     key: "findings",
     title: "Findings",
     isNumber: false,
-    width: 128,
+    width: 124,
     value: (run) =>
       run.findings &&
       run.findings.critical * SEVERITY_WEIGHTS.critical +
@@ -57,7 +57,7 @@ const FIXED: Column[] = [
     key: "loss",
     title: "Loss",
     isNumber: true,
-    width: 176,
+    width: 150,
     value: (run) => sortable(run.loss?.last),
     cell: (run) =>
       run.loss && (
@@ -71,7 +71,7 @@ const FIXED: Column[] = [
     key: "step",
     title: "Step",
     isNumber: true,
-    width: 84,
+    width: 76,
     value: (run) => run.step,
     cell: (run) => run.step !== null && count(run.step),
   },
@@ -79,7 +79,7 @@ const FIXED: Column[] = [
     key: "duration",
     title: "Duration",
     isNumber: true,
-    width: 104,
+    width: 100,
     value: (run) => run.duration_ns,
     cell: (run) => run.duration_ns !== null && duration(run.duration_ns),
   },
@@ -88,7 +88,7 @@ const FIXED: Column[] = [
     title: "Goodput",
     hint: "Goodput: the share of the wall time that made progress",
     isNumber: true,
-    width: 84,
+    width: 76,
     value: (run) => run.goodput,
     cell: (run) => run.goodput !== null && percent(run.goodput),
   },
@@ -96,7 +96,7 @@ const FIXED: Column[] = [
     key: "started",
     title: "Started",
     isNumber: false,
-    width: 150,
+    width: 140,
     value: (run) => run.created_ms,
     cell: (run) => run.created_ms !== null && <span title={exactDate(run.created_ms)}>{date(run.created_ms)}</span>,
   },

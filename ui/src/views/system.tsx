@@ -233,6 +233,7 @@ function DevicePanel({ run, device, by, spread, isOpen, range, onRange }: PanelP
               x="time"
               by={by}
               unit={unit}
+              fromZero={names.every((name) => /_(bytes|percent)$/.test(name))}
               height={130}
               range={range}
               onRange={onRange}

@@ -220,15 +220,20 @@ function topSpans(windows: Window[], { start, end }: View): Top[] {
   const covers = ({ answer }: Window) => answer.start <= start + 1 && answer.end >= end - 1;
   const window = [...windows].reverse().find(covers) ?? windows[0];
   if (!window) return [];
-  const tops = new Map<string, Top>();
-  visit(window, start, end, (name, boxes, ns) => {
+  const tops = new Map<string, Top & { rows: Set<string> }>();
+  // A box of several spans has the name of the longest: it may contain any name of its row, in lanes like it too.
+  const merged = new Set<string>();
+  visit(window, start, end, (name, boxes, ns, { lane }, depth) => {
+    const row = `${lane.label.replace(/\d+/g, "")} ${depth}`;
     const key = `${name.name}\n${name.category}`;
-    const top = tops.get(key) ?? { name, count: 0, ns: 0, isExact: true };
+    const top = tops.get(key) ?? { name, count: 0, ns: 0, isExact: true, rows: new Set() };
     top.count += boxes;
     top.ns += ns;
-    if (boxes > 1) top.isExact = false;
+    top.rows.add(row);
+    if (boxes > 1) merged.add(row);
     tops.set(key, top);
   });
+  for (const top of tops.values()) top.isExact = ![...top.rows].some((row) => merged.has(row));
   return [...tops.values()].sort((a, b) => b.ns - a.ns);
 }
 
@@ -342,12 +347,16 @@ function Loaded({ run, isLive }: { run: string; isLive: boolean }) {
 
   const detail = useAnswer<SpanDetail>(spanId === null || isReport ? null : `/api/runs/${encodeURIComponent(run)}/spans/${spanId}`);
   const span = spanId !== null && detail.data?.id === spanId ? detail.data : null;
-  // A span from the route or the search is outlined once a window has its box.
+  // A span from the route or the search is outlined once a window has its box; then the arrow keys may move on.
+  const outlined = useRef<number | null>(null);
   useEffect(() => {
-    if (spanId === null || !span || mark?.id === spanId) return;
+    if (spanId === null || mark?.id === spanId) outlined.current = spanId;
+    if (!span || outlined.current === spanId) return;
     for (const window of [...windows].reverse()) {
-      const box = findSpan(window, span.rank, spanId);
-      if (box) return setMark(box);
+      const box = findSpan(window, span.rank, spanId!);
+      if (!box) continue;
+      outlined.current = spanId;
+      return setMark(box);
     }
   }, [span, windows, spanId]);
 
@@ -785,11 +794,11 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
           <table class="data">
             <thead>
               <tr>
-                <th scope="col">name</th>
-                <th scope="col" class="number">spans</th>
-                <th scope="col" class="number">total</th>
+                <th scope="col">Name</th>
+                <th scope="col" class="number">Spans</th>
+                <th scope="col" class="number">Total</th>
                 <th scope="col" class="number" title="Median: half of the spans are shorter">p50</th>
-                <th scope="col" class="number">max</th>
+                <th scope="col" class="number">Max</th>
               </tr>
             </thead>
             <tbody>
@@ -844,7 +853,7 @@ function SearchPanel({ run, text, chosen, highlight, onPick }: SearchPanelProps)
 function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: number }) {
   const whole = (view.end - view.start) * Math.max(1, lanes);
   return (
-    <details class="timeline-table">
+    <details class="timeline-table" open>
       <summary>Spans in view, by name</summary>
       <p class="muted">
         Time between {timeText(view.start, 1e6)} and {timeText(view.end, 1e6)}, summed over {counted(lanes, "lane")}. Spans inside
@@ -854,11 +863,11 @@ function TopTable({ tops, view, lanes }: { tops: Top[]; view: View; lanes: numbe
         <table class="data">
           <thead>
             <tr>
-              <th scope="col">name</th>
-              <th scope="col">phase</th>
-              <th scope="col" class="number">spans</th>
-              <th scope="col" class="number">time</th>
-              <th scope="col" class="number">share of lanes</th>
+              <th scope="col">Name</th>
+              <th scope="col">Phase</th>
+              <th scope="col" class="number">Spans</th>
+              <th scope="col" class="number">Time</th>
+              <th scope="col" class="number">Share of lanes</th>
             </tr>
           </thead>
           <tbody>

@@ -13,7 +13,8 @@ from stepwell.analysis.detail.boxes import NO_ID, Entries, merge_entries, to_box
 from stepwell.analysis.detail.columns import ProcessMetrics
 from stepwell.analysis.detail.pyramid import MAX_EXPONENT, load_lane
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id
-from stepwell.analysis.timeline.phases import phase_of_span
+from stepwell.analysis.timeline.phases import GARBAGE, code_of, phase_of_span
+from stepwell.analysis.timeline.phases import NAMES as PHASE_NAMES
 from stepwell.reading import RecordedRun
 
 Ints = NDArray[np.int64]
@@ -148,7 +149,7 @@ def timeline_at(
         full=full,
         start=start,
         end=end,
-        names=[SpanName(*key, phase_of_span(*key)) for key in names],
+        names=[SpanName(*key, _phase(*key)) for key in names],
         lanes=shown_lanes,
         lane_count=len(pairs),
         offset=offset,
@@ -156,6 +157,13 @@ def timeline_at(
         steps=_steps(source, start, end, width),
         missing=sum(load.missing for _, _, load in loads),
     )
+
+
+def _phase(name: str, category: str) -> str | None:
+    """Return the phase of a span as in the time table, which has a line for garbage collection."""
+    if code_of(name, category) == GARBAGE:
+        return PHASE_NAMES[GARBAGE]
+    return phase_of_span(name, category)
 
 
 def _bounded(entries: list[Entries], exponent: int) -> list[Entries]:
