@@ -7,52 +7,12 @@ span that does nothing. Calls in a wrong order are reported, not raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
-
 from stepwell.telemetry.span_handle import Span
 from stepwell.training import calls
 from stepwell.training.checkpoints import PathLike
 from stepwell.training.config import CheckPointStrategy
 from stepwell.training.training_loop import Count
 from stepwell.vocabulary import StandardTrainingJobSpanName as Name
-
-
-class StartCallback(Protocol):
-    """The callback at the start of a span."""
-
-    def __call__(self, start_time_msec: float | None = None) -> Span: ...
-
-
-class EndCallback(Protocol):
-    """The callback at the end of a span."""
-
-    def __call__(self, finish_time_msec: float | None = None) -> None: ...
-
-
-def _callbacks(
-    name: str,
-    of: Name | calls.EvaluationKind,
-    meaning: str,
-    start: Callable[[Any, float | None], Span] = calls.start,
-    end: Callable[[Any, float | None], None] = calls.end,
-) -> tuple[StartCallback, EndCallback]:
-    """Return ``on_<name>_start`` and ``on_<name>_end``, which call ``start`` and ``end`` with ``of``."""
-
-    def on_start(start_time_msec: float | None = None) -> Span:
-        return start(of, start_time_msec)
-
-    def on_end(finish_time_msec: float | None = None) -> None:
-        end(of, finish_time_msec)
-
-    for function, moment in ((on_start, "start"), (on_end, "end")):
-        function.__name__ = function.__qualname__ = f"on_{name}_{moment}"
-        function.__doc__ = f"{moment.capitalize()} {meaning}."
-    return on_start, on_end
-
-
-EVALUATION = (calls.start_evaluation, calls.end_evaluation)
-EVALUATION_ITERATION = (calls.start_evaluation_iteration, calls.end_evaluation_iteration)
 
 # The application
 
@@ -69,21 +29,55 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
 
 # Setting up
 
-on_distributed_init_start, on_distributed_init_end = _callbacks(
-    "distributed_init", Name.DIST_INIT, "the setup of communication between ranks"
-)
-on_model_init_start, on_model_init_end = _callbacks(
-    "model_init", Name.MODEL_INIT, "creating the model"
-)
-on_dataloader_init_start, on_dataloader_init_end = _callbacks(
-    "dataloader_init", Name.DATA_LOADER_INIT, "creating the data loaders"
-)
-on_optimizer_init_start, on_optimizer_init_end = _callbacks(
-    "optimizer_init", Name.OPTIMIZER_INIT, "creating the optimizer"
-)
-on_load_checkpoint_start, on_load_checkpoint_end = _callbacks(
-    "load_checkpoint", Name.CHECKPOINT_LOAD, "loading a checkpoint"
-)
+
+def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
+    """Start the setup of communication between ranks."""
+    return calls.start(Name.DIST_INIT, start_time_msec)
+
+
+def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
+    """End the setup of communication between ranks."""
+    calls.end(Name.DIST_INIT, finish_time_msec)
+
+
+def on_model_init_start(start_time_msec: float | None = None) -> Span:
+    """Start creating the model."""
+    return calls.start(Name.MODEL_INIT, start_time_msec)
+
+
+def on_model_init_end(finish_time_msec: float | None = None) -> None:
+    """End creating the model."""
+    calls.end(Name.MODEL_INIT, finish_time_msec)
+
+
+def on_dataloader_init_start(start_time_msec: float | None = None) -> Span:
+    """Start creating the data loaders."""
+    return calls.start(Name.DATA_LOADER_INIT, start_time_msec)
+
+
+def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
+    """End creating the data loaders."""
+    calls.end(Name.DATA_LOADER_INIT, finish_time_msec)
+
+
+def on_optimizer_init_start(start_time_msec: float | None = None) -> Span:
+    """Start creating the optimizer."""
+    return calls.start(Name.OPTIMIZER_INIT, start_time_msec)
+
+
+def on_optimizer_init_end(finish_time_msec: float | None = None) -> None:
+    """End creating the optimizer."""
+    calls.end(Name.OPTIMIZER_INIT, finish_time_msec)
+
+
+def on_load_checkpoint_start(start_time_msec: float | None = None) -> Span:
+    """Start loading a checkpoint."""
+    return calls.start(Name.CHECKPOINT_LOAD, start_time_msec)
+
+
+def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
+    """End loading a checkpoint."""
+    calls.end(Name.CHECKPOINT_LOAD, finish_time_msec)
 
 
 # Training
@@ -134,35 +128,97 @@ def on_training_single_iteration_end(
     calls.end_iteration(samples, tokens, optimizer_step, None, finish_time_msec)
 
 
-on_data_loading_start, on_data_loading_end = _callbacks(
-    "data_loading", Name.DATA_LOADING, "loading a batch"
-)
-on_model_forward_start, on_model_forward_end = _callbacks(
-    "model_forward", Name.MODEL_FORWARD, "the forward pass"
-)
-on_zero_grad_start, on_zero_grad_end = _callbacks(
-    "zero_grad", Name.ZERO_GRAD, "clearing the gradients"
-)
-on_model_backward_start, on_model_backward_end = _callbacks(
-    "model_backward", Name.MODEL_BACKWARD, "the backward pass"
-)
-on_optimizer_update_start, on_optimizer_update_end = _callbacks(
-    "optimizer_update", Name.OPTIMIZER_UPDATE, "the optimizer step"
-)
+def on_data_loading_start(start_time_msec: float | None = None) -> Span:
+    """Start loading a batch."""
+    return calls.start(Name.DATA_LOADING, start_time_msec)
+
+
+def on_data_loading_end(finish_time_msec: float | None = None) -> None:
+    """End loading a batch."""
+    calls.end(Name.DATA_LOADING, finish_time_msec)
+
+
+def on_model_forward_start(start_time_msec: float | None = None) -> Span:
+    """Start the forward pass."""
+    return calls.start(Name.MODEL_FORWARD, start_time_msec)
+
+
+def on_model_forward_end(finish_time_msec: float | None = None) -> None:
+    """End the forward pass."""
+    calls.end(Name.MODEL_FORWARD, finish_time_msec)
+
+
+def on_zero_grad_start(start_time_msec: float | None = None) -> Span:
+    """Start clearing the gradients."""
+    return calls.start(Name.ZERO_GRAD, start_time_msec)
+
+
+def on_zero_grad_end(finish_time_msec: float | None = None) -> None:
+    """End clearing the gradients."""
+    calls.end(Name.ZERO_GRAD, finish_time_msec)
+
+
+def on_model_backward_start(start_time_msec: float | None = None) -> Span:
+    """Start the backward pass."""
+    return calls.start(Name.MODEL_BACKWARD, start_time_msec)
+
+
+def on_model_backward_end(finish_time_msec: float | None = None) -> None:
+    """End the backward pass."""
+    calls.end(Name.MODEL_BACKWARD, finish_time_msec)
+
+
+def on_optimizer_update_start(start_time_msec: float | None = None) -> Span:
+    """Start the optimizer step."""
+    return calls.start(Name.OPTIMIZER_UPDATE, start_time_msec)
+
+
+def on_optimizer_update_end(finish_time_msec: float | None = None) -> None:
+    """End the optimizer step."""
+    calls.end(Name.OPTIMIZER_UPDATE, finish_time_msec)
 
 
 # Validation and testing
 
-on_validation_start, on_validation_end = _callbacks(
-    "validation", "validation", "a validation loop", *EVALUATION
-)
-on_validation_single_iteration_start, on_validation_single_iteration_end = _callbacks(
-    "validation_single_iteration", "validation", "a validation iteration", *EVALUATION_ITERATION
-)
-on_testing_start, on_testing_end = _callbacks("testing", "testing", "a testing loop", *EVALUATION)
-on_testing_single_iteration_start, on_testing_single_iteration_end = _callbacks(
-    "testing_single_iteration", "testing", "a testing iteration", *EVALUATION_ITERATION
-)
+
+def on_validation_start(start_time_msec: float | None = None) -> Span:
+    """Start a validation loop."""
+    return calls.start_evaluation("validation", start_time_msec)
+
+
+def on_validation_end(finish_time_msec: float | None = None) -> None:
+    """End the validation loop, with an update."""
+    calls.end_evaluation("validation", finish_time_msec)
+
+
+def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span:
+    """Start a validation iteration."""
+    return calls.start_evaluation_iteration("validation", start_time_msec)
+
+
+def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:
+    """End a validation iteration."""
+    calls.end_evaluation_iteration("validation", finish_time_msec)
+
+
+def on_testing_start(start_time_msec: float | None = None) -> Span:
+    """Start a testing loop."""
+    return calls.start_evaluation("testing", start_time_msec)
+
+
+def on_testing_end(finish_time_msec: float | None = None) -> None:
+    """End the testing loop, with an update."""
+    calls.end_evaluation("testing", finish_time_msec)
+
+
+def on_testing_single_iteration_start(start_time_msec: float | None = None) -> Span:
+    """Start a testing iteration."""
+    return calls.start_evaluation_iteration("testing", start_time_msec)
+
+
+def on_testing_single_iteration_end(finish_time_msec: float | None = None) -> None:
+    """End a testing iteration."""
+    calls.end_evaluation_iteration("testing", finish_time_msec)
 
 
 # Saving checkpoints
@@ -207,8 +263,11 @@ def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
     calls.end_save(finish_time_msec)
 
 
-on_save_checkpoint_finalization_start, on_save_checkpoint_finalization_end = _callbacks(
-    "save_checkpoint_finalization",
-    Name.CHECKPOINT_SAVE_FINALIZATION,
-    "completing an asynchronous checkpoint",
-)
+def on_save_checkpoint_finalization_start(start_time_msec: float | None = None) -> Span:
+    """Start completing an asynchronous checkpoint."""
+    return calls.start(Name.CHECKPOINT_SAVE_FINALIZATION, start_time_msec)
+
+
+def on_save_checkpoint_finalization_end(finish_time_msec: float | None = None) -> None:
+    """End completing an asynchronous checkpoint."""
+    calls.end(Name.CHECKPOINT_SAVE_FINALIZATION, finish_time_msec)

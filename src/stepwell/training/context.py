@@ -132,55 +132,66 @@ class SimpleSpan(StandardSpan):
         calls.end(self._name, None, error)
 
 
-def _function(name: str, span: StandardSpan, meaning: str) -> Callable[[], StandardSpan]:
-    """Return the function of this name, which returns the span."""
-
-    def function() -> StandardSpan:
-        return span
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{meaning}."
-    # Pytest must not collect those whose names begin with "test".
-    function.__test__ = False  # type: ignore[attr-defined]
-    return function
+_SIMPLE = {name: SimpleSpan(name) for name in Name}
+_APPLICATION = StandardSpan(
+    Name.APPLICATION,
+    calls.enter_application,
+    calls.leave_application,
+)
 
 
-def _simple(name: str, span: Name, meaning: str) -> Callable[[], StandardSpan]:
-    return _function(name, SimpleSpan(span), meaning)
-
-
-def _evaluation(part: calls.EvaluationKind, span: Name) -> Callable[[], StandardSpan]:
-    loop = StandardSpan(
-        span,
+def _loop(part: calls.EvaluationKind, name: Name) -> StandardSpan:
+    return StandardSpan(
+        name,
         lambda: calls.start_evaluation(part),
         lambda error: calls.end_evaluation(part, None, error),
     )
-    return _function(f"{part}_loop", loop, f"A {part} loop")
 
 
-def _evaluation_iteration(part: calls.EvaluationKind, span: Name) -> Callable[[], StandardSpan]:
-    iteration = StandardSpan(
-        span,
+def _single(part: calls.EvaluationKind, name: Name) -> StandardSpan:
+    return StandardSpan(
+        name,
         lambda: calls.start_evaluation_iteration(part),
         lambda error: calls.end_evaluation_iteration(part, None, error),
     )
-    return _function(f"{part}_iteration", iteration, f"A {part} iteration")
 
+
+_VALIDATION_LOOP = _loop("validation", Name.VALIDATION_LOOP)
+_VALIDATION_ITERATION = _single("validation", Name.VALIDATION_SINGLE_ITERATION)
+_TESTING_LOOP = _loop("testing", Name.TESTING_LOOP)
+_TESTING_ITERATION = _single("testing", Name.TESTING_SINGLE_ITERATION)
 
 # Application and setup
 
-application = _function(
-    "application",
-    StandardSpan(Name.APPLICATION, calls.enter_application, calls.leave_application),
-    "The whole application. Its end closes all open spans in it",
-)
-distributed_init = _simple(
-    "distributed_init", Name.DIST_INIT, "Setup of communication between ranks"
-)
-model_init = _simple("model_init", Name.MODEL_INIT, "Creation of the model")
-dataloader_init = _simple("dataloader_init", Name.DATA_LOADER_INIT, "Creation of the data loaders")
-optimizer_init = _simple("optimizer_init", Name.OPTIMIZER_INIT, "Creation of the optimizer")
-checkpoint_load = _simple("checkpoint_load", Name.CHECKPOINT_LOAD, "Loading a checkpoint")
+
+def application() -> StandardSpan:
+    """The whole application. Its end closes all open spans in it."""
+    return _APPLICATION
+
+
+def distributed_init() -> StandardSpan:
+    """Setup of communication between ranks."""
+    return _SIMPLE[Name.DIST_INIT]
+
+
+def model_init() -> StandardSpan:
+    """Creation of the model."""
+    return _SIMPLE[Name.MODEL_INIT]
+
+
+def dataloader_init() -> StandardSpan:
+    """Creation of the data loaders."""
+    return _SIMPLE[Name.DATA_LOADER_INIT]
+
+
+def optimizer_init() -> StandardSpan:
+    """Creation of the optimizer."""
+    return _SIMPLE[Name.OPTIMIZER_INIT]
+
+
+def checkpoint_load() -> StandardSpan:
+    """Loading a checkpoint."""
+    return _SIMPLE[Name.CHECKPOINT_LOAD]
 
 
 # Training
@@ -220,20 +231,57 @@ def training_iteration(
     return Iteration(samples, tokens, optimizer_step)
 
 
-data_loading = _simple("data_loading", Name.DATA_LOADING, "Loading of a batch")
-model_forward = _simple("model_forward", Name.MODEL_FORWARD, "The forward pass")
-zero_grad = _simple("zero_grad", Name.ZERO_GRAD, "Clearing the gradients")
-model_backward = _simple("model_backward", Name.MODEL_BACKWARD, "The backward pass")
-optimizer_update = _simple("optimizer_update", Name.OPTIMIZER_UPDATE, "The optimizer step")
+def data_loading() -> StandardSpan:
+    """Loading of a batch."""
+    return _SIMPLE[Name.DATA_LOADING]
+
+
+def model_forward() -> StandardSpan:
+    """The forward pass."""
+    return _SIMPLE[Name.MODEL_FORWARD]
+
+
+def zero_grad() -> StandardSpan:
+    """Clearing the gradients."""
+    return _SIMPLE[Name.ZERO_GRAD]
+
+
+def model_backward() -> StandardSpan:
+    """The backward pass."""
+    return _SIMPLE[Name.MODEL_BACKWARD]
+
+
+def optimizer_update() -> StandardSpan:
+    """The optimizer step."""
+    return _SIMPLE[Name.OPTIMIZER_UPDATE]
 
 
 # Validation and testing
 
-validation_loop = _evaluation("validation", Name.VALIDATION_LOOP)
-validation_iteration = _evaluation_iteration("validation", Name.VALIDATION_SINGLE_ITERATION)
-testing_loop = _evaluation("testing", Name.TESTING_LOOP)
-testing_iteration = _evaluation_iteration("testing", Name.TESTING_SINGLE_ITERATION)
 
+def validation_loop() -> StandardSpan:
+    """A validation loop."""
+    return _VALIDATION_LOOP
+
+
+def validation_iteration() -> StandardSpan:
+    """A validation iteration."""
+    return _VALIDATION_ITERATION
+
+
+def testing_loop() -> StandardSpan:
+    """A testing loop."""
+    return _TESTING_LOOP
+
+
+def testing_iteration() -> StandardSpan:
+    """A testing iteration."""
+    return _TESTING_ITERATION
+
+
+# Pytest must not collect them when a test module imports them.
+for _function in (testing_loop, testing_iteration):
+    _function.__test__ = False  # type: ignore[attr-defined]
 
 # Saving checkpoints
 
@@ -275,8 +323,6 @@ def checkpoint_save(
     return CheckpointSave(global_step, path, strategy)
 
 
-checkpoint_save_finalization = _simple(
-    "checkpoint_save_finalization",
-    Name.CHECKPOINT_SAVE_FINALIZATION,
-    "Completion of an asynchronous checkpoint",
-)
+def checkpoint_save_finalization() -> StandardSpan:
+    """Completion of an asynchronous checkpoint."""
+    return _SIMPLE[Name.CHECKPOINT_SAVE_FINALIZATION]

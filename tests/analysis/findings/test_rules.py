@@ -905,13 +905,23 @@ def test_memory_of_a_short_run(tmp_path: Path) -> None:
 
 
 def test_goodput_of_restarts(tmp_path: Path) -> None:
-    """Repeated steps and waiting time."""
+    """Repeated steps and waiting time. The advice is about the larger of them."""
     fault = Restart(650, gap_ns=5 * SECOND)
     plan = RunPlan(2, 1000, (fault,), pace=PlannedDurations(checkpoint=200 * MS))
     simulate(tmp_path / "run", plan)
     found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
     assert found.keys() == {"restarts"}
     assert found["restarts"].evidence["redone_steps"] == pytest.approx(50, abs=1)
+    assert found["restarts"].advice.endswith("the queue or the launcher.")
+
+
+def test_goodput_of_restarts_that_repeat_many_steps(tmp_path: Path) -> None:
+    """Checkpoints would have saved most of the loss."""
+    plan = RunPlan(2, 1000, (Restart(790, gap_ns=1 * SECOND),), checkpoint_every=400)
+    simulate(tmp_path / "run", plan)
+    found = {f.rule: f for f in findings(stepwell.open_run(tmp_path / "run"))}
+    assert found["restarts"].evidence["redone_steps"] == pytest.approx(390, abs=1)
+    assert found["restarts"].advice.startswith("Save checkpoints more often")
 
 
 def test_goodput_that_is_low_because_of_a_restart(tmp_path: Path) -> None:

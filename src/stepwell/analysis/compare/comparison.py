@@ -38,6 +38,7 @@ from stepwell.analysis.compare.variants import (
     has_repeats,
 )
 from stepwell.analysis.compare.weights import WeightComparison, compare_weights
+from stepwell.analysis.timeline import run_wall_ns
 from stepwell.reading import RecordedRun, open_run
 
 METRICS = {
@@ -178,10 +179,8 @@ def compare(
 def _line(run: RecordedRun, label: str) -> ComparedRun:
     processes = run.processes().collect()
     step = processes.select(pl.col("step").max()).item()
-    # From the start of the first process to the last heartbeat.
-    signs = processes.drop_nulls(["started_ns", "heartbeat_ns"])
-    seconds = signs.select((pl.col("heartbeat_ns").max() - pl.col("started_ns").min()) / 1e9).item()
-    return ComparedRun(run.id, run.name, label, run.path, run.status, step, seconds or 0.0)
+    seconds = (run_wall_ns(run) or 0) / 1e9
+    return ComparedRun(run.id, run.name, label, run.path, run.status, step, seconds)
 
 
 def metric_table(

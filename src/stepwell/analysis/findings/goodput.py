@@ -19,7 +19,13 @@ VERY_LOW = 0.25
 RESTARTS = 0.05
 BUSY = 0.7
 COMPUTING = ("forward", "backward", "optimizer")
-LOST = ("gap between attempts", "redone", "restore")
+LOST = {
+    "gap between attempts": "Find out why the previous attempt ended, and what delays the next one: the "
+    "queue or the launcher.",
+    "redone": "Save checkpoints more often, and find out why the previous attempt ended.",
+    "restore": "Find out why the previous attempt ended, and why loading a checkpoint takes so long.",
+}
+"""The losses of a restart, and what to do about each of them if it is the largest."""
 WORDS = {
     "redone": "repeating steps",
     "gap between attempts": "between attempts",
@@ -51,7 +57,7 @@ def find_low_goodput(facts: Facts) -> Iterator[Finding]:
             f"{duration(lost)} ({percent(lost / job.wall_ns)} of the wall time): "
             f"{', '.join(parts)}.",
             {"ns": lost, "redone_steps": job.redone_steps, "attempts": facts.attempts},
-            advice="Save checkpoints more often, and find out why the previous attempt ended.",
+            advice=LOST[max(LOST, key=lambda part: job.parts[part])],
             link=facts.command("report"),
             cost_ns=lost,
         )
