@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, Popen
 
 import polars as pl
 import pytest
@@ -15,6 +16,7 @@ import stepwell
 from stepwell._core.text import duration, number, percent
 from stepwell.analysis.compare import compare
 from stepwell.analysis.report import report
+from stepwell.dashboard import catalogue
 from stepwell.dashboard.html import notebook_html, write_html
 from stepwell.testing.simulate import make_plan, simulate
 from tests.dashboard.browser import VIEWS, Browser, chromium
@@ -255,36 +257,63 @@ run.finish()
 """
 
 
+class LiveProgram:
+    """A training that waits for the loss of each step."""
+
+    def __init__(self, program: Popen[str]) -> None:
+        self.process = program
+        for step in range(5):
+            self.train(4.0 - step / 4)
+
+    def train(self, loss: float) -> None:
+        """Make a step with this loss, and wait until it is logged."""
+        self.process.stdin.write(f"{loss}\n")
+        self.process.stdin.flush()
+        self.process.stdout.readline()
+
+
+@contextlib.contextmanager
+def live_program(folder: Path) -> Iterator[LiveProgram]:
+    with start_script(TRAINING, folder, stdin=PIPE, stdout=PIPE, text=True) as program:
+        yield LiveProgram(program)
+
+
 def test_a_live_run_and_its_death(browser: Browser, tmp_path: Path) -> None:
     """A new value appears without a reload; after kill -9 the page says what the run was doing."""
-    with (
-        served(tmp_path) as server,
-        start_script(TRAINING, tmp_path, stdin=PIPE, stdout=PIPE, text=True) as program,
-    ):
-
-        def train(loss: float) -> None:
-            program.stdin.write(f"{loss}\n")
-            program.stdin.flush()
-            program.stdout.readline()
-
-        for step in range(5):
-            train(4.0 - step / 4)
+    with served(tmp_path) as server, live_program(tmp_path) as live:
         wait_until(lambda: server.ask("/api/runs/live").status == 200)
         with browser.page(f"{server.link}#/run/live") as page:
             page.tab.get_by_role("heading", name="live", level=1).wait_for()
             page.tab.get_by_text("running").first.wait_for()
-            train(0.734)
+            live.train(0.734)
             page.tab.get_by_text("0.734").first.wait_for()
             page.tab.get_by_text("step 5").first.wait_for()
             page.picture("live")
-            train(0.125)
-            os.kill(program.pid, signal.SIGKILL)
-            program.wait()
+            live.train(0.125)
+            os.kill(live.process.pid, signal.SIGKILL)
+            live.process.wait()
             page.tab.get_by_text("killed").first.wait_for()
         with browser.page(f"{server.link}#/run/live") as page:
             page.settle()
             page.tab.get_by_text("killed inside forward").first.wait_for()
             page.picture("killed")
+
+
+def test_a_value_that_comes_just_after_an_answer(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server keeps answers for a while. The page asks again, although the run is quiet by then."""
+    monkeypatch.setattr(catalogue, "FRESH_S", 4.0)
+    with served(tmp_path) as server, live_program(tmp_path) as live:
+        wait_until(lambda: server.ask("/api/runs/live").status == 200)
+        with browser.page(f"{server.link}#/run/live") as page:
+            page.settle()
+            page.tab.get_by_text("running").first.wait_for()
+            page.tab.wait_for_timeout(1500)
+            assert server.ask("/api/runs/live").headers["retry-after"] in set("1234")
+            live.train(0.734)
+            page.tab.get_by_text("0.734").first.wait_for(timeout=30_000)
+        live.process.kill()
 
 
 @pytest.mark.full

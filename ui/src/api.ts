@@ -144,7 +144,7 @@ export function get<T>(path: string, params: Params = {}): Promise<T> {
   if (sent) return sent as Promise<T>;
   const promise = queued(() => request(address))
     .then(({ answer, length }) => {
-      if (!isPartial(answer)) keep(address, { version, answer, length });
+      if (againMs(answer) === null) keep(address, { version, answer, length });
       return answer;
     })
     .finally(() => inFlight.delete(key));
@@ -173,6 +173,15 @@ function isPartial(answer: unknown): boolean {
 }
 
 const ASK_AGAIN_MS = 1000;
+
+/** Answers about a live run that may miss its newest records, and when the server has a newer one. */
+const old = new WeakMap<object, number>();
+
+/** After which time to ask for an answer again; null if it is complete and up to date. */
+function againMs(answer: unknown): number | null {
+  if (isPartial(answer)) return ASK_AGAIN_MS;
+  return (typeof answer === "object" && answer !== null && old.get(answer)) || null;
+}
 
 function queued<T>(send: () => Promise<T>): Promise<T> {
   const start = async (): Promise<T> => {
@@ -203,7 +212,10 @@ async function request(address: string): Promise<{ answer: unknown; length: numb
   }
   if (response.ok) {
     const text = await response.text();
-    return { answer: JSON.parse(text), length: text.length };
+    const answer: unknown = JSON.parse(text);
+    const seconds = Number(response.headers.get("retry-after"));
+    if (seconds > 0 && typeof answer === "object" && answer !== null) old.set(answer, 1000 * seconds);
+    return { answer, length: text.length };
   }
   throw new Error(await refusal(response));
 }
@@ -261,13 +273,14 @@ export function useAnswer<T>(path: string | null, params: Params = {}): Answer<T
     const ask = (): void => {
       clearTimeout(timer);
       const [where = "", query = ""] = address.split("?", 2);
-      const again: Record<string, string[]> = {};
-      for (const [name, value] of new URLSearchParams(query)) (again[name] ??= []).push(value);
-      get<T>(where, again).then(
+      const params: Record<string, string[]> = {};
+      for (const [name, value] of new URLSearchParams(query)) (params[name] ??= []).push(value);
+      get<T>(where, params).then(
         (data) => {
           if (stale) return;
           set({ data, error: null, loading: false, address });
-          if (isPartial(data)) timer = window.setTimeout(ask, ASK_AGAIN_MS);
+          const again = againMs(data);
+          if (again !== null) timer = window.setTimeout(ask, again);
         },
         (error: Error) =>
           stale ||
@@ -306,18 +319,24 @@ export function useAnswers<T>(addresses: string[]): Answer<T>[] {
     const wanted = key ? key.split("\n") : [];
     const forget: (() => void)[] = [];
     for (const address of wanted) {
+      let timer = 0;
       const ask = (): void => {
+        clearTimeout(timer);
         const [where = "", query = ""] = address.split("?", 2);
         const params: Record<string, string[]> = {};
         for (const [name, value] of new URLSearchParams(query)) (params[name] ??= []).push(value);
         get<T>(where, params).then(
-          (data) => settle(address, { data, error: null }),
+          (data) => {
+            settle(address, { data, error: null });
+            const again = againMs(data);
+            if (again !== null && !stale) timer = window.setTimeout(ask, again);
+          },
           (error: Error) =>
             settle(address, { data: results.current.get(address)?.data ?? null, error: error.message }),
         );
       };
       ask();
-      forget.push(onVersion(runOf(address), ask));
+      forget.push(onVersion(runOf(address), ask), () => clearTimeout(timer));
     }
     const settle = (address: string, result: { data: T | null; error: string | null }): void => {
       if (stale) return;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import tempfile
 import threading
 import time
@@ -34,6 +35,7 @@ from stepwell.dashboard.answers.values import encode
 from stepwell.dashboard.catalogue import (
     Catalogue,
     IncompleteAnswer,
+    OldAnswer,
     UnknownRunError,
 )
 from stepwell.dashboard.live import Followers, final_event
@@ -365,7 +367,10 @@ def _event(body: bytes) -> bytes:
 
 
 def _json_response(body: bytes) -> Response:
-    return Response(body, media_type=JSON, headers={"cache-control": "no-store"})
+    headers = {"cache-control": "no-store"}
+    if isinstance(body, OldAnswer):
+        headers["retry-after"] = str(math.ceil(body.due_s))
+    return Response(body, media_type=JSON, headers=headers)
 
 
 def _problem(status: int, message: object) -> Response:

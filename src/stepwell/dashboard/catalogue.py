@@ -102,7 +102,7 @@ class Catalogue:
     ) -> bytes:
         """Return a kept answer about these runs if it is still right, else make it.
 
-        While a live run changes, an answer may be a little behind: its successor is being made. Answers that
+        While a live run changes, an answer may be a little behind; it is then an ``OldAnswer``. Answers that
         are slow do not delay others. With ``instead``, return that if the answer takes longer than
         ``PATIENCE_S``; the next request gets it.
         """
@@ -113,21 +113,26 @@ class Catalogue:
             if kept is not None:
                 # When a run is killed, its documents do not change, but it may have new records.
                 is_unchanged = kept.stamps == stamps and not kept.is_live
-                if time.monotonic() < kept.due if is_live else is_unchanged:
+                due_s = kept.due - time.monotonic()
+                if is_live and due_s > 0:
+                    return OldAnswer(kept.body, due_s)
+                if not is_live and is_unchanged:
                     return kept.body
             pending = self._pending.get(key)
+            is_older = is_live and pending is not None
             if pending is None:
                 workers = self._slow_workers if is_slow else self._workers
                 pending = workers.submit(self._make, key, stamps, is_live, make)
                 self._pending[key] = pending
         if kept is not None and is_live and kept.took > FRESH_S:
-            return kept.body
-        if instead is None:
-            return pending.result()
+            return OldAnswer(kept.body, kept.took)
         try:
-            return pending.result(PATIENCE_S)
+            body = pending.result(None if instead is None else PATIENCE_S)
         except TimeoutError:
+            if instead is None:
+                raise
             return instead()
+        return OldAnswer(body, FRESH_S) if is_older else body
 
     def _make(
         self,
@@ -156,6 +161,22 @@ class Catalogue:
 
 class IncompleteAnswer(bytes):
     """An answer to which more can be added when it is asked for again. It is not kept."""
+
+
+class OldAnswer(bytes):
+    """An answer about a live run that was begun before this request, so it may miss the newest records.
+
+    Attributes:
+        due_s: seconds after which the next request gets a newer one.
+    """
+
+    due_s: float
+
+    def __new__(cls, body: bytes, due_s: float) -> OldAnswer:
+        """Wrap a body."""
+        answer = super().__new__(cls, body)
+        answer.due_s = due_s
+        return answer
 
 
 class UnknownRunError(StepwellError):
