@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import stepwell
@@ -90,8 +91,10 @@ def _against(effort: Effort, by: tuple[str, ...], quantiles: bool) -> Measured:
         _report(run)
         theirs()
         rounds = max(1, effort.rounds // 5)
-        ratios = [_cpu(lambda: _report(run)) / _cpu(theirs) for _ in range(rounds)]
-    return summarize(ratios, note=_how_many(effort))
+        times = [(_times(lambda: _report(run)), _times(theirs)) for _ in range(rounds)]
+    wall = median(ours[1] / theirs[1] for ours, theirs in times)
+    ratios = [ours[0] / theirs[0] for ours, theirs in times]
+    return summarize(ratios, note=f"{_how_many(effort)}, {wall:.2f} × in wall time")
 
 
 def _simulated(place: Path, spans: int) -> RecordedRun:
@@ -109,10 +112,14 @@ def _report(run: RecordedRun) -> None:
 
 
 def _cpu(work: Callable[[], None]) -> float:
-    """Seconds of all threads: both sides use as many cores as there are."""
-    before = time.process_time()
+    return _times(work)[0]
+
+
+def _times(work: Callable[[], None]) -> tuple[float, float]:
+    """Return seconds of CPU time of all threads, because both sides use all cores, and of wall time."""
+    cpu, wall = time.process_time(), time.perf_counter()
     work()
-    return time.process_time() - before
+    return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def _how_many(effort: Effort) -> str:
