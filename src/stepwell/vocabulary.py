@@ -305,7 +305,8 @@ LOSSES = ("loss", "train_loss", "train/loss")
 """Names of the training loss; if several are logged, the first one counts."""
 MOST_LOSSES = 3
 HELD_OUT = re.compile(
-    r"(^|[/_.\- ])(val|valid|validation|eval|evaluation|test|holdout|dev)([/_.\- ]|(?-i:[A-Z])|$)",
+    r"(^|[/_.\- ])(val|valid|validat(e|ing|ion)|eval|evaluat(e|ing|ion)|test|testing|holdout|dev)\d*"
+    r"([/_.\- ]|loss|acc|(?-i:[A-Z])|$)",
     re.I,
 )
 """Found in the names of metrics of a validation or a test."""

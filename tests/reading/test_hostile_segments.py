@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import open_run
+from stepwell.analysis.report import report
 from stepwell.journal.format import LINK_WORD, SPAN_SLOTS
 from stepwell.journal.seal import split_planes
 from tests.harness.marks import others_in_full
@@ -115,6 +116,7 @@ def test_any_word_anywhere(folder: Path, word: int) -> None:
     (folder / "metrics-00001.live").write_bytes(metrics)
     (folder / "attributes-00000.live").write_bytes(attributes)
     read_everything(folder.parent)
+    assert report(open_run(folder.parent)).ranks == 1
 
 
 HEADER: dict[str, Any] = {"process": PROCESS, "seq": 0, "lane": 0, "thread": "t"}

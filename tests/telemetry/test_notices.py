@@ -202,6 +202,9 @@ def test_progress_bars_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["loss", "loss/aux"], ["loss"]),
         (["val/loss", "test_loss", "accuracy"], []),
         (["val_loss", "train_loss_step", "train_loss_epoch"], ["train_loss_epoch"]),
+        (["testing_loss", "training_loss"], ["training_loss"]),
+        (["val1_loss", "eval2/loss", "valloss", "evaluate_loss", "validationLoss"], []),
+        (["value_loss", "device_loss"], ["device_loss"]),
     ],
 )
 def test_which_metric_is_the_loss(names: list[str], expected: list[str]) -> None:

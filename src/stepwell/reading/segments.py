@@ -229,13 +229,13 @@ def extent(header: dict[str, Any]) -> Window | None:
 
 def ends_of(segment: RecordedSegment) -> int:
     """Return when the last span or metric of a segment ended, without unpacking it; 0 if unknown."""
-    if segment.sealed is None and segment.kind == "metrics":
-        return int(segment.columns[0].max(initial=0))
     if segment.sealed is None:
-        _, start, end = segment.columns
-        return int(max((end & TIME_MASK).max(initial=0), start.max(initial=0)))
-    times = extent(segment.header)
-    return 0 if times is None else times[1]
+        first, *others = segment.columns
+        times = [first] if segment.kind == "metrics" else [others[0], others[1] & TIME_MASK]
+        # A damaged row may have any clock.
+        return max(int(each.max(initial=0, where=each <= MAX_TIME)) for each in times)
+    window = extent(segment.header)
+    return 0 if window is None else window[1]
 
 
 def may_touch(segment: RecordedSegment, window: Window) -> bool:
