@@ -212,6 +212,7 @@ def _time(facts: Facts) -> list[PhaseLine]:
         each = each.filter(each > 0)
         # Phases that most steps do without are not part of a typical step.
         typical = each.len() >= 20 and each.len() >= facts.steady.height / 2
+        each = each.sort() if typical else each
         lines.append(
             PhaseLine(
                 phase_title(phase),

@@ -107,17 +107,20 @@ def find_stalls(facts: Facts) -> Iterator[Finding]:
         epochs_begin.add(("data", int(facts.steps["step"][-1])))
     for outlier in [*_among_slow(facts), *facts.patterns.outliers]:
         place = outlier.attempt, outlier.step
-        waited = facts.waited_ns(outlier.rank, outlier.phase).get(place, 0)
-        lost = outlier.ns - outlier.typical_ns - waited
+        lost = outlier.ns - outlier.typical_ns
+        least_lost = max(least, STALL_TIMES * outlier.typical_ns)
         if (
             outlier.phase == "ending"
-            or lost < max(least, STALL_TIMES * outlier.typical_ns)
+            or lost < least_lost
             or outlier.step in reported
             or outlier.step in blamed
             or (outlier.phase, outlier.step) in epochs_begin
             or (outlier.rank, *place) in under_way
             or len(reported) == MOST_STALLS
         ):
+            continue
+        lost -= facts.waited_ns(outlier.rank, outlier.phase).get(place, 0)
+        if lost < least_lost:
             continue
         reported.add(outlier.step)
         yield Finding(

@@ -73,20 +73,19 @@ def _high(curve: MetricCurve) -> HighValues:
     padded = np.concatenate([np.full(WINDOW, values[0]), values[:-1]])
     before = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
     usual: NDArray[np.float64] = np.median(before, axis=1)
-    spread = np.median(np.abs(before - usual[:, None]), axis=1) * 1.4826
     came_down = float(np.median(values[:LATE]) - np.median(values[-LATE:]))
     rise = values - usual
-    is_high = (
-        (rise > NOISES * np.maximum(spread, curve.noise))
-        & (values > TIMES * np.maximum(usual, 0))
-        & (rise > OF_RANGE * abs(came_down))
-    )
+    is_high = (values > TIMES * np.maximum(usual, 0)) & (rise > OF_RANGE * abs(came_down))
+    # Few values are left, so the noise before each of them is computed for these only.
+    at = np.flatnonzero(is_high)
+    spread = np.median(np.abs(before[at] - usual[at, None]), axis=1) * 1.4826
+    is_high[at] = rise[at] > NOISES * np.maximum(spread, curve.noise)
     if values.min() > 0:
         # If the noise is proportional to the loss, only its logarithm has a constant noise.
-        logs, usual_logs = np.log(values), np.log(usual)
-        log_spread = np.median(np.abs(np.log(before) - usual_logs[:, None]), axis=1) * 1.4826
+        logs, usual_logs = np.log(values), np.log(usual[at])
+        log_spread = np.median(np.abs(np.log(before[at]) - usual_logs[:, None]), axis=1) * 1.4826
         log_noise = float(np.median(np.abs(np.diff(logs)))) / 0.954
-        is_high &= logs - usual_logs > LOG_NOISES * np.maximum(log_spread, log_noise)
+        is_high[at] &= logs[at] - usual_logs > LOG_NOISES * np.maximum(log_spread, log_noise)
     starts = np.flatnonzero(is_high & ~np.concatenate([[False], is_high[:-1]]))
     is_high[:LATE] = False
     return HighValues(starts[starts >= LATE], is_high, usual, rise)
