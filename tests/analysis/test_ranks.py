@@ -17,6 +17,7 @@ import stepwell
 from stepwell.analysis.ranks import Straggler, hang, read_grids, skew, stacks, stragglers, waits
 from stepwell.analysis.ranks.arrivals import median_of_others
 from stepwell.analysis.timeline.tables import steps
+from stepwell.dashboard.answers.ranks import ranks as ranks_answer
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from stepwell.testing.simulate import HangFault, PlannedDurations, Restart, RunPlan, simulate
@@ -135,6 +136,28 @@ def test_skew(simulated: Simulate) -> None:
     table = skew(run).filter(pl.col("phase") == "forward").sort("rank")
     assert table["steps"].to_list() == [100] * 4
     assert table["relative"].to_list() == pytest.approx([1, 1, 2, 1], abs=0.02)
+
+
+def test_phases_of_one_attempt_count_over_all_steps(tmp_path: Path) -> None:
+    """The means of a rank add up to its mean step: 10 of 100 steps with 10 ms more are 1 ms."""
+    with FakeClock() as clock:
+        for steps_of_attempt, transfer in ((range(10), 0.01), (range(10, 100), 0)):
+            with stepwell.init("twice", dir=tmp_path, run_id="twice") as run:
+                for step in steps_of_attempt:
+                    run.set_step(step)
+                    with run.span("train step"):
+                        if transfer:
+                            with run.span("transfer"):
+                                clock.advance(transfer)
+                        with run.span("forward"):
+                            clock.advance(0.002)
+    recorded = stepwell.open_run(tmp_path / "twice")
+    table = skew(recorded)
+    assert set(table["steps"]) == {100}
+    means = dict(table.select("phase", "mean_ns").iter_rows())
+    assert (means["transfer"], means["forward"]) == pytest.approx((MS, 2 * MS))
+    (line,) = ranks_answer(recorded)["ranks"]
+    assert line["step_ns"] == pytest.approx(3 * MS)
 
 
 def test_the_median_of_others_leaves_one_out() -> None:

@@ -15,6 +15,8 @@ import pytest
 import stepwell
 from stepwell._core.errors import StepwellError
 from stepwell.analysis.retention import choose, remove
+from stepwell.follower.log import registered_loggers
+from stepwell.journal.format import EVENTS
 from tests.cli.cases import kill_a_run
 from tests.harness import run_script, run_stepwell
 
@@ -258,6 +260,21 @@ def test_what_a_tracker_never_got_stays(tmp_path: Path) -> None:
     assert folder.is_dir()
     assert run_stepwell("forward", "logged", "--to", "tensorboard", cwd=tmp_path).returncode == 0
     assert ids(root, statuses=["finished"]) == ["logged"]
+
+
+@pytest.mark.parametrize("backend", [{}, {"options": None}, {"class": None, "options": {}}])
+def test_a_damaged_logger_protects_its_run(root: Path, backend: dict[str, Any]) -> None:
+    """It cannot be continued, but it may not have received all records."""
+    (folder,) = (root / "old").glob("rank-*")
+    attributes = {"number": 1, "to": "mlflow", "class": "x.Y", **backend}
+    line = {"kind": "logger", "name": "mlflow", "time": 1, "attributes": attributes}
+    with (folder / EVENTS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert list(registered_loggers(folder)) == []
+    found = choose(root, older_than_s=50 * DAY)
+    assert [run.id for run in found.goes] == []
+    assert found.spared["old"].startswith("part of it was not delivered to mlflow")
+    assert ids(root, older_than_s=50 * DAY, undelivered=True) == ["old"]
 
 
 def test_what_an_exporter_gave_up_stays(root: Path) -> None:

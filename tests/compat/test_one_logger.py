@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import stepwell
+from stepwell import training
 from stepwell.compat import one_logger as ol
 from stepwell.compat.one_logger import (
     Attribute,
@@ -55,6 +56,7 @@ from stepwell.compat.one_logger import (
     training_loop,
 )
 from stepwell.compat.one_logger.exporters import AdaptedExporter
+from stepwell.compat.one_logger.spans import LiveSpan, entering_views, returning_views, view_of
 from stepwell.importing import import_trace
 from stepwell.telemetry import span_handle
 from stepwell.telemetry.exporter import EventRecord, Source, SpanRecord
@@ -177,6 +179,29 @@ def test_signatures_and_properties_of_the_original() -> None:
                 checked += len(properties)
     assert checked > 100
 
+
+CALLS = [name for name in training.__all__ if name.islower()]
+"""The callbacks and context managers."""
+
+
+def test_calls_of_stepwell_are_all_there() -> None:
+    """Each is the same function; those that return a span return one with the original's interface."""
+    assert [name for name in ol.__all__ if name in CALLS] == CALLS
+    for name in CALLS:
+        call = getattr(ol, name)
+        assert inspect.unwrap(call) is getattr(training, name), name
+        span = name.removeprefix("on_").removesuffix("_start")
+        if name.startswith("on_") and span == name.removeprefix("on_"):
+            assert call is getattr(training, name), name
+        else:
+            wrapper = returning_views if name.startswith("on_") else entering_views
+            assert call.__code__ is wrapper(call).__code__, name
+            is_short = span.replace("_single", "").replace("iteration", "single_iteration") in SHORT
+            view = inspect.getclosurevars(call).nonlocals["view"]
+            assert view is (LiveSpan if is_short else view_of), name
+
+
+SHORT = set(ol.DEFAULT_SPANS_EXPORT_BLACKLIST)
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "nv-one-logger.md"
 

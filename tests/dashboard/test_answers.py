@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import http.client
 import json
@@ -17,9 +18,16 @@ import polars as pl
 import pytest
 
 import stepwell
+from stepwell.analysis.detail.timeline import StepMark, TimelineWindow
 from stepwell.analysis.report import report
+from stepwell.analysis.run_list import compute_summary
+from stepwell.dashboard import summaries
 from stepwell.dashboard.answers import timeline
+from stepwell.dashboard.answers.values import encode, plain
+from stepwell.dashboard.catalogue import Catalogue
 from stepwell.dashboard.html import html_report, notebook_html, write_html
+from stepwell.dashboard.summaries import Summaries
+from stepwell.reading import RecordedRun
 from tests.dashboard.serving import TOKEN, Server, served
 from tests.harness import run_stepwell, start_script, wait_until
 
@@ -202,6 +210,49 @@ def test_one_run_alone(runs: Path) -> None:
     with served(runs / "small") as server:
         assert [run["id"] for run in server.get("/api/runs")["runs"]] == ["small"]
         assert server.get("/api/runs/small")["head"]["name"] == "small"
+
+
+def test_times_of_long_runs_are_numbers_and_ids_are_exact() -> None:
+    """After 104 days a time in nanoseconds is above 2**53. The page calculates with it."""
+    long, identity = (1 << 53) + 2, (1 << 60) + 1
+    window = TimelineWindow((0, long), 0, long, [], [], 0, 0, [0], [StepMark(1, long)])
+    answer = plain(window)
+    assert (answer["full"], answer["end"]) == ([0, long], long)
+    assert answer["steps"] == [{"step": 1, "start": long}]
+    assert plain({"ids": [identity], "pair": (0, identity)}) == {
+        "ids": [str(identity)],
+        "pair": [0, str(identity)],
+    }
+
+
+def test_a_summary_that_failed_is_computed_again_later(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a loop: with each request only after a pause."""
+    computed: list[str] = []
+    monkeypatch.setattr(summaries, "BUDGET_S", -1.0)
+    monkeypatch.setattr(summaries, "LIVE_S", 0.0)
+    monkeypatch.setattr(summaries, "REST", 0)
+
+    def compute(run: RecordedRun) -> bytes:
+        computed.append(run.id)
+        if len(computed) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return encode(plain(dataclasses.asdict(compute_summary(run))))
+
+    shutil.copytree(runs / "small", copy := runs.parent / "retried" / "small")
+    table = Summaries(Catalogue(copy.parent), lambda: None, compute)
+
+    def settled() -> Any:
+        return wait_until(lambda: (a := table.answer())["pending"] == 0 and a)["runs"][0]
+
+    assert settled()["findings"] is None
+    assert settled()["findings"] is None
+    assert len(computed) == 1
+    monkeypatch.setattr(summaries, "RETRY_S", 0.0)
+    assert settled()["findings"] is not None
+    settled()
+    assert len(computed) == 2
 
 
 # Live runs

@@ -209,6 +209,15 @@ def test_other_ranks_write_only_when_they_end(tmp_path: Path) -> None:
         check(read(made.folder))
 
 
+def test_a_lock_that_cannot_be_opened_does_not_prevent_the_document(tmp_path: Path) -> None:
+    with stepwell.init("x", dir=tmp_path / "runs") as run:
+        made = backend(run, tmp_path / "prov")
+        made.folder.mkdir(parents=True)
+        (made.folder / ".lock").symlink_to(tmp_path / "elsewhere")
+        made.finish("finished")
+        check(read(made.folder))
+
+
 def test_the_first_rank_says_how_the_run_ended(tmp_path: Path) -> None:
     """Those that still run when it ends have no end, but the run has."""
     with stepwell.init("x", dir=tmp_path / "runs") as run:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell.loggers.prov.graph import Edge, Graph, GraphNode, graph_of
+from stepwell.loggers.prov.graph import Edge, Graph, GraphNode, graph_of, reachable
 from stepwell.loggers.prov.graph_files import dot_of, mermaid_of, svg_of
 from stepwell.loggers.prov.layout import Box, lay_out
 from stepwell.loggers.prov.statements import Name, Statements
@@ -152,6 +154,30 @@ def test_the_svg_is_well_formed_and_text_stays_text() -> None:
     assert float(root.attrib["width"]) > 100
     ids = {element.attrib["id"] for element in root.iter() if "id" in element.attrib}
     assert set(re.findall(r"url\(#(\w+)\)", picture)) <= ids
+
+
+def test_only_nodes_with_several_parents_are_searched_for_detours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long chain takes linear time and memory."""
+    searched: list[str] = []
+
+    def search(start: str, steps: Mapping[str, set[str]]) -> set[str]:
+        searched.append(start)
+        return reachable(start, steps)
+
+    say = Statements({"run": "http://www.example.org/x/"})
+    models = [say.entity(f"run:model/{i}", prov_type=Name("stepwell:Model")) for i in range(20)]
+    for later, earlier in itertools.pairwise(reversed(models)):
+        say.relate("wasDerivedFrom", later, earlier)
+    monkeypatch.setattr("stepwell.loggers.prov.graph.reachable", search)
+    chain = graph_of(say.to_json())
+    assert len(chain.edges) == 19
+    assert searched == []
+    # The last model has two parents now: the way over the model before it makes this edge superfluous.
+    say.relate("wasDerivedFrom", models[19], models[0])
+    assert graph_of(say.to_json()).edges == chain.edges
+    assert sorted(searched) == sorted({models[0], models[18]})
 
 
 def test_an_empty_document_can_be_drawn() -> None:

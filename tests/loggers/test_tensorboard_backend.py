@@ -291,6 +291,16 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, log: Log) -> None:
     }
 
 
+def test_a_file_without_a_name_is_named_after_its_content(tmp_path: Path, log: Log) -> None:
+    """A delivery that continues after an upgrade finds its earlier copy."""
+    items = [log.item("artifact", name, data=b"weights") for name in ("model", "a/b")]
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    for _ in range(2):
+        files = delivered(log, tmp_path / "tb", *items) / "files"
+    names = {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
+    assert names == {f"model/{sha256[:12]}", f"a/b/{sha256[:12]}"}
+
+
 def test_a_kept_file_is_never_replaced_by_another(tmp_path: Path) -> None:
     places = []
     for data in (b"one", b"two", b"one", b"two"):

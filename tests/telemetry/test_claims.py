@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,32 @@ def test_attempts_are_claimed_on_a_file_system_without_links(
 
     monkeypatch.setattr(os, "link", refuse)
     assert [claim_attempt(tmp_path, token) for token in ("a", "b", "a")] == [0, 1, 0]
+
+
+def test_a_durable_claim_survives_a_power_cut_without_links_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    def keep(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", keep)
+    assert claims.create_claim(tmp_path / "durable", {"a": 1}, durable=True)
+    assert (tmp_path / "durable").stat().st_ino in synced
+    synced.clear()
+    assert claims.create_claim(tmp_path / "quick", {"a": 1})
+    assert not synced
+
+
+def test_a_claim_is_valid_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        claims.create_claim(tmp_path / "claim", {"a": math.nan})
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_attempt_file_that_stays_empty_belongs_to_somebody_else(

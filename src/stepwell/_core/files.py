@@ -74,7 +74,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, wait: bool = True, required: bool = True) -> Iterator[bool]:
     """Hold an exclusive lock on a file, which is created if missing. Yield whether it was acquired.
 
     On systems and network file systems that have no locks, it is always acquired.
@@ -82,28 +82,50 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     Args:
         path: the file to lock.
         wait: whether to wait for another holder. If not, and there is one, yield False.
+        required: whether to raise OSError if the file cannot be opened, and to yield False if another user's
+            file cannot be locked. If not, yield True in both cases.
     """
+    fd, is_writable = None, False
+    try:
+        fd, is_writable = _open_lock(path)
+    except OSError:
+        if required:
+            raise
+    try:
+        yield fd is None or _lock(fd, wait, otherwise=is_writable or not required)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _open_lock(path: Path) -> tuple[int, bool]:
+    """Return a descriptor, and whether it is writable."""
     flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
-        fd = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666), True
+    except PermissionError as error:
         # Another user's file, of a database that several users share.
-        fd = os.open(path, flags | os.O_RDONLY)
-    try:
-        yield _lock(fd, wait)
-    finally:
-        os.close(fd)
+        try:
+            return os.open(path, flags | os.O_RDONLY), False
+        except FileNotFoundError:
+            raise error from None
 
 
-def _lock(fd: int, wait: bool) -> bool:
+def _lock(fd: int, wait: bool, otherwise: bool) -> bool:
+    """Return whether the lock was acquired; ``otherwise`` if the file system cannot lock this descriptor.
+
+    NFS has no exclusive locks on descriptors that are not writable (EBADF): another process may hold one.
+    """
     try:
         import fcntl
 
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except (BlockingIOError, PermissionError):
         return False
-    except (ImportError, OSError):
-        pass
+    except ImportError:
+        return True
+    except OSError:
+        return otherwise
     return True
 
 

@@ -23,7 +23,7 @@ from stepwell._core.errors import StepwellError
 from stepwell._core.files import read_json
 from stepwell._core.system import boot_id
 from stepwell.analysis.recording_cost import disk_bytes
-from stepwell.follower.log import registered_loggers
+from stepwell.follower.log import registered_receivers
 from stepwell.journal.document import ENDINGS, is_spool_of, status_of
 from stepwell.journal.format import PROCESS
 from stepwell.reading import RecordedRun, list_runs
@@ -231,13 +231,13 @@ def undelivered_receivers(run: Path) -> list[str]:
     for folder in process_folders(run):
         for note in sorted(folder.glob(NOTES)):
             receivers[str((read_json(note) or {}).get("exporter") or note.name)] = None
-        for logger in registered_loggers(folder):
-            if not _is_complete(folder, logger.number):
-                receivers[logger.to] = None
+        for number, to in registered_receivers(folder).items():
+            if not _is_complete(folder, number):
+                receivers[to] = None
     return list(receivers)
 
 
-def _is_complete(folder: Path, number: int | None) -> bool:
+def _is_complete(folder: Path, number: int) -> bool:
     """Return whether the final status was delivered for this logger, which is always sent last."""
     kept = [read_json(path) or {} for path in folder.glob(f"delivery-*-{number}.json")]
     return any(state.get("status_delivered") is not None for state in kept)

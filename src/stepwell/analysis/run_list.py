@@ -23,19 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell._core.errors import StepwellError
+from stepwell._core.files import open_file
 from stepwell.analysis.cache import memory, shelf_path, store_json, stored_json
 from stepwell.analysis.timeline import run_wall_ns
+from stepwell.journal.format import EVENTS, NAMES, PROCESS
 from stepwell.reading import RecordedRun, list_runs
 from stepwell.reading.documents import clean, newer_format
 from stepwell.reading.process import process_folders, read_document
 from stepwell.reading.run import SYSTEM, joint_status, stamp_of
+from stepwell.reading.segments import LIVE
 from stepwell.vocabulary import loss_names
 
 if TYPE_CHECKING:
     from stepwell.analysis.findings import Facts, Finding
 
-FORMAT = 4
+FORMAT = 5
 """Version of cached entries: a new number invalidates older ones."""
+TEXTS = (PROCESS, EVENTS, NAMES)
+RECORDS = ("zst", *LIVE)
+"""Names and endings of the files with the records of a process."""
 MAX_KEYS = 200
 """Settings, tags and metrics of one run."""
 MAX_TEXT = 200
@@ -49,6 +55,8 @@ SMALL_BYTES = 1 << 20
 """Runs with smaller files are summed up while the list is made."""
 LIVE_AGE_NS = 30_000_000_000
 ENTRY_COST = 20_000
+RETRY_S = 300.0
+"""Seconds after which a run is summed up again of which something could not be read."""
 log = logging.getLogger("stepwell.analysis")
 Scalar = str | int | float | bool | None
 
@@ -190,14 +198,17 @@ def summaries_of(
     """Return the entries of these runs, each with the given id, and the ids of those that are incomplete.
 
     Entries of ended runs are cached. Small runs are summed up until the time is up; call ``compute_summary``
-    for the others. Running runs are incomplete again after 30 s.
+    for the others. Running runs are incomplete again after 30 s. Runs that cannot be read stay incomplete,
+    and are tried again after a while.
     """
     until = time.monotonic() + budget_s
     entries, pending = [], []
     for run_id, run in runs:
         entry, is_complete = _known(run)
-        if not is_complete and time.monotonic() < until and _size(run) < SMALL_BYTES:
-            entry, is_complete = compute_summary(run), True
+        has_time = not is_complete and time.monotonic() < until
+        if has_time and not _failed_recently(run) and _size(run) < SMALL_BYTES:
+            entry = compute_summary(run)
+            is_complete = entry.findings is not None
         if not is_complete:
             pending.append(run_id)
         entries.append(replace(entry, id=run_id))
@@ -207,15 +218,18 @@ def summaries_of(
 def compute_summary(run: RecordedRun, has_findings: bool = True) -> RunEntry:
     """Return the complete entry of a run, and cache it. This may take as long as a report of the run.
 
-    Without findings, goodput and headline are missing, too.
+    Without findings, goodput and headline are missing, too. If the run cannot be read, the entry has no
+    findings and is not cached: the next call tries again.
     """
     bare = bare_entry(run)
     if newer_format(run.document) is not None:
         return bare
     entry = _stored(run)
     if entry is None or (has_findings and entry.findings is None):
-        entry = _computed(run, bare, entry, has_findings)
-        if entry.status != "running":
+        entry, is_complete = _computed(run, bare, entry, has_findings)
+        if not is_complete:
+            memory.put(_failure_key(run), time.monotonic(), ENTRY_COST)
+        elif entry.status != "running":
             values = asdict(entry)
             store_json(_path(run), _made_from(run), {key: values[key] for key in STORED})
         elif has_findings:
@@ -225,16 +239,32 @@ def compute_summary(run: RecordedRun, has_findings: bool = True) -> RunEntry:
 
 def _computed(
     run: RecordedRun, bare: RunEntry, known: RunEntry | None, has_findings: bool
-) -> RunEntry:
-    from stepwell.analysis.findings import SEVERITIES
-
+) -> tuple[RunEntry, bool]:
+    """Return the entry of a run, and whether all of it could be computed."""
+    entry = known or bare
     try:
-        entry = known or _with_metrics(run, bare)
-        return _with_findings(run, entry) if has_findings else entry
+        _check_readable(run)
+        if known is None:
+            entry = _with_metrics(run, bare)
+        return (_with_findings(run, entry) if has_findings else entry), True
     except Exception:
         # A damaged run is listed without details, and hides no other run.
         log.debug("%s cannot be summed up", run.id, exc_info=True)
-        return replace(bare, findings=dict.fromkeys(SEVERITIES, 0))
+        return entry, False
+
+
+def _check_readable(run: RecordedRun) -> None:
+    """Raise OSError if a file of records cannot be opened. Readers ignore it, and return fewer records."""
+    with os.scandir(run.folder) as entries:
+        folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        for name in names if PROCESS in names else ():
+            if name in TEXTS or name.rpartition(".")[2] in RECORDS:
+                # A live file may be sealed meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    os.close(open_file(folder / name))
 
 
 def _known(run: RecordedRun) -> tuple[RunEntry, bool]:
@@ -284,6 +314,15 @@ def _version() -> str:
 
 def _memory_key(run: RecordedRun) -> tuple[str, str]:
     return "summary", str(run.folder)
+
+
+def _failure_key(run: RecordedRun) -> tuple[str, str]:
+    return "failed summary", str(run.folder)
+
+
+def _failed_recently(run: RecordedRun) -> bool:
+    at: float | None = memory.get(_failure_key(run))
+    return at is not None and time.monotonic() - at < RETRY_S
 
 
 def _size(run: RecordedRun) -> int:
@@ -352,7 +391,8 @@ def _with_metrics(run: RecordedRun, entry: RunEntry) -> RunEntry:
     from stepwell.analysis.detail.series import RunMetrics
     from stepwell.analysis.findings.curves import goal_of
 
-    metrics = RunMetrics(run)
+    # Columns of all runs would fill the cache folder.
+    metrics = RunMetrics(run, is_cached=False)
     names = sorted(name for name in metrics.counts if not name.startswith(SYSTEM))
     loss = next(iter(loss_names(names)), None)
     names.sort(key=lambda name: (name != loss, goal_of(name) is None, name))

@@ -36,7 +36,7 @@ MOST_IMAGE = 200_000
 IMAGES = 2_000_000
 """Largest image in a report, and the size of all of them, in bytes."""
 BUDGET = 6_000_000
-"""Characters of all  Those that come later are left out if it is used up."""
+"""Characters of all answers. Those that come later are left out if it is used up."""
 
 
 def html_report(run: RecordedRun) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from stepwell._core import clock
-from stepwell.analysis.run_list import bare_entry, summaries_of
+from stepwell.analysis.run_list import RETRY_S, bare_entry, summaries_of
 from stepwell.dashboard.answers.values import Json, plain
 from stepwell.dashboard.catalogue import Catalogue
 from stepwell.reading import RecordedRun
@@ -124,7 +124,7 @@ class Summaries:
         try:
             row = json.loads(self._compute(run))
         except Exception:
-            # Listed without details, and computed again only when it changes.
+            # Listed without details.
             if not self._is_closed:
                 log.warning("The summary of run %s cannot be computed", run_id, exc_info=True)
             row = plain(asdict(bare_entry(run)))
@@ -134,10 +134,15 @@ class Summaries:
 
 
 def _is_due(known: Known | None, row: Json, stamp: Stamp) -> bool:
-    """Return whether the entry of a run must be computed: for a live run, from time to time."""
+    """Return whether the entry of a run must be computed: for a live run, from time to time.
+
+    One that could not be computed, which has no findings, is tried again much later.
+    """
     if known is None or known.row["status"] != row["status"]:
         return True
-    return known.stamp != stamp and time.monotonic() >= known.due
+    if known.stamp != stamp:
+        return time.monotonic() >= known.due
+    return known.row["findings"] is None and time.monotonic() >= known.due + RETRY_S
 
 
 def _updated(known: Json, now: Json) -> Json:

@@ -369,27 +369,37 @@ class RegisteredLogger:
 
 
 def registered_loggers(folder: Path) -> Iterator[RegisteredLogger]:
-    """Yield the loggers of a process that have a backend, in the order of their numbers."""
+    """Yield the loggers of a process that have a backend with options, in the order of their numbers."""
+    seen: set[int] = set()
+    for number, attributes in _registrations(folder):
+        match attributes:
+            case {"class": str(backend_class), "options": dict(options)} if number not in seen:
+                seen.add(number)
+                to = str(attributes.get("to"))
+                yield RegisteredLogger(folder, number, to, backend_class, options)
+
+
+def registered_receivers(folder: Path) -> dict[int, str]:
+    """Return the name of each logger of a process that has a backend, by number.
+
+    Includes loggers without valid options, which cannot be continued.
+    """
+    receivers: dict[int, str] = {}
+    for number, attributes in _registrations(folder):
+        receivers.setdefault(number, str(attributes.get("to")))
+    return receivers
+
+
+def _registrations(folder: Path) -> Iterator[tuple[int, Line]]:
+    """Yield number and attributes of each line that registers a logger with a backend."""
     tail, paths = Tail(), [place / EVENTS for place in ProcessDocumentWatcher(folder).folders()]
-    seen: set[int | None] = set()
     while True:
         for line in tail.read(paths):
             event = (parse_object(line) or {}) if b'"logger"' in line else {}
-            logger = _registered(folder, event) if event.get("kind") == LOGGER else None
-            if logger is not None and logger.number not in seen:
-                seen.add(logger.number)
-                yield logger
+            attributes = event.get("attributes") if event.get("kind") == LOGGER else None
+            if isinstance(attributes, dict) and "class" in attributes:
+                number = attributes.get("number")
+                if type(number) is int:
+                    yield number, attributes
         if not tail.more:
             return
-
-
-def _registered(folder: Path, event: Line) -> RegisteredLogger | None:
-    match event.get("attributes"):
-        case {
-            "number": int(number),
-            "class": str(backend_class),
-            "options": dict(options),
-            **meta,
-        } if type(number) is int:
-            return RegisteredLogger(folder, number, str(meta.get("to")), backend_class, options)
-    return None

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell._core.files import sync
 from stepwell.telemetry.run_names import check_run_id
 
 _LARGEST_CLAIM = 64 * 1024
@@ -27,15 +26,13 @@ _LOOKBACK = 100
 def create_claim(path: Path, content: dict[str, Any], durable: bool = False) -> bool:
     """Create a file with its content in one step; return False if it already exists.
 
-    ``durable``: whether the content must survive a power cut.
+    ``durable``: whether the content must survive a power cut. Raise ValueError for NaN.
     """
-    data = json.dumps(content).encode()
+    data = json.dumps(content, allow_nan=False).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        _write_new(temporary, data)
-        if durable:
-            sync(temporary)
-        return _link(temporary, path) or _write_new(path, data)
+        _write_new(temporary, data, durable)
+        return _link(temporary, path) or _write_new(path, data, durable)
     except FileExistsError:
         return False
     finally:
@@ -93,9 +90,12 @@ def _link(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _write_new(path: Path, data: bytes) -> bool:
+def _write_new(path: Path, data: bytes, durable: bool) -> bool:
     with path.open("xb") as file:
         file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     return True
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -105,6 +109,70 @@ def test_the_list_of_runs_and_the_table_share_their_cache(folder: Path, cache: P
     assert run_lines(folder, RunFilter()) == [line]
     assert list_summaries(folder, budget_s=-1.0) == ([entry], [])
     assert shelf_path(folder / "one", "summary").is_file()
+
+
+def test_the_list_of_runs_writes_no_columns(folder: Path, cache: Path) -> None:
+    """Those of a thousand large runs would push everything else out of the cache."""
+    summary = shelf_path(folder / "one", "summary")
+    run_lines(folder, RunFilter())
+    assert list(cache.rglob("*.shelf")) == [summary]
+    run_lines(folder, RunFilter(), findings=True)
+    assert list(cache.rglob("*.shelf")) == [summary]
+
+
+def fail_to_open(patch: pytest.MonkeyPatch) -> list[str]:
+    """Let no archive of records be opened. Return those that were tried."""
+    tried: list[str] = []
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith(".zst"):
+            tried.append(str(path))
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments, **options)
+
+    patch.setattr(os, "open", refuse)
+    return tried
+
+
+def test_a_failed_read_is_not_cached(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fail_to_open(patch)
+        (line,) = run_lines(folder, RunFilter())
+        assert (line.status, line.duration_s, line.loss) == ("finished", None, None)
+        entry = compute_summary(open_run(folder / "one"))
+        assert (entry.findings, entry.loss) == (None, None)
+    memory.clear()
+    (line,) = run_lines(folder, RunFilter(), findings=True)
+    assert (line.duration_s, line.step, line.loss) == (0.03, 29, 1.0)
+    assert line.findings is not None
+
+
+def test_failed_findings_are_not_cached(folder: Path) -> None:
+    """The figures, which were computed before, are shown."""
+    (line,) = run_lines(folder, RunFilter())
+    assert line.loss == 1.0
+    with mock.patch.object(run_list, "_with_findings", side_effect=OSError):
+        assert run_lines(folder, RunFilter(), findings=True) == [line]
+    (line,) = run_lines(folder, RunFilter(), findings=True)
+    assert line.findings is not None
+    assert compute_summary(open_run(folder / "one")).goodput is not None
+
+
+def test_a_run_that_cannot_be_read_is_tried_again_after_a_while(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        tried = fail_to_open(patch)
+        (entry,), pending = list_summaries(folder)
+        assert (entry.findings, pending, bool(tried)) == (None, ["one"], True)
+        tried.clear()
+        assert list_summaries(folder)[1] == ["one"]
+        assert tried == []
+    assert list_summaries(folder)[1] == ["one"]
+    monkeypatch.setattr(run_list, "RETRY_S", 0.0)
+    (entry,), pending = list_summaries(folder)
+    assert (entry.step, pending) == (29, [])
 
 
 def test_a_changed_run_is_read_again(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
@@ -37,6 +38,18 @@ def test_they_are_subclasses(package: str) -> None:
     for made in (StepwellLogger(Own()), ItwinaiLogger(itwinai_logger=Own())):
         assert isinstance(made, module.loggers.Logger)
         assert issubclass(type(made), module.loggers.Logger)
+
+
+def test_methods_have_their_own_names_and_a_docstring(package: str) -> None:
+    """``help`` and ``inspect`` show them."""
+    methods = {
+        name: each for name, each in vars(TelemetryCallback).items() if inspect.isfunction(each)
+    }
+    assert {"on_validation_batch_end", "on_test_end", "on_model_init_start"} <= set(methods)
+    for name, method in methods.items():
+        assert method.__name__ == name
+        assert method.__qualname__ == f"TelemetryCallback.{name}"
+        assert inspect.getdoc(getattr(TelemetryCallback, name)) or name.startswith("_")
 
 
 class Counting(TelemetryCallback):

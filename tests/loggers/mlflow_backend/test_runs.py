@@ -13,6 +13,7 @@ import pytest
 
 from stepwell._core.errors import StepwellError
 from stepwell.loggers.backends.mlflow.backend import MLFlowBackend
+from stepwell.loggers.backends.mlflow.runs import connect, database_path
 from stepwell.loggers.delivery.backend import NotYet
 from tests.loggers.delivering import STARTED, Log, metric
 from tests.loggers.mlflow_backend.finding import Found, backend, delivered
@@ -102,6 +103,15 @@ def test_the_default_is_a_database_in_savedir(tmp_path: Path, log: Log) -> None:
     assert (tmp_path / "logs" / "mlflow.db").is_file()
     assert [p.read_text() for p in (tmp_path / "logs").rglob("note.txt")] == ["hi"]
     assert found.client.get_experiment(log.state["experiment_id"]).name == "unnamed-experiment"
+
+
+def test_a_lock_that_cannot_be_opened_does_not_prevent_the_database(
+    tmp_path: Path, database: str
+) -> None:
+    shutil.copyfile(database_path(database), tmp_path / "mlflow.db")
+    (tmp_path / ".mlflow.db.lock").symlink_to(tmp_path / "elsewhere")
+    client = connect(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert client.get_experiment("0").name == "Default"
 
 
 def test_the_environment_says_where_to_and_a_password_is_not_written_down(

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from stepwell.analysis.cache import (
     Blobs,
     CachedShelf,
+    Shelf,
+    memory_shelf,
     shelf_path,
 )
 from stepwell.analysis.detail.source import ProcessSource, RunSource, fingerprint
@@ -76,11 +78,20 @@ class StepLog:
 
 
 class ProcessMetrics:
-    """The metrics of one process. ``above`` has those of its parent, if it is a worker."""
+    """The metrics of one process.
 
-    def __init__(self, source: ProcessSource, above: ProcessMetrics | None = None) -> None:
+    Args:
+        source: the process.
+        above: the metrics of its parent, if it is a worker.
+        is_cached: whether columns are read from the cache and written to it. If not, they are only in memory.
+    """
+
+    def __init__(
+        self, source: ProcessSource, above: ProcessMetrics | None = None, is_cached: bool = True
+    ) -> None:
         self.source = source
         self._above = above
+        self._is_cached = is_cached
         segments = source.process.of_kind("metrics")
         groups: dict[int, list[RecordedSegment]] = {}
         for segment in segments:
@@ -145,7 +156,7 @@ class ProcessMetrics:
         if key in self._live:
             yield self._live[key]
 
-    def _shelf(self, group: int, segments: list[RecordedSegment]) -> CachedShelf:
+    def _shelf(self, group: int, segments: list[RecordedSegment]) -> Shelf:
         """Return the columns of a group of segments."""
         marks = {str(segment.seq): fingerprint(segment) for segment in segments}
         path = shelf_path(self.source.run, self.source.process.name, "metrics", str(group))
@@ -154,16 +165,21 @@ class ProcessMetrics:
             rows = _sorted_rows(segments)
             return rows, {"counts": {n: len(b) // ROW for n, b in rows.items() if n != CONTEXT}}
 
-        return CachedShelf(path, marks, make)
+        if self._is_cached:
+            return CachedShelf(path, marks, make)
+        blobs, note = make()
+        return memory_shelf(note, blobs)
 
 
-def metric_columns(source: RunSource, ranks: Iterable[int] | None = None) -> list[ProcessMetrics]:
+def metric_columns(
+    source: RunSource, ranks: Iterable[int] | None = None, is_cached: bool = True
+) -> list[ProcessMetrics]:
     """Return the metrics of each process of some ranks, or of all."""
     columns = []
     mains: dict[str, ProcessMetrics] = {}
     for process in source.processes(None if ranks is None else list(ranks)):
         above = mains.get(str(process.process.document["parent"])) if process.is_worker else None
-        own = ProcessMetrics(process, above)
+        own = ProcessMetrics(process, above, is_cached)
         if not process.is_worker:
             mains[process.process.name] = own
         columns.append(own)

@@ -228,13 +228,15 @@ class StepCurve:
 
 
 class RunMetrics:
-    """The metrics of a run, or of some of its ranks."""
+    """The metrics of a run, or of some of its ranks. See ``ProcessMetrics`` for ``is_cached``."""
 
-    def __init__(self, run: RecordedRun, ranks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, run: RecordedRun, ranks: Sequence[int] | None = None, is_cached: bool = True
+    ) -> None:
         self._run = run
         self._ranks = None if ranks is None else tuple(ranks)
         self.source = RunSource(run)
-        self.columns = metric_columns(self.source, ranks)
+        self.columns = metric_columns(self.source, ranks, is_cached)
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -200,21 +200,23 @@ def _is_pattern(late: Delays, typical_step: int, steps: int) -> bool:
 def skew(run: Timelines, grids: list[Grid] | None = None) -> pl.DataFrame:
     """Return the mean time of each rank in each phase of a step, also relative to the median rank.
 
-    Columns: phase, rank, steps, mean_ns, relative. Counts the completed steps of all attempts.
+    Columns: phase, rank, steps, mean_ns, relative. Counts the completed steps of all attempts, also of those
+    without the phase: so the means of a rank can be added up to its mean time of a step.
     """
-    sums: dict[tuple[str, int], list[int]] = {}
+    sums: dict[tuple[str, int], int] = {}
+    steps: dict[int, int] = {}
     for grid in read_grids(run) if grids is None else grids:
         done = grid.is_done
+        for place, rank in enumerate(grid.ranks):
+            steps[rank] = steps.get(rank, 0) + int(done[place].sum())
         for phase in grid.phases:
             total = np.where(done, grid.total(phase), 0).sum(axis=1)
             for place, rank in enumerate(grid.ranks):
-                entry = sums.setdefault((phase, rank), [0, 0])
-                entry[0] += int(total[place])
-                entry[1] += int(done[place].sum())
+                sums[phase, rank] = sums.get((phase, rank), 0) + int(total[place])
     rows = [
-        (phase, rank, steps, total / steps)
-        for (phase, rank), (total, steps) in sums.items()
-        if steps
+        (phase, rank, steps[rank], total / steps[rank])
+        for (phase, rank), total in sums.items()
+        if steps[rank]
     ]
     schema = {"phase": pl.String, "rank": pl.Int32, "steps": pl.Int64, "mean_ns": pl.Float64}
     table = pl.DataFrame(rows, schema=schema, orient="row")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwell import training as _training
 from stepwell._core.errors import StepwellError as OneLoggerError
@@ -69,32 +69,122 @@ from stepwell.training import CheckPointStrategy, SaveCheckpointFailureEventAttr
 from stepwell.vocabulary import SHORT_SPANS as DEFAULT_SPANS_EXPORT_BLACKLIST
 from stepwell.vocabulary import StandardTrainingJobEventName, StandardTrainingJobSpanName
 
+if TYPE_CHECKING:
+    from stepwell.compat.lightning import OneLoggerPTLTrainer as OneLoggerPTLTrainer
+    from stepwell.compat.lightning import TimeEventCallback as TimeEventCallback
+    from stepwell.compat.lightning import hook_trainer_cls as hook_trainer_cls
+    from stepwell.compat.one_logger.exporters import OTelExporter as OTelExporter
+    from stepwell.compat.one_logger.wandb_exporter import Config as Config
+    from stepwell.compat.one_logger.wandb_exporter import (
+        FlatMetricNamingStrategy as FlatMetricNamingStrategy,
+    )
+    from stepwell.compat.one_logger.wandb_exporter import (
+        HierarchicalMetricNamingStrategy as HierarchicalMetricNamingStrategy,
+    )
+    from stepwell.compat.one_logger.wandb_exporter import WandBExporterAsync as WandBExporterAsync
+    from stepwell.compat.one_logger.wandb_exporter import WandBExporterSync as WandBExporterSync
+
 Recorder = TrainingRecorder = DefaultRecorder
 TrainingTelemetryProvider = OneLoggerProvider
 
-_CALLS = [name for name in _training.__all__ if name.islower()]
-"""The callbacks, and the functions that return context managers."""
-_FREQUENT = {
-    *DEFAULT_SPANS_EXPORT_BLACKLIST,
-    *(name.replace("_single", "") for name in DEFAULT_SPANS_EXPORT_BLACKLIST),
-}
-"""The spans of every iteration, by their names in callbacks and in context managers."""
+# Callbacks that start a span, and context managers, return the span with one-logger's interface. Spans of
+# every iteration use LiveSpan itself, which is faster.
 
+# Callbacks: the application
 
-def _with_views(name: str) -> Any:
-    """Return the function of this name in ``stepwell.training``, with one-logger's spans as its results."""
-    function = getattr(_training, name)
-    span = name.removeprefix("on_").removesuffix("_start")
-    view = LiveSpan if span in _FREQUENT else view_of
-    if not name.startswith("on_"):
-        return entering_views(function, view)
-    return returning_views(function, view) if name.endswith("_start") else function
+on_app_start = returning_views(_training.on_app_start)
+on_app_end = _training.on_app_end
 
+# Callbacks: setting up
 
-globals().update({name: _with_views(name) for name in _CALLS})
+on_distributed_init_start = returning_views(_training.on_distributed_init_start)
+on_distributed_init_end = _training.on_distributed_init_end
+on_model_init_start = returning_views(_training.on_model_init_start)
+on_model_init_end = _training.on_model_init_end
+on_dataloader_init_start = returning_views(_training.on_dataloader_init_start)
+on_dataloader_init_end = _training.on_dataloader_init_end
+on_optimizer_init_start = returning_views(_training.on_optimizer_init_start)
+on_optimizer_init_end = _training.on_optimizer_init_end
+on_load_checkpoint_start = returning_views(_training.on_load_checkpoint_start)
+on_load_checkpoint_end = _training.on_load_checkpoint_end
+
+# Callbacks: training
+
+on_train_start = returning_views(_training.on_train_start)
+on_train_end = _training.on_train_end
+on_training_single_iteration_start = returning_views(
+    _training.on_training_single_iteration_start, LiveSpan
+)
+on_training_single_iteration_end = _training.on_training_single_iteration_end
+on_data_loading_start = returning_views(_training.on_data_loading_start, LiveSpan)
+on_data_loading_end = _training.on_data_loading_end
+on_model_forward_start = returning_views(_training.on_model_forward_start, LiveSpan)
+on_model_forward_end = _training.on_model_forward_end
+on_zero_grad_start = returning_views(_training.on_zero_grad_start, LiveSpan)
+on_zero_grad_end = _training.on_zero_grad_end
+on_model_backward_start = returning_views(_training.on_model_backward_start, LiveSpan)
+on_model_backward_end = _training.on_model_backward_end
+on_optimizer_update_start = returning_views(_training.on_optimizer_update_start, LiveSpan)
+on_optimizer_update_end = _training.on_optimizer_update_end
+
+# Callbacks: validation and testing
+
+on_validation_start = returning_views(_training.on_validation_start)
+on_validation_end = _training.on_validation_end
+on_validation_single_iteration_start = returning_views(
+    _training.on_validation_single_iteration_start, LiveSpan
+)
+on_validation_single_iteration_end = _training.on_validation_single_iteration_end
+on_testing_start = returning_views(_training.on_testing_start)
+on_testing_end = _training.on_testing_end
+on_testing_single_iteration_start = returning_views(
+    _training.on_testing_single_iteration_start, LiveSpan
+)
+on_testing_single_iteration_end = _training.on_testing_single_iteration_end
+
+# Callbacks: saving checkpoints
+
+on_save_checkpoint_start = returning_views(_training.on_save_checkpoint_start)
+on_save_checkpoint_success = _training.on_save_checkpoint_success
+on_save_checkpoint_failure = _training.on_save_checkpoint_failure
+on_save_checkpoint_end = _training.on_save_checkpoint_end
+on_save_checkpoint_finalization_start = returning_views(
+    _training.on_save_checkpoint_finalization_start
+)
+on_save_checkpoint_finalization_end = _training.on_save_checkpoint_finalization_end
+
+# Context managers: application and setup
+
+application = entering_views(_training.application)
+distributed_init = entering_views(_training.distributed_init)
+model_init = entering_views(_training.model_init)
+dataloader_init = entering_views(_training.dataloader_init)
+optimizer_init = entering_views(_training.optimizer_init)
+checkpoint_load = entering_views(_training.checkpoint_load)
+
+# Context managers: training
+
+training_loop = entering_views(_training.training_loop)
+training_iteration = entering_views(_training.training_iteration, LiveSpan)
+data_loading = entering_views(_training.data_loading, LiveSpan)
+model_forward = entering_views(_training.model_forward, LiveSpan)
+zero_grad = entering_views(_training.zero_grad, LiveSpan)
+model_backward = entering_views(_training.model_backward, LiveSpan)
+optimizer_update = entering_views(_training.optimizer_update, LiveSpan)
+
+# Context managers: validation and testing
+
+validation_loop = entering_views(_training.validation_loop)
+validation_iteration = entering_views(_training.validation_iteration, LiveSpan)
+testing_loop = entering_views(_training.testing_loop)
+testing_iteration = entering_views(_training.testing_iteration, LiveSpan)
+
+# Context managers: saving checkpoints
+
+checkpoint_save = entering_views(_training.checkpoint_save)
+checkpoint_save_finalization = entering_views(_training.checkpoint_save_finalization)
 
 __all__ = [
-    *_CALLS,
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
     "ApplicationType",
     "Attribute",
@@ -139,9 +229,68 @@ __all__ = [
     "TrainingTelemetryConfig",
     "TrainingTelemetryProvider",
     "ValidationMetricsUpdateAttributes",
+    "application",
+    "checkpoint_load",
+    "checkpoint_save",
+    "checkpoint_save_finalization",
+    "data_loading",
+    "dataloader_init",
+    "distributed_init",
     "get_recorder",
     "install",
+    "model_backward",
+    "model_forward",
+    "model_init",
+    "on_app_end",
+    "on_app_start",
+    "on_data_loading_end",
+    "on_data_loading_start",
+    "on_dataloader_init_end",
+    "on_dataloader_init_start",
+    "on_distributed_init_end",
+    "on_distributed_init_start",
+    "on_load_checkpoint_end",
+    "on_load_checkpoint_start",
+    "on_model_backward_end",
+    "on_model_backward_start",
+    "on_model_forward_end",
+    "on_model_forward_start",
+    "on_model_init_end",
+    "on_model_init_start",
+    "on_optimizer_init_end",
+    "on_optimizer_init_start",
+    "on_optimizer_update_end",
+    "on_optimizer_update_start",
+    "on_save_checkpoint_end",
+    "on_save_checkpoint_failure",
+    "on_save_checkpoint_finalization_end",
+    "on_save_checkpoint_finalization_start",
+    "on_save_checkpoint_start",
+    "on_save_checkpoint_success",
+    "on_testing_end",
+    "on_testing_single_iteration_end",
+    "on_testing_single_iteration_start",
+    "on_testing_start",
+    "on_train_end",
+    "on_train_start",
+    "on_training_single_iteration_end",
+    "on_training_single_iteration_start",
+    "on_validation_end",
+    "on_validation_single_iteration_end",
+    "on_validation_single_iteration_start",
+    "on_validation_start",
+    "on_zero_grad_end",
+    "on_zero_grad_start",
+    "optimizer_init",
+    "optimizer_update",
+    "testing_iteration",
+    "testing_loop",
     "timed_span",
+    "training_iteration",
+    "training_loop",
+    "validation_iteration",
+    "validation_loop",
+    "zero_grad",
 ]
 
 _LIGHTNING = "stepwell.compat.lightning"
@@ -225,12 +374,14 @@ def TrainingTelemetryBuilder() -> OneLoggerProvider:
     return OneLoggerProvider.instance()
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # Type checkers would accept every name.
 
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)
 
 
 class OriginalModule(ModuleType):

@@ -13,6 +13,8 @@ Json = dict[str, Any]
 
 EXACT = 1 << 53
 """Largest integer that JavaScript represents exactly."""
+INTEGERS = "tuple[int, int]"
+"""The type of a field with two times, such as the ends of a window."""
 DEEPEST = 50
 """Levels of nested values that are shown. A run of a stranger may have thousands."""
 
@@ -26,8 +28,10 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         return "…"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: v if type(v) is int else plain(v, depth + 1) for name, v in fields.items()}
+        return {
+            field.name: _field(getattr(value, field.name), field, depth)
+            for field in dataclasses.fields(value)
+        }
     if isinstance(value, np.ndarray):
         return plain_list(value)
     if hasattr(value, "item"):
@@ -44,6 +48,13 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, int) and abs(value) > EXACT:
         return str(value)
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _field(value: Any, field: dataclasses.Field[Any], depth: int) -> Any:
+    """Return a field of a result. Integers stay numbers, also in a pair such as the two ends of a window."""
+    if type(value) is int:
+        return value
+    return list(value) if str(field.type) == INTEGERS else plain(value, depth + 1)
 
 
 def number(value: float | None) -> float | str | None:

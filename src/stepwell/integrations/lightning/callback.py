@@ -52,12 +52,18 @@ def _phase(name: str, span: Name) -> tuple[Callable[..., Span], Callable[..., No
         self.declared.end(span, finish_time_msec)
 
     for method, moment in ((start, "start"), (end, "end")):
-        method.__name__ = f"on_{name}_{moment}"
+        _name(method, f"on_{name}_{moment}")
         method.__doc__ = getattr(callbacks, method.__name__).__doc__
     return start, end
 
 
-def _evaluation(part: calls.EvaluationKind) -> tuple[Callable[..., None], ...]:
+def _name(method: Callable[..., Any], name: str) -> None:
+    """Set the name that ``help`` shows, and by which ``inspect`` finds the docstring of the base class."""
+    method.__name__ = name
+    method.__qualname__ = f"TelemetryCallback.{name}"
+
+
+def _evaluation(part: calls.EvaluationKind, name: str) -> tuple[Callable[..., None], ...]:
     """Return the hooks that Lightning calls when a batch begins and ends, and when the loop ends."""
 
     def batch_start(
@@ -90,6 +96,9 @@ def _evaluation(part: calls.EvaluationKind) -> tuple[Callable[..., None], ...]:
         if recording is not None:
             recording.evaluations.end(part)
 
+    _name(batch_start, f"on_{name}_batch_start")
+    _name(batch_end, f"on_{name}_batch_end")
+    _name(end, f"on_{name}_end")
     return batch_start, batch_end, end
 
 
@@ -296,9 +305,9 @@ class TelemetryCallback(*base_classes(CALLBACK)):  # type: ignore[misc]
             recording.training.start_epoch()
 
     on_validation_batch_start, on_validation_batch_end, on_validation_end = _evaluation(
-        "validation"
+        "validation", "validation"
     )
-    on_test_batch_start, on_test_batch_end, on_test_end = _evaluation("testing")
+    on_test_batch_start, on_test_batch_end, on_test_end = _evaluation("testing", "test")
 
     def _mine(self, trainer: Any) -> LightningRecorder | None:
         """Return the recorder of a trainer, None if this callback does not record it."""

@@ -103,8 +103,9 @@ class ProvBackend(Backend):
         # The process still runs while its last records are delivered, but they contain its final status.
         now = time.time_ns()
         ended = {} if self._status is None else {self.source.process: (self._status, now)}
-        # Of two ranks that write at the same time, the one that read earlier might write later.
-        with locked(self.folder / ".lock"):
+        # Of two ranks that write at the same time, the one that read earlier might write later. Without the
+        # lock, the rank that ends last writes last in most cases.
+        with locked(self.folder / ".lock", required=False):
             history = read_history(self.run_folder, ended)
             if self._status is not None and self.is_first:
                 # The other processes end at about the same time. The document does not wait for them.

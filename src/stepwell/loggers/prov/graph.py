@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from stepwell._core import text
@@ -137,14 +138,16 @@ def _reduced(edges: list[Edge]) -> list[Edge]:
     earlier: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
         earlier[edge.later].add(edge.earlier)
-    before = {id: reachable(id, earlier) for id in {edge.earlier for edge in edges}}
-    kept = []
-    for edge in edges:
+
+    @cache
+    def before(id: str) -> set[str]:
+        return reachable(id, earlier)
+
+    def has_detour(edge: Edge) -> bool:
         others = earlier[edge.later] - {edge.earlier}
-        detour = any(edge.earlier in before[other] for other in others)
-        if not detour or edge.relation not in REDUCED:
-            kept.append(edge)
-    return kept
+        return any(edge.earlier in before(other) for other in others)
+
+    return [edge for edge in edges if edge.relation not in REDUCED or not has_detour(edge)]
 
 
 def reachable(start: str, steps: Mapping[str, set[str]]) -> set[str]:

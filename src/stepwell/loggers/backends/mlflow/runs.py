@@ -65,7 +65,8 @@ def connect(uri: str) -> MlflowClient:
     database = database_path(uri)
     database.parent.mkdir(parents=True, exist_ok=True)
     # A client creates the tables of a new database. Two clients at once would damage it.
-    with locked(database.with_name(f".{database.name}.lock"), wait=False) as is_mine:
+    lock = database.with_name(f".{database.name}.lock")
+    with locked(lock, wait=False, required=False) as is_mine:
         if not is_mine:
             raise NotYet(f"another process is preparing {database.parent}")
         return MlflowClient(tracking_uri=uri)

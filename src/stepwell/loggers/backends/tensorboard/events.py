@@ -83,7 +83,8 @@ class ItemEvents:
         content = self._content_path(item.content)
         if not content.is_file():
             return None
-        return keep_file(content, item.content, self._files, path_of(item))
+        named = replace(item, file=item.file or item.content[:12])
+        return keep_file(content, item.content, self._files, path_of(named))
 
     def _markdown(self, item: ItemRecord, kept: Path | None) -> str:
         """Return an item as Markdown."""
