@@ -41,9 +41,21 @@ reader = stepwell.open_run(run.path)
 names = set(reader.spans().collect()["name"])
 assert {{f"name {{i}}" for i in range(3000)}} <= names
 handled = next(numbers)
-assert {{f"in a handler {{i}}" for i in range(handled)}} <= names
+# Handlers that interrupt each other faster than files are created may lose spans, which are counted.
+lost = {{f"in a handler {{i}}" for i in range(handled)}} - names
+assert len(lost) <= reader.processes().collect()["dropped"].sum(), lost
 assert reader.events().collect().height == 3000 + handled
 print("done")
+"""
+
+SLOW_DISK = """
+import time
+from stepwell.journal import journal
+create = journal.Segment
+def slowly(*args, **keywords):
+    time.sleep(0.02)
+    return create(*args, **keywords)
+journal.Segment = slowly
 """
 
 AT_EXIT = """
@@ -63,3 +75,11 @@ def test_recording_from_a_handler_does_no_harm(tmp_path: Path, script: str) -> N
     done = run_script(script.format(dir=str(tmp_path)))
     assert done.stdout == "done\n", done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_signals_that_come_faster_than_files_are_created(tmp_path: Path) -> None:
+    """Each handler interrupts the one before it, which creates a file. They end all the same."""
+    script = (SLOW_DISK + SIGNALS).format(dir=str(tmp_path))
+    done = run_script(script, timeout=60)
+    assert done.stdout == "done\n", done.stderr
+    assert "RecursionError" not in done.stderr

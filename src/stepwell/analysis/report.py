@@ -237,13 +237,16 @@ def _background(facts: Facts) -> list[BackgroundLine]:
 
 def _steps(facts: Facts) -> StepLine | None:
     """Return percentiles of the steps after the first few, and the longest of all steps."""
-    every = drop_incomplete(facts.steps, facts.incomplete)
-    steady = drop_incomplete(facts.steady, facts.incomplete) if facts.steady.height >= 20 else every
+    every = drop_incomplete(_own_times(facts.steps), facts.incomplete)
+    if facts.steady.height >= 20:
+        steady = drop_incomplete(_own_times(facts.steady), facts.incomplete)
+    else:
+        steady = every
     if steady.is_empty():
         return None
     # A later step did not end.
     every = every.filter(pl.col("step") <= pl.lit(steady["step"].max()))
-    usual, ns = _own_ns(steady), _own_ns(every)
+    usual, ns = steady["ns"].sort(), every["ns"]
     longest = ns.arg_max() or 0
     return StepLine(
         _count_steps(facts) - sum(map(len, facts.incomplete.values())),
@@ -255,9 +258,9 @@ def _steps(facts: Facts) -> StepLine | None:
     )
 
 
-def _own_ns(steps: pl.DataFrame) -> pl.Series:
-    """Return the duration of steps without validation and checkpoints between them."""
-    return steps.select(pl.col("period_ns") - pl.sum_horizontal(BETWEEN)).to_series()
+def _own_times(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return attempt, step and duration of steps, without validation and checkpoints between them."""
+    return steps.select("attempt", "step", ns=pl.col("period_ns") - pl.sum_horizontal(BETWEEN))
 
 
 def _count_epochs(facts: Facts) -> int | None:
@@ -267,7 +270,7 @@ def _count_epochs(facts: Facts) -> int | None:
         return None
     epochs = [part.iterations.epochs for part in parts if part.iterations is not None]
     if facts.attempts > 1:
-        count = len(np.setdiff1d(np.concatenate(epochs), [-1]))
+        count = len(set().union(*(np.unique(own).tolist() for own in epochs)) - {-1})
     else:
         longest = max(epochs, key=len)
         numbered = longest[longest >= 0]

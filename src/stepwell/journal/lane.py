@@ -40,6 +40,8 @@ DROPPED = 1 << 40
 MAX_OPEN = 4000
 MAX_FRAMES = 2000
 MAX_ORPHANS = 64
+MOST_NESTED = 3
+"""Depth of signal handlers that interrupt each other while segments change; deeper records are dropped."""
 
 
 class Lane:
@@ -50,6 +52,7 @@ class Lane:
         "blob_limit",
         "blob_map",
         "blob_next",
+        "depth",
         "ends",
         "frames",
         "journal",
@@ -88,8 +91,10 @@ class Lane:
         self.place = b""
         # Held while another thread closes a span here, and while rolling over.
         self.lock = threading.RLock()
-        # The lane for signal handlers that record in this thread while this lane is changed.
+        # The lane for signal handlers that record in this thread while this lane is changed, and how many
+        # lanes this one is behind.
         self.second: Lane | None = None
+        self.depth = 0
         # Spans: the slots of the current segment, and the open spans.
         self.segment: Segment | None = None
         # The latest segment that readers may have seen, also if an interrupt undid the switch to it.
@@ -138,6 +143,11 @@ class Lane:
         if self.next + 2 > self.limit:
             self.roll()
 
+    def _take(self, kind: str, seq: int | None = None, after: int = -1) -> Segment | None:
+        # Signals may come faster than segments are created. Then each handler interrupts the one before it,
+        # and they would go on to create segments until the stack is full.
+        return None if self.depth > MOST_NESTED else self.journal.take(kind, seq, after)
+
     def roll(self) -> bool:
         """Switch to a new segment and copy the open spans into it."""
         is_own = is_current(self)
@@ -151,7 +161,7 @@ class Lane:
                 local.lane = self
 
     def _roll(self) -> bool:
-        fresh = self.journal.take("spans", after=self.last_seq)
+        fresh = self._take("spans", after=self.last_seq)
         if fresh is None:
             self.limit = 0
             return False
@@ -474,7 +484,7 @@ class Lane:
                 local.lane = self
 
     def _attach_blob(self, segment: Segment | None) -> bool:
-        blob = None if segment is None else self.journal.take("attributes", segment.seq)
+        blob = None if segment is None else self._take("attributes", segment.seq)
         if blob is None:
             self.journal.count_drop("attributes")
             return False
@@ -518,7 +528,7 @@ class Lane:
                 local.lane = self
 
     def _roll_metrics(self) -> bool:
-        fresh = self.journal.take("metrics")
+        fresh = self._take("metrics")
         if fresh is None:
             self.row_limit = 0
             return False

@@ -94,7 +94,9 @@ def _open_lane(journal: Journal) -> Lane:
     if hidden is None or hidden.journal is not journal:
         return journal.open_lane()
     if hidden.second is None:
-        hidden.second = journal.open_lane()
+        second = journal.open_lane()
+        second.depth = hidden.depth + 1
+        hidden.second = second
     return hidden.second
 
 

@@ -28,7 +28,7 @@ from stepwell.analysis.timeline import (
     wall_ns,
 )
 from stepwell.analysis.timeline.lanes import Loop
-from stepwell.analysis.timeline.tables import BETWEEN_ATTEMPTS
+from stepwell.analysis.timeline.tables import BETWEEN_ATTEMPTS, steady_steps
 from stepwell.journal.document import status_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM, joint_status
@@ -138,7 +138,7 @@ class Facts:
     @cached_property
     def steady(self) -> pl.DataFrame:
         """The steps without warm-up, and without the last step of an unfinished attempt."""
-        return steps(self.timelines, steady=True)
+        return steady_steps(self.steps, self.timelines)
 
     @cached_property
     def spent(self) -> pl.DataFrame:

@@ -199,15 +199,14 @@ NULLABLE = ("epoch", "gap_ns")
 """Columns in which a negative number means none."""
 LARGE = 50_000
 """Average steps of a part from which on its columns are not copied."""
+MANY = 200
+"""Parts above which rows are selected by a filter instead of by slices, which are slow to put together."""
 Columns = dict[str, NDArray[Any]]
 QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99}
 
 
-def steps(run: Timelines, *, steady: bool = False) -> pl.DataFrame:
+def steps(run: Timelines) -> pl.DataFrame:
     """Return one row for each rank, attempt and step, in the order of execution.
-
-    With ``steady``, without the first steps of each attempt, and without the last step of an unfinished
-    attempt: it still runs, or its time ends when the process was killed.
 
     ``start_ns`` and ``duration_ns`` describe the training iteration, ``gap_ns`` the time since the iteration
     before it. ``period_ns`` is all of the time that belongs to the step, from the wait for its batch to the
@@ -225,9 +224,28 @@ def steps(run: Timelines, *, steady: bool = False) -> pl.DataFrame:
     groups = [[part] for part in parts] if count >= LARGE * len(parts) else [parts]
     own = dict.fromkeys(name for part in parts for name in part.own)
     schema = pl.Schema({**STEPS, **{name: pl.Int64() for name in own}})
-    return pl.concat(
-        [_steps_frame([_columns(part, steady) for part in group], schema) for group in groups]
-    )
+    return pl.concat([_steps_frame(list(map(_columns, group)), schema) for group in groups])
+
+
+def steady_steps(table: pl.DataFrame, run: Timelines) -> pl.DataFrame:
+    """Return the rows of ``steps(run)`` without the first steps of each attempt.
+
+    Also without the last step of an unfinished attempt: it still runs, or its time ends when the process
+    was killed.
+    """
+    parts = [part for part in timelines(run) if part.iterations is not None]
+    ends = np.cumsum([len(part.steps) for part in parts], dtype=np.int64).tolist()
+    rows = [
+        slice(first + WARM_UP, max(first + WARM_UP, end - part.ends_under_way))
+        for part, first, end in zip(parts, [0, *ends], ends, strict=False)
+    ]
+    if 0 < len(rows) <= MANY:
+        # Slices copy nothing.
+        return pl.concat([table[each] for each in rows])
+    kept = np.zeros(table.height, bool)
+    for each in rows:
+        kept[each] = True
+    return table.filter(kept)
 
 
 def phase_columns(table: pl.DataFrame) -> list[str]:
@@ -255,18 +273,17 @@ def _steps_frame(parts: list[Columns], schema: pl.Schema) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _columns(part: Timeline, steady: bool) -> Columns:
+def _columns(part: Timeline) -> Columns:
     iterations = part.iterations
     assert iterations is not None
     cells = part.cells[:, 1:-1]
     count = len(iterations)
-    kept = slice(WARM_UP, max(WARM_UP, count - part.ends_under_way)) if steady else slice(None)
     used = np.flatnonzero(part.cells.any(axis=1)).tolist()
     period = np.zeros(count, np.int64)
     for code in used:
         period += cells[code]
     gaps = np.concatenate(([-1], iterations.starts[1:] - iterations.ends[:-1]))
-    columns = {
+    return {
         "rank": np.full(count, part.rank, np.int32),
         "attempt": np.full(count, part.attempt, np.int32),
         "step": iterations.steps,
@@ -277,7 +294,6 @@ def _columns(part: Timeline, steady: bool) -> Columns:
         "period_ns": period,
         **{part.phases[code]: cells[code] for code in used},
     }
-    return {name: values[kept] for name, values in columns.items()}
 
 
 def percentiles(table: pl.DataFrame) -> pl.DataFrame:
