@@ -234,7 +234,8 @@ def steady_steps(table: pl.DataFrame, run: Timelines) -> pl.DataFrame:
     was killed.
     """
     parts = [part for part in timelines(run) if part.iterations is not None]
-    ends = np.cumsum([len(part.steps) for part in parts], dtype=np.int64).tolist()
+    counts = [len(part.iterations) for part in parts if part.iterations is not None]
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
     rows = [
         slice(first + WARM_UP, max(first + WARM_UP, end - part.ends_under_way))
         for part, first, end in zip(parts, [0, *ends], ends, strict=False)
