@@ -180,7 +180,7 @@ def test_full_to_the_end(disk: Path, tmp_path: Path) -> None:
         child.do("train(1000, 3000)")
         # Whatever sealing gives back is taken too.
         fill(disk)
-        child.do("train(4000, 3000); run.finish(timeout=1)")
+        child.do("train(4000, 3000); run.finish(timeout=60)")
         assert child.end() == 0
     run = only_run(disk)
     assert run.status == "finished"
