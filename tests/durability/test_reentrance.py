@@ -29,13 +29,14 @@ def handler(number, frame):
     with stepwell.span(f"in a handler {{next(numbers)}}"):
         pass
 numbers = itertools.count()
-signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+signal.signal(signal.SIGPROF, handler)
+# Of CPU time: on a busy machine the handlers have all the time that they need.
+signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
 for i in range(3000):
     run.event("event", number=i)
     with stepwell.span(f"name {{i}}"):
         pass
-signal.setitimer(signal.ITIMER_REAL, 0)
+signal.setitimer(signal.ITIMER_PROF, 0)
 run.finish()
 reader = stepwell.open_run(run.path)
 names = set(reader.spans().collect()["name"])
@@ -58,6 +59,28 @@ def slowly(*args, **keywords):
 journal.Segment = slowly
 """
 
+FIRST_SEGMENT = """
+import signal, stepwell
+from stepwell.journal.mapping import bus_errors
+install = type(bus_errors)._install
+def interrupted(self):
+    type(bus_errors)._install = install
+    signal.raise_signal(signal.SIGALRM)
+    install(self)
+type(bus_errors)._install = interrupted
+bus_errors._is_tried = False
+def handler(number, frame):
+    with stepwell.span("in a handler"):
+        pass
+signal.signal(signal.SIGALRM, handler)
+run = stepwell.init("x", dir={dir!r})
+with stepwell.span("first"):
+    pass
+run.finish()
+assert set(stepwell.open_run(run.path).spans().collect()["name"]) == {{"first", "in a handler"}}
+print("done")
+"""
+
 AT_EXIT = """
 import atexit, contextlib, stepwell, threading, time
 run = stepwell.init("x", dir={dir!r})
@@ -69,7 +92,11 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("script", [LOGGING, SIGNALS, AT_EXIT], ids=["logging", "signal", "exit"])
+@pytest.mark.parametrize(
+    "script",
+    [LOGGING, SIGNALS, FIRST_SEGMENT, AT_EXIT],
+    ids=["logging", "signal", "first segment", "exit"],
+)
 def test_recording_from_a_handler_does_no_harm(tmp_path: Path, script: str) -> None:
     """A logging handler, a signal handler and an atexit handler may record; nothing hangs or raises."""
     done = run_script(script.format(dir=str(tmp_path)))
@@ -79,7 +106,8 @@ def test_recording_from_a_handler_does_no_harm(tmp_path: Path, script: str) -> N
 
 def test_signals_that_come_faster_than_files_are_created(tmp_path: Path) -> None:
     """Each handler interrupts the one before it, which creates a file. They end all the same."""
-    script = (SLOW_DISK + SIGNALS).format(dir=str(tmp_path))
+    signals = SIGNALS.replace("PROF", "REAL").replace("SIGREAL", "SIGALRM")
+    script = (SLOW_DISK + signals.replace("0.001", "0.004")).format(dir=str(tmp_path))
     done = run_script(script, timeout=60)
     assert done.stdout == "done\n", done.stderr
     assert "RecursionError" not in done.stderr

@@ -90,7 +90,8 @@ class BusErrors:
     def __init__(self) -> None:
         self.kept: set[int] = set()
         self._sizes: dict[int, int] = {}
-        self._lock = threading.Lock()
+        # Re-entrant: a signal handler may record, and so create its own segment, while this is installed.
+        self._lock = threading.RLock()
         self._is_tried = False
         self._libc: Any = None
         self._previous: Any = None

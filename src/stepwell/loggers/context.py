@@ -114,7 +114,7 @@ class LoggerContext:
         """Set the number and the key of the logger in this process."""
         if self.journal is None:
             return
-        lock, counts = _registered.setdefault(self.journal, (threading.Lock(), Counter()))
+        lock, counts = _registered.setdefault(self.journal, (threading.RLock(), Counter()))
         with lock:
             counts[to] += 1
             self.number, same = sum(counts.values()), counts[to]
