@@ -34,7 +34,7 @@ FLUSH = 5.0
 
 _open_contexts: weakref.WeakSet[LoggerContext] = weakref.WeakSet()
 """Contexts that log and have not ended."""
-_registered: weakref.WeakKeyDictionary[Journal, tuple[threading.Lock, Counter[str]]] = (
+_registered: weakref.WeakKeyDictionary[Journal, tuple[threading.RLock, Counter[str]]] = (
     weakref.WeakKeyDictionary()
 )
 """The number of loggers of each type, by the journal that they write to. A forked child has another one."""
