@@ -144,8 +144,8 @@ class Lane:
             self.roll()
 
     def _take(self, kind: str, seq: int | None = None, after: int = -1) -> Segment | None:
-        # Signals may come faster than segments are created. Then each handler interrupts the one before it,
-        # and they would go on to create segments until the stack is full.
+        # Signals may come faster than segments are created. Each handler then interrupts the one before it,
+        # and without a limit they would create segments until the stack is full.
         return None if self.depth > MOST_NESTED else self.journal.take(kind, seq, after)
 
     def roll(self) -> bool:
