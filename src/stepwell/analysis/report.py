@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from stepwell.analysis.throughput import Throughput, throughput
 from stepwell.analysis.timeline import background
 from stepwell.analysis.timeline.phases import phase_title
 from stepwell.analysis.timeline.step_phases import BETWEEN
+from stepwell.analysis.timeline.tables import merge_steps
 from stepwell.reading import RecordedRun
 
 MOST_VALUES = 10
@@ -212,22 +214,16 @@ def _time(facts: Facts) -> list[PhaseLine]:
         each = each.filter(each > 0)
         # Phases that most steps do without are not part of a typical step.
         typical = each.len() >= 20 and each.len() >= facts.steady.height / 2
-        each = each.sort() if typical else each
-        lines.append(
-            PhaseLine(
-                phase_title(phase),
-                ns,
-                facts.part_of_wall(ns),
-                _quantile(each, 0.5) if typical else None,
-                _quantile(each, 0.95) if typical else None,
-            )
-        )
+        p50, p95 = _median_and_high(each) if typical else (None, None)
+        lines.append(PhaseLine(phase_title(phase), ns, facts.part_of_wall(ns), p50, p95))
     return lines
 
 
-def _quantile(values: pl.Series, share: float) -> int:
-    value = values.quantile(share, "nearest")
-    return int(value) if value is not None else 0
+def _median_and_high(values: pl.Series) -> tuple[int, int]:
+    """Return the median and the 95th percentile: of two equally near values, the higher one."""
+    at = [math.floor(share * (values.len() - 1) + 0.5) for share in (0.5, 0.95)]
+    p50, p95 = np.partition(values.to_numpy(), at)[at].tolist()
+    return p50, p95
 
 
 def _background(facts: Facts) -> list[BackgroundLine]:
@@ -246,12 +242,11 @@ def _steps(facts: Facts) -> StepLine | None:
         return None
     # A later step did not end.
     every = every.filter(pl.col("step") <= pl.lit(steady["step"].max()))
-    usual, ns = steady["ns"].sort(), every["ns"]
+    ns = every["ns"]
     longest = ns.arg_max() or 0
     return StepLine(
         _count_steps(facts) - sum(map(len, facts.incomplete.values())),
-        _quantile(usual, 0.5),
-        _quantile(usual, 0.95),
+        *_median_and_high(steady["ns"]),
         int(ns[longest]),
         int(every["step"][longest]),
         _count_epochs(facts),
@@ -280,17 +275,11 @@ def _count_epochs(facts: Facts) -> int | None:
 
 def _count_steps(facts: Facts) -> int:
     """Return the number of distinct steps of each attempt, over all ranks."""
-    by_attempt: dict[int, NDArray[np.int64]] = {}
+    by_attempt: dict[int, list[NDArray[np.int64]]] = {}
     for part in facts.timelines:
         if part.iterations is not None:
-            steps, others = part.iterations.steps, by_attempt.get(part.attempt)
-            if others is None:
-                by_attempt[part.attempt] = (
-                    np.unique(steps) if (np.diff(steps) <= 0).any() else steps
-                )
-            elif not np.array_equal(steps, others):
-                by_attempt[part.attempt] = np.union1d(steps, others)
-    return sum(len(steps) for steps in by_attempt.values())
+            by_attempt.setdefault(part.attempt, []).append(part.iterations.steps)
+    return sum(len(merge_steps(steps)) for steps in by_attempt.values())
 
 
 def _values(facts: Facts) -> list[ValueLine]:

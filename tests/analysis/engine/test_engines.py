@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,13 +22,14 @@ from stepwell.analysis.engine import (
     LocalEngine,
     Summary,
     choose_engine,
+    engines,
     summarise,
     summarise_with_grids,
 )
 from stepwell.analysis.engine.tasks import Task, TaskResult, make_tasks, read_task
 from stepwell.analysis.findings import Facts
 from stepwell.analysis.goodput import goodput
-from stepwell.analysis.ranks import Grid, Straggler, stragglers
+from stepwell.analysis.ranks import Grid, Straggler, arrivals, stragglers
 from stepwell.analysis.report import report
 from stepwell.analysis.timeline import ledger, steps
 from stepwell.analysis.timeline.step_phases import Compact
@@ -103,6 +105,22 @@ def test_order_of_the_parts_does_not_matter(run: RecordedRun) -> None:
             yield from reversed(list(LocalEngine().map(read_task, tasks)))
 
     assert report_of(run, engine=Backwards()) == report_of(run)
+
+
+def test_two_threads_say_the_same(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = report_of(run)
+    threads = set()
+
+    def read_and_note(task: Task) -> TaskResult:
+        threads.add(threading.get_ident())
+        return read_task(task)
+
+    monkeypatch.setattr(engines, "read_task", read_and_note)
+    monkeypatch.setattr(engines, "LARGE", 0)
+    monkeypatch.setattr(arrivals, "LARGE", 0)
+    assert report_of(run) == alone
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_part_is_smaller_than_spans(run: RecordedRun) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import stepwell
 from stepwell.analysis.findings import RULES, Facts, Finding, findings
+from stepwell.analysis.findings.stragglers import _medians
 from stepwell.analysis.report import report
 from stepwell.analysis.timeline.lanes import Loop
+from stepwell.analysis.timeline.step_phases import NEVER
 from stepwell.reading import RecordedRun
 from stepwell.testing import FakeClock
 from stepwell.testing.simulate import (
@@ -623,6 +627,15 @@ def test_straggling(tmp_path: Path) -> None:
     )
     simulate(tmp_path / "even", RunPlan(4, 300, pace=PlannedDurations(checkpoint=200 * MS)))
     nothing(stepwell.open_run(tmp_path / "even"))
+
+
+def test_median_of_the_ranks_that_have_a_step() -> None:
+    """-1 is a step that a rank does not have. Against the statistics module."""
+    ns = np.array([[5, -1, 7, -1], [1, 4, -1, -1], [3, 8, -1, -1]])
+    here = [[n for n in column if n >= 0] for column in ns.T.tolist()]
+    expected = [statistics.median(own or [float(NEVER)]) for own in here]
+    assert _medians(ns).tolist() == expected == [3, 6, 7, float(NEVER)]
+    assert _medians(ns[:, :1]).tolist() == [3]
 
 
 def test_straggling_once(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.analysis.timeline import intervals
-from stepwell.analysis.timeline.intervals import CHUNK, Set, previous_greater, split_by_owner
+from stepwell.analysis.timeline.intervals import (
+    CHUNK,
+    Set,
+    last_begun,
+    previous_greater,
+    split_by_owner,
+)
 
 pairs = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),
@@ -101,3 +107,10 @@ def test_the_owner_is_the_latest_of_those_that_are_open(spans: Any, chunk: int) 
         is_open = [i for i, (a, b) in enumerate(spans) if a <= instant < b]
         assert owner_at.pop(instant) == max(is_open, default=-1)
     assert not owner_at
+
+
+@given(st.lists(st.integers(0, 30)), st.lists(st.integers(-5, 35)))
+def test_last_begun_is_a_search(begins: list[int], instants: list[int]) -> None:
+    sorted_begins, at = np.array(sorted(begins), np.int64), np.array(sorted(instants), np.int64)
+    expected = np.searchsorted(sorted_begins, at, side="right") - 1
+    assert last_begun(sorted_begins, at).tolist() == expected.tolist()

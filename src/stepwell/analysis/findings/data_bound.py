@@ -19,7 +19,10 @@ from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.timeline import Burst
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.patterns import EXPECTED
+from stepwell.analysis.timeline.step_phases import NEVER
+from stepwell.analysis.timeline.tables import side_by_side
 
 WARN = 0.2
 CRITICAL = 0.5
@@ -27,7 +30,6 @@ IN_BURSTS = 0.5
 """Share of the waiting that a burst must explain to be reported."""
 EVEN = 0.8
 """The median step is reported if its share of waiting is this close to the share in all steps."""
-ROWS = 1 << 20
 WINDOW = 20
 """Least number of waiting steps in a part of the run …"""
 STRETCH = 0.03
@@ -145,10 +147,9 @@ def _at_epochs(facts: Facts, epochs: SlowEpochs) -> Finding:
 
 def _for_a_while(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for a part of the run that waits for data, if the run as a whole does not."""
-    table = _of_all_ranks(facts).sort("attempt", "step")
-    if table.height < 2 * WINDOW:
+    steps, data, period = _of_all_ranks(facts)
+    if len(steps) < 2 * WINDOW:
         return
-    data, period = table["data"].to_numpy(), table["period_ns"].to_numpy()
     waits = data > WARN * period
     near = np.convolve(waits, np.ones(WINDOW), mode="same") >= WINDOW / 2
     edges = np.flatnonzero(np.diff(np.concatenate(([0], near.astype(int), [0]))))
@@ -158,7 +159,7 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
         lost = int((data[at] - usual).sum())
         if len(at) < WINDOW or lost < STRETCH * period.sum():
             continue
-        first, last = table["step"][[int(at[0]), int(at[-1])]].to_list()
+        first, last = int(steps[at[0]]), int(steps[at[-1]])
         slow = float(np.median(data[at]))
         yield Finding(
             "data-bound",
@@ -173,17 +174,18 @@ def _for_a_while(facts: Facts) -> Iterator[Finding]:
         return
 
 
-def _of_all_ranks(facts: Facts) -> pl.DataFrame:
-    """Return waiting and total time of each step on the rank with the least: a single one is a straggler."""
-    keys, least = ("attempt", "step"), pl.col("data", "period_ns").min()
+def _of_all_ranks(facts: Facts) -> tuple[Ints, Ints, Ints]:
+    """Return the steps, and waiting and total time of each on the rank with the least: a single one is a
+    straggler.
+    """
     # Without validation and checkpoints after a step.
-    whole = pl.col("period_ns") - pl.sum_horizontal(EXPECTED)
-    # In slices, to limit the memory: there may be very many rows.
-    parts = [
-        rows.select(*keys, "data", whole.alias("period_ns")).group_by(keys).agg(least)
-        for rows in facts.steady.iter_slices(ROWS)
-    ]
-    return pl.concat(parts).group_by(keys).agg(least) if parts else facts.steady.clear()
+    whole = facts.steady.select(pl.col("period_ns") - pl.sum_horizontal(EXPECTED)).to_series()
+    parts = [np.empty((3, 0), np.int64)]
+    for attempt in side_by_side(facts.steady, facts.steady["data"], whole):
+        least = [ns.min(axis=0, where=ns >= 0, initial=NEVER) for ns in attempt.columns]
+        parts.append(np.stack((attempt.steps, *least)))
+    steps, data, period = np.concatenate(parts, axis=1)
+    return steps, data, period
 
 
 def _burst(facts: Facts, ns: int) -> Burst | None:

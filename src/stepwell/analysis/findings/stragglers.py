@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from stepwell._core.text import duration, percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.ranks.stragglers import ALONE
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import OWN_NAME, code_of, phase_word
+from stepwell.analysis.timeline.step_phases import NEVER
+from stepwell.analysis.timeline.tables import side_by_side
 
 if TYPE_CHECKING:
     from stepwell.analysis.ranks import Straggler
@@ -31,6 +35,8 @@ MOST_STEPS = 50
 """Most steps in which the spans of a rank are read."""
 LATE = 0.25
 """Share of the mean delay: a rank that is later than the others by this much is slow in a step."""
+BLOCK = 1 << 14
+"""Steps processed together, to bound memory."""
 MORE = 1.1
 """All slow steps are reported if there are this many times as many as costly ones."""
 GARBAGE = "garbage collection"
@@ -63,16 +69,37 @@ def _with_all_steps(facts: Facts, straggler: Straggler) -> Straggler:
     """
     if straggler.kind != "chronic" or straggler.phase not in ALONE:
         return straggler
-    others = pl.col(straggler.phase).filter(pl.col("rank") != straggler.rank).median()
-    mine = pl.col(straggler.phase).filter(pl.col("rank") == straggler.rank).sum()
-    each = facts.steps.group_by("attempt", "step").agg(mine.alias("mine"), others.alias("others"))
-    late = pl.col("mine") - pl.col("others") >= LATE * straggler.ns / max(1, len(straggler.steps))
-    slow = each.filter(late)
-    if slow.height <= len(straggler.steps) * MORE:
+    least = LATE * straggler.ns / max(1, len(straggler.steps))
+    total, steps, usual = 0, [], []
+    for attempt in side_by_side(facts.steps, facts.steps[straggler.phase]):
+        (ns,), is_it = attempt.columns, attempt.ranks == straggler.rank
+        total += len(attempt.steps)
+        if is_it.any() and not is_it.all():
+            others = _medians(ns[~is_it])
+            is_late = ns[is_it][0] - others >= least
+            steps.append(attempt.steps[is_late])
+            usual.append(others[is_late])
+    count = sum(map(len, steps))
+    if count <= len(straggler.steps) * MORE:
         return straggler
-    typical = int(np.median(slow["others"].to_numpy()))
-    steps = tuple(slow["step"].unique().sort().to_list())
-    return replace(straggler, steps=steps, typical_ns=typical, share=slow.height / each.height)
+    typical = int(np.median(np.concatenate(usual)))
+    slow = tuple(np.unique(np.concatenate(steps)).tolist())
+    return replace(straggler, steps=slow, typical_ns=typical, share=count / total)
+
+
+def _medians(ns: Ints) -> NDArray[np.float64]:
+    """Return the median of each step over the ranks that have it; a very large number if none does."""
+    medians = np.empty(ns.shape[1])
+    for low in range(0, ns.shape[1], BLOCK):
+        block = ns[:, low : low + BLOCK]
+        count = np.count_nonzero(block >= 0, axis=0)
+        if (count == len(block)).all():
+            medians[low : low + BLOCK] = np.median(block, axis=0)
+        else:
+            ordered = np.sort(np.where(block >= 0, block, NEVER), axis=0).astype(float)
+            middle = np.stack((np.maximum(count - 1, 0) // 2, count // 2))
+            medians[low : low + BLOCK] = np.take_along_axis(ordered, middle, axis=0).mean(axis=0)
+    return medians
 
 
 def _finding(facts: Facts, straggler: Straggler, share: float) -> Finding:

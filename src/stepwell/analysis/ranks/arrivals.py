@@ -8,12 +8,13 @@ rank spent more time than the others since the synchronisation point before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.grid import IDLE, Grid, Layer
+from stepwell.analysis.ranks.grid import IDLE, LARGE, Grid, Layer
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import CODES
 from stepwell.analysis.timeline.step_phases import BETWEEN
@@ -146,7 +147,9 @@ def waits_by_step(grid: Grid) -> list[Waits]:
 
 def _sync_points(grid: Grid) -> list[_SyncPoint]:
     if SYNC_POINTS not in grid.cache:
-        candidates = [_arrivals(layer) for layer in grid.layers if layer.phase != IDLE]
+        layers = [layer for layer in grid.layers if layer.phase != IDLE]
+        with ThreadPoolExecutor(2 if grid.begin.size >= LARGE else 1) as threads:
+            candidates = list(threads.map(_arrivals, layers))
         grid.cache[SYNC_POINTS] = [c for c in candidates if c is not None and _is_sync_point(c)]
     points: list[_SyncPoint] = grid.cache[SYNC_POINTS]
     return points

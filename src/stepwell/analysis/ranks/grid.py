@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from stepwell._core.system import trim_malloc
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import NAMES
-from stepwell.analysis.timeline.step_phases import BETWEEN, Compact, Events, StepPhases, unique
+from stepwell.analysis.timeline.step_phases import BETWEEN, Compact, Events
+from stepwell.analysis.timeline.tables import merge_steps
 from stepwell.analysis.timeline.timeline import BY_EXCEPTION, Timeline, Timelines, timelines
 from stepwell.journal.document import worst_of
 
@@ -24,7 +25,7 @@ Bools = NDArray[np.bool_]
 IDLE = "idle"
 """The time between a step and the next, in which no span is open."""
 LARGE = 1_000_000
-"""Ranks times steps from which on freed memory is returned to the system."""
+"""Ranks times steps from which on freed memory is returned to the system, and two threads are faster."""
 
 
 class Layer:
@@ -146,7 +147,7 @@ def _make_grid(attempt: int, parts: list[Timeline], consume: bool) -> Grid:
     grid = Grid(
         attempt,
         [part.rank for part in parts],
-        _all_steps(rows),
+        merge_steps(row.steps for row in rows),
         np.empty((0, 0), np.int64),
         np.empty((0, 0), bool),
         last_ns=np.array([row.last_ns for row in rows], np.int64),
@@ -181,15 +182,6 @@ def _make_grid(attempt: int, parts: list[Timeline], consume: bool) -> Grid:
     idle = _idle(grid)
     grid.layers += [idle] if idle.is_used else []
     return grid
-
-
-def _all_steps(rows: list[StepPhases]) -> Ints:
-    """Return the steps of all rows. Usually all ranks have the same ones."""
-    steps = rows[0].steps
-    for row in rows[1:]:
-        if not np.array_equal(row.steps, steps):
-            steps = unique(np.sort(np.concatenate([steps, row.steps])))
-    return steps
 
 
 def _columns(steps: Ints, own: Ints) -> Ints | slice:

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.timeline.intervals import Ints, Pieces, Set, split, split_by_owner, sums
+from stepwell.analysis.timeline.intervals import (
+    Ints,
+    Pieces,
+    Set,
+    last_begun,
+    split,
+    split_by_owner,
+    sums,
+)
 from stepwell.analysis.timeline.iterations import Iterations, StepWindows
 from stepwell.analysis.timeline.lanes import LaneSpans
 from stepwell.analysis.timeline.phases import CODE_MASK, NOTHING, OWN, OWN_SPAN, PHASES, Bytes
@@ -115,7 +123,7 @@ class _CellAdder:
 
     def add_chunk(self, lane: LaneSpans, low: int, high: int, lists: list[Pieces]) -> None:
         """Add the time of the spans from ``low`` to ``high``, and of the spans around them in between."""
-        at = _window_of(self._begins, lane.starts[low:high])
+        at = last_begun(self._begins, lane.starts[low:high])
         rows, lines, beyond = self._rows[at], self._lines[at], self._beyond[at + 1]
         first, width = int(rows[0]), int(rows[-1] - rows[0]) + 1
         rows -= first
@@ -152,11 +160,3 @@ class _CellAdder:
         # Memory of rows that stay zero is never touched.
         for phase in np.flatnonzero(added.any(axis=1)).tolist():
             self._cells[phase, first : first + width] += added[phase]
-
-
-def _window_of(begins: Ints, starts: Ints) -> NDArray[np.intp]:
-    """Return the window that each of these sorted instants lies in."""
-    first = int(np.searchsorted(begins, starts[0], side="right")) - 1
-    last = int(np.searchsorted(begins, starts[-1], side="right")) - 1
-    changes = np.searchsorted(starts, begins[first + 1 : last + 1])
-    return first + np.cumsum(np.bincount(changes, minlength=len(starts)))[: len(starts)]

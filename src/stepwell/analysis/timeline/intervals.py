@@ -109,6 +109,20 @@ def sums(keys: NDArray[Any], amounts: Ints, size: int) -> Ints:
     return low + (np.bincount(keys, amounts >> 26, size).astype(np.int64) << 26)
 
 
+def last_begun(begins: Ints, instants: Ints) -> NDArray[np.intp]:
+    """Return for each of these instants the last of these begins that is not later; -1 without any.
+
+    Both are sorted. Faster than ``np.searchsorted`` if there are many more instants than begins.
+    """
+    if not len(instants):
+        return np.empty(0, np.intp)
+    first, last = (np.searchsorted(begins, instants[[0, -1]], side="right") - 1).tolist()
+    changes = np.searchsorted(instants, begins[first + 1 : last + 1])
+    begun: NDArray[np.intp] = np.cumsum(np.bincount(changes, minlength=len(instants)))
+    begun += first
+    return begun[: len(instants)]
+
+
 CHUNK = 1 << 16
 """Spans processed together: few enough for their columns to stay in the CPU cache, many enough for two
 threads not to slow each other down."""

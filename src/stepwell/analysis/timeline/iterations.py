@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.timeline.intervals import CHUNK, Ints, Set
+from stepwell.analysis.timeline.intervals import CHUNK, Ints, Set, last_begun
 from stepwell.analysis.timeline.lanes import FOREVER, LaneSpans
 from stepwell.analysis.timeline.phases import (
     AFTER,
@@ -67,8 +67,8 @@ class Iterations:
         return len(self.starts)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """Return the step that each of these spans of the thread begins in, -1 for none."""
-        at = np.searchsorted(self.rows, rows, side="right") - 1
+        """Return the step that each of these spans of the thread, in order, begins in, -1 for none."""
+        at = last_begun(self.rows, rows)
         return np.where(at >= 0, self.steps[at], -1)
 
     def within(self, steps: Ints, epochs: Ints) -> Iterations:

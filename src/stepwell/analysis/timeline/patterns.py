@@ -124,8 +124,10 @@ class RankSteps:
             if (np.median(values) > 0 if name.startswith(OWN_SPAN) else values.any())
         }
         self.phases = used or {"other": phases["other"]}
+        self.medians = {name: float(np.median(values)) for name, values in self.phases.items()}
         # Time of each step without the phases that occur now and then on purpose.
         self.times: Ints = sum(self.phases.values(), np.zeros(len(numbers), np.int64))
+        self.median = float(np.median(self.times))
 
 
 def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
@@ -197,21 +199,20 @@ def _after_warm_up(attempts: NDArray[Any]) -> NDArray[np.bool_]:
     return kept
 
 
-def _stands_out(values: Ints, least: float) -> NDArray[np.bool_]:
-    """Return which values are far above the median, by at least ``least`` nanoseconds."""
-    median = float(np.median(values))
-    spread = float(np.median(np.abs(values - median)))
-    limit = max(SLOW * median, median + NOISE * spread, median + least)
-    is_out: NDArray[np.bool_] = values > limit
+def _stands_out(values: Ints, median: float, least: float) -> NDArray[np.bool_]:
+    """Return which values are far above their median, by at least ``least`` nanoseconds."""
+    is_out: NDArray[np.bool_] = values > max(SLOW * median, median + least)
+    if is_out.any():
+        is_out &= values > median + NOISE * float(np.median(np.abs(values - median)))
     return is_out
 
 
 def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
     """Return the bursts of a rank, and a mask of the steps that are part of one."""
-    median, total = float(np.median(steps.times)), int(steps.times.sum())
+    total = int(steps.times.sum())
     all_bursts, taken = [], np.zeros(len(steps.numbers), bool)
     for phase, values in steps.phases.items():
-        slow = _stands_out(values, median / 2)
+        slow = _stands_out(values, steps.medians[phase], steps.median / 2)
         if not slow.any():
             continue
         # Only steps that are about equally slow: others have another cause.
@@ -318,9 +319,8 @@ def _changed_most(steps: RankSteps, edges: NDArray[Any], is_slower: bool) -> str
 
 def _outliers(steps: RankSteps, taken: NDArray[np.bool_]) -> list[Outlier]:
     """Return the slowest steps of a rank, without those that are part of bursts."""
-    median = float(np.median(steps.times))
-    at = np.flatnonzero(_stands_out(steps.times, max(median, LEAST_NS)) & ~taken)
-    typical = {phase: float(np.median(values)) for phase, values in steps.phases.items()}
+    median, typical = steps.median, steps.medians
+    at = np.flatnonzero(_stands_out(steps.times, median, max(median, LEAST_NS)) & ~taken)
     slowest = []
     for row in at[np.argsort(-steps.times[at], kind="stable")][:MOST_OUTLIERS].tolist():
         excess = {p: float(values[row]) - typical[p] for p, values in steps.phases.items()}

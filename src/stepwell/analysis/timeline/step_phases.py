@@ -176,7 +176,7 @@ def sum_up_phases(lane: LaneSpans, iterations: Iterations | None) -> StepPhases 
     own = _in_steps(intervals)
     step = intervals.step[own]
     changes = _changes(step)
-    steps = unique(np.sort(step[changes]))
+    steps = unique(step[changes])
     column = _places(steps, step, changes)
     is_done = np.ones(len(steps), bool)
     is_done[column[is_open[own]]] = False
@@ -228,10 +228,8 @@ def _failed(lane: LaneSpans) -> Ints:
 
 
 def unique(steps: Ints) -> Ints:
-    """Return sorted steps without duplicates."""
-    is_new = np.ones(len(steps), bool)
-    is_new[1:] = steps[1:] != steps[:-1]
-    return steps[is_new]
+    """Return the steps, ascending, without duplicates."""
+    return steps if (steps[1:] > steps[:-1]).all() else np.unique(steps)
 
 
 def _in_steps(intervals: _Intervals) -> Ints | slice:
@@ -328,8 +326,8 @@ def _add_between(row: StepPhases, intervals: _Intervals, own: Ints | slice, colu
         row.before[phase] = int(intervals.ns[chosen[early]].sum())
         late = chosen[~early]
         if len(late):
-            before = np.searchsorted(intervals.start(own), intervals.start(late), side="right")
-            last = column[before - 1]
+            begun = np.searchsorted(intervals.starts, intervals.start(late), side="right")
+            last = column[np.searchsorted(intervals.rows[own], begun) - 1]
             amounts = np.zeros(len(row.steps), np.int64)
             np.add.at(amounts, last, intervals.ns[late])
             row.between[phase] = Compact(amounts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ from numpy.typing import NDArray
 
 from stepwell._core.checks import one_of
 from stepwell.analysis.timeline.background import KINDS
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import OWN_SPAN, PHASES
+from stepwell.analysis.timeline.step_phases import unique
 from stepwell.analysis.timeline.timeline import Timeline, Timelines, timelines
 from stepwell.analysis.timeline.wall import wall_ns
 
@@ -247,6 +251,47 @@ def steady_steps(table: pl.DataFrame, run: Timelines) -> pl.DataFrame:
     for each in rows:
         kept[each] = True
     return table.filter(kept)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """The steps of an attempt, ascending, and columns of the table of steps as arrays: rank by step.
+
+    -1 stands for a step that a rank does not have. A repeated step counts as one, with all of its time.
+    """
+
+    attempt: int
+    ranks: Ints
+    steps: Ints
+    columns: tuple[Ints, ...]
+
+
+def side_by_side(table: pl.DataFrame, *columns: pl.Series) -> Iterator[SideBySide]:
+    """Yield the attempts of a table of steps. ``columns`` are as long as the table and never negative."""
+    ranks, attempts, steps = (table[name].to_numpy() for name in ("rank", "attempt", "step"))
+    is_new = (ranks[1:] != ranks[:-1]) | (attempts[1:] != attempts[:-1])
+    edges = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(ranks)]
+    rows: dict[int, list[slice]] = {}
+    for low, high in pairwise(edges) if len(ranks) else ():
+        rows.setdefault(int(attempts[low]), []).append(slice(low, high))
+    for attempt, parts in sorted(rows.items()):
+        every = merge_steps([steps[part] for part in parts])
+        numbers, places = np.unique([ranks[part.start] for part in parts], return_inverse=True)
+        arrays = tuple(np.full((len(numbers), len(every)), -1, np.int64) for _ in columns)
+        for part, place in zip(parts, places.tolist(), strict=True):
+            where = np.searchsorted(every, steps[part])
+            for array, column in zip(arrays, columns, strict=True):
+                row = array[place]
+                row[where] = np.maximum(row[where], 0)
+                np.add.at(row, where, column[part].to_numpy())
+        yield SideBySide(attempt, numbers.astype(np.int64), every, arrays)
+
+
+def merge_steps(of_ranks: Iterable[Ints]) -> Ints:
+    """Return all of these steps, ascending. Usually all ranks have the same ones, in this order."""
+    first, *others = of_ranks
+    is_same = all(np.array_equal(own, first) for own in others)
+    return unique(first if is_same else np.concatenate([first, *others]))
 
 
 def phase_columns(table: pl.DataFrame) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -32,8 +31,6 @@ from stepwell.analysis.timeline.wall import Life, Liveness, life_of
 from stepwell.reading import RecordedRun
 from stepwell.reading.tables import ProcessTables
 
-LARGE = 1_000_000
-"""Spans from which on a second thread pays off."""
 BY_EXCEPTION = ("failed", "interrupted")
 
 NO_SPANS = LaneSpans(
@@ -221,13 +218,9 @@ def make_timeline(threads: Threads, helpers: Sequence[ProcessTables], alive: Liv
     pauses = intervals.clip(_joined(threads.pauses), start, end)
     cut = windows.overlaid(own.spans, own.places).overlaid(pauses)
     others = [lane for lane in lanes if lane is not main]
-    with ThreadPoolExecutor(1) as other:
-        # Both take about equally long, and are independent.
-        is_large = len(main.starts) >= LARGE
-        pending = other.submit(sum_up_phases, threads.main, iterations) if is_large else None
-        cells = fill(main, cut, final_phases(len(own.names), own.iteration), start, end)
-        phases = pending.result() if pending else sum_up_phases(threads.main, iterations)
-    phases = phases if document["role"] != "worker" else None
+    cells = fill(main, cut, final_phases(len(own.names), own.iteration), start, end)
+    is_worker = document["role"] == "worker"
+    phases = None if is_worker else sum_up_phases(threads.main, iterations)
     return Timeline(
         rank=document["rank"],
         attempt=document["attempt"],
