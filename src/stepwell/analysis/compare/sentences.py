@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from stepwell._core.text import duration, number, percent, rate
+from stepwell._core.text import capital, duration, named, number, percent, rate
 from stepwell.analysis.compare.differences import Difference, shown, text_of
 from stepwell.analysis.compare.metrics import MetricComparison
 from stepwell.analysis.compare.pace import Pace, PaceComparison
@@ -19,7 +19,6 @@ from stepwell.analysis.compare.variants import (
 )
 from stepwell.analysis.findings.learning_rate import KEYS as RATE_KEYS
 from stepwell.analysis.findings.learning_rate import RATE, WRONG
-from stepwell.analysis.findings.phrases import capital, named
 from stepwell.analysis.timeline.phases import phase_word
 from stepwell.vocabulary import HELD_OUT
 

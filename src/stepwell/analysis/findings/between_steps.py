@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from stepwell._core.text import duration, percent
+from stepwell._core.text import capital, duration, listed, percent, ranks_listed
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import capital, listed, ranks_listed
 from stepwell.analysis.timeline.patterns import find_period
 
 WARN = 0.1

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from stepwell._core.text import ordinal
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.machine_load import is_starved
-from stepwell.analysis.findings.phrases import ordinal
 from stepwell.analysis.timeline import Burst
 from stepwell.analysis.timeline.patterns import find_period
 from stepwell.analysis.timeline.phases import OWN_SPAN

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepwell._core.text import duration, percent
+from stepwell._core.text import duration, listed, percent
 from stepwell.analysis.findings.bursts import (
     affects_all_phases,
     frequency,
@@ -17,7 +17,6 @@ from stepwell.analysis.findings.bursts import (
 )
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.timeline import Burst
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.patterns import EXPECTED

@@ -13,9 +13,9 @@ from typing import Any
 
 import polars as pl
 
+from stepwell._core.text import capital, ranks_listed
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import capital, ranks_listed
 from stepwell.analysis.ranks.history import latest_failures
 from stepwell.analysis.ranks.stacks import MAIN
 from stepwell.analysis.timeline.phases import phase_of_span

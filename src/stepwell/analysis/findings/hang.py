@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepwell._core.text import duration
+from stepwell._core.text import capital, duration
 from stepwell.analysis.findings.facts import TRAINING_LOOP, Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import capital
 from stepwell.analysis.progress import unusual
 from stepwell.analysis.ranks.stacks import MAIN, Stack
 from stepwell.analysis.tracebacks import shown_lines

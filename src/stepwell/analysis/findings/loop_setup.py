@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepwell._core.text import number
+from stepwell._core.text import listed, number
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.timeline.lanes import Loop
 from stepwell.vocabulary import StandardTrainingJobSpanName
 

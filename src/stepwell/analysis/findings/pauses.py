@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from stepwell._core.text import duration, percent
+from stepwell._core.text import duration, listed, percent
 from stepwell.analysis.findings.bursts import find_burst, frequency, is_accidental
 from stepwell.analysis.findings.data_bound import slow_epochs
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.timeline import Burst, phase_of_span
 from stepwell.analysis.timeline.phases import (
     CODE_MASK,

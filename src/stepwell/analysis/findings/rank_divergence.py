@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepwell._core.text import number
+from stepwell._core.text import capital, number, ranks_listed
 from stepwell.analysis.findings.curves import Floats, Ints, at_common_steps
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding, first_of
-from stepwell.analysis.findings.phrases import capital, ranks_listed
 
 SAME = (
     r"^(learning_rate/|gradient_norm/overall|weight_(norm|delta|stats)/.*)|"

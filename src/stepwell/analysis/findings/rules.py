@@ -27,7 +27,6 @@ from stepwell.analysis.findings import (
     slow_steps,
     spikes,
     stragglers,
-    throughput,
 )
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding, by_weight
@@ -58,7 +57,7 @@ RULES: dict[str, Rule] = {
     "pauses": pauses.find_uncovered_time,
     "validation_time": between_steps.find_long_validation,
     "slow_steps": slow_steps.find_recurring_slow_steps,
-    "throughput": throughput.find_slowdown,
+    "throughput": slow_steps.find_slowdown,
     "stalls": slow_steps.find_stalls,
     "checkpoints": between_steps.find_checkpoint_stalls,
     "garbage": memory.find_garbage_collection,

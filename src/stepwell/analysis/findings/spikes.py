@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell._core.text import number
+from stepwell._core.text import listed, number
 from stepwell.analysis.findings.curves import MetricCurve
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
 from stepwell.analysis.findings.loss import is_not_meant_to_fall, judged_losses
-from stepwell.analysis.findings.phrases import listed
 
 FEWEST = 30
 WINDOW = 25

@@ -11,10 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stepwell._core.text import duration, percent
+from stepwell._core.text import duration, listed, percent
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.finding import Finding
-from stepwell.analysis.findings.phrases import listed
 from stepwell.analysis.ranks.stragglers import ALONE
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import OWN_NAME, code_of, phase_word
