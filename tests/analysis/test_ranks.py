@@ -24,7 +24,7 @@ from stepwell.testing.simulate import HangFault, PlannedDurations, Restart, RunP
 from stepwell.testing.simulate import StragglerFault as PlantedStraggler
 from stepwell.testing.simulate.plan import MS, SECOND, Fault, Stall
 from tests.harness import recording_environment, run_ranks, run_stepwell, start_rank
-from tests.harness.programs import free_port
+from tests.harness.programs import Program, free_port
 from tests.processes.programs import only_run, write_program
 
 Simulate = Callable[..., tuple[RecordedRun, dict[str, Any]]]
@@ -259,12 +259,11 @@ def test_stacks_of_two_hung_ranks(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        limit = time.monotonic() + 120
-        while not hangs(tmp_path):
-            assert [rank.poll() for rank in job] == [None, None]
-            assert time.monotonic() < limit
-            time.sleep(0.05)
+        wait(job, lambda: hangs(tmp_path))
+        seen = time.time_ns()
         alive = stacks_as_json(tmp_path)
+        # The time of a killed run ends with its last heartbeats: by then it must have hung long enough.
+        wait(job, lambda: oldest_heartbeat(tmp_path) > seen)
     finally:
         for rank in job:
             rank.kill()
@@ -276,14 +275,21 @@ def test_stacks_of_two_hung_ranks(tmp_path: Path) -> None:
     check_hang(killed)
 
 
+def wait(job: list[Program], is_true: Callable[[], bool]) -> None:
+    """Wait until a condition is true, while all ranks run."""
+    limit = time.monotonic() + 120
+    while not is_true():
+        assert all(rank.poll() is None for rank in job)
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
 def hangs(folder: Path) -> bool:
-    """Return whether both ranks have hung for a second, by their last heartbeats."""
-    began = folder / "runs" / "hangs"
-    if not began.exists():
-        return False
-    run = only_run(folder)
-    beats = run.processes().collect()["heartbeat_ns"]
-    return beats.min() > began.stat().st_mtime_ns + 10**9 and hang(run, after_s=0.5) is not None
+    return (folder / "runs" / "hangs").exists() and hang(only_run(folder), after_s=0.5) is not None
+
+
+def oldest_heartbeat(folder: Path) -> int:
+    return int(only_run(folder).processes().collect()["heartbeat_ns"].min())
 
 
 def stacks_as_json(folder: Path) -> dict[str, Any]:
