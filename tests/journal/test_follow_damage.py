@@ -102,6 +102,29 @@ def test_size_cap(tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch) -
     assert not late.of("stop", "small 0")
 
 
+def test_size_cap_removes_the_archive_that_is_being_read(
+    tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of an archive that was read in part is lost, even if no other archive is."""
+    monkeypatch.setenv("STEPWELL_MAX_BYTES", "64K")
+    run = stepwell.init("test", dir=tmp_path / "runs")
+    following = Following(run.path)
+    small_spans(run, slots)
+    run.flush()
+    following.poll()
+    (first,) = archive_files(process_folder(run.path), "spans")
+    for _ in range(100):
+        if not first.exists():
+            break
+        small_spans(run, slots)
+        run.flush()
+    run.finish()
+    assert [path.name for path in archive_files(first.parent, "spans")] == ["spans-00001.zst"]
+    following.to_end()
+    assert following.follower.lost == 1
+    check_order(following.records)
+
+
 def test_removed_before_it_was_unpacked(recorded: Run, slots: int) -> None:
     """An archive that goes between finding and reading it is counted."""
     following = Following(recorded.path)

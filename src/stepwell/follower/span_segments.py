@@ -100,8 +100,10 @@ class SegmentFiles:
             if number < self._file:
                 continue
             if number > self._file:
-                # The size cap removed the archives in between before they were read.
-                self.lost += number - self._file - 1
+                # The size cap removed those in between before they were read, and perhaps the one that was
+                # read last, of which the end may be missing.
+                is_last_there = self._file < 0 or self._file in files
+                self.lost += number - self._file - is_last_there
                 self._file, self._offset = number, 0
             self._read_archive(files[number])
 
