@@ -11,16 +11,14 @@ from stepwell._core.text import ordinal
 from stepwell.analysis.findings.facts import Facts
 from stepwell.analysis.findings.machine_load import is_starved
 from stepwell.analysis.timeline import Burst
-from stepwell.analysis.timeline.patterns import find_period
+from stepwell.analysis.timeline.patterns import EVIDENCE, make_burst, stands_out
 from stepwell.analysis.timeline.phases import OWN_SPAN
 
 MOST_OF_IT = 0.9
 """Share of the lost time that the reported steps must account for."""
 ONE_TIME = 0.2
 """Share of the run: slow steps that all lie within less than this are a single episode."""
-EVIDENCE = 1000
 FEWEST = 3
-NOISE = 8.0
 PARTS = ("data", "transfer", "forward", "backward", "optimizer", "other")
 """Phases within a step, without the user's own spans and without phases that follow only some steps."""
 ALIKE = 3.0
@@ -50,8 +48,7 @@ def find_burst(rows: pl.DataFrame, phase: str) -> Burst | None:
     """
     numbers, values = rows["step"].to_numpy(), rows[phase].to_numpy()
     usual = float(np.median(values))
-    spread = float(np.median(np.abs(values - usual)))
-    excess = np.where(values > max(2 * usual, usual + NOISE * spread), values - usual, 0.0)
+    excess = np.where(stands_out(values, usual), values - usual, 0.0)
     if np.count_nonzero(excess) < FEWEST:
         return None
     ordered = np.sort(excess)[::-1]
@@ -60,24 +57,7 @@ def find_burst(rows: pl.DataFrame, phase: str) -> Burst | None:
     at = np.flatnonzero(excess >= float(np.median(ordered[:enough])) / 2)
     if not FEWEST <= len(at) <= 0.5 * len(values):
         return None
-    period = None
-    if (regular := find_period(at)) is not None:
-        period, in_time = regular
-        at = at[in_time]
-    rest = np.delete(values, at)
-    typical = int(np.median(rest))
-    return Burst(
-        rank=rows["rank"][0],
-        phase=phase,
-        share=len(at) / len(values),
-        period=period,
-        first=int(numbers[at[0]]),
-        count=len(at),
-        typical_ns=typical,
-        slow_ns=int(np.median(values[at])),
-        lost_ns=int((values[at] - typical).sum()),
-        steps=tuple(numbers[at[:EVIDENCE]].tolist()),
-    )
+    return make_burst(rows["rank"][0], phase, numbers, values, at)[0]
 
 
 def recurring_cost_ns(burst: Burst) -> int:

@@ -38,6 +38,7 @@ WINDOWS = 10
 EVIDENCE = 1000
 MOST_OUTLIERS = 20
 
+Places = NDArray[np.int64] | NDArray[np.intp]
 EXPECTED = tuple(name for code, name in enumerate(PHASES) if code in CLAIMING or code == STARTUP)
 """Phases that are meant to occur only now and then. All others should take equally long in every step."""
 
@@ -199,7 +200,7 @@ def _after_warm_up(attempts: NDArray[Any]) -> NDArray[np.bool_]:
     return kept
 
 
-def _stands_out(values: Ints, median: float, least: float) -> NDArray[np.bool_]:
+def stands_out(values: Ints, median: float, least: float = 0) -> NDArray[np.bool_]:
     """Return which values are far above their median, by at least ``least`` nanoseconds."""
     is_out: NDArray[np.bool_] = values > max(SLOW * median, median + least)
     if is_out.any():
@@ -212,42 +213,48 @@ def _bursts(steps: RankSteps) -> tuple[list[Burst], NDArray[np.bool_]]:
     total = int(steps.times.sum())
     all_bursts, taken = [], np.zeros(len(steps.numbers), bool)
     for phase, values in steps.phases.items():
-        slow = _stands_out(values, steps.medians[phase], steps.median / 2)
+        slow = stands_out(values, steps.medians[phase], steps.median / 2)
         if not slow.any():
             continue
         # Only steps that are about equally slow: others have another cause.
-        slow &= values >= np.median(values[slow]) / 2
-        at = np.flatnonzero(slow)
+        at = np.flatnonzero(slow & (values >= np.median(values[slow]) / 2))
         if not BURST_COUNT <= len(at) <= BURST_SHARE * len(values) or _is_consecutive(at):
             continue
-        period = None
-        if (regular := find_period(at)) is not None:
-            # Slow steps in between have another cause.
-            period, in_time = regular
-            slow[at[~in_time]] = False
-            at = at[in_time]
-        typical = int(np.median(values[~slow]))
-        lost = int((values[at] - typical).sum())
-        if lost < (BURST_LOST if period else IRREGULAR_LOST) * total:
+        burst, at = make_burst(steps.rank, phase, steps.numbers, values, at)
+        if burst.lost_ns < (BURST_LOST if burst.period else IRREGULAR_LOST) * total:
             continue
-        if period is None and lost < LEAST_NS * len(at):
+        if burst.period is None and burst.lost_ns < LEAST_NS * burst.count:
             continue
-        taken |= slow
-        all_bursts.append(
-            Burst(
-                rank=steps.rank,
-                phase=phase,
-                share=len(at) / len(values),
-                period=period,
-                first=int(steps.numbers[at[0]]),
-                count=len(at),
-                typical_ns=typical,
-                slow_ns=int(np.median(values[at])),
-                lost_ns=lost,
-                steps=tuple(steps.numbers[at[:EVIDENCE]].tolist()),
-            )
-        )
+        taken[at] = True
+        all_bursts.append(burst)
     return all_bursts, taken
+
+
+def make_burst(
+    rank: int, phase: str, numbers: Ints, values: Ints, at: Places
+) -> tuple[Burst, Places]:
+    """Return the burst of the slow steps at these places, and its places.
+
+    If it is regular, slow steps in between are left out: they have another cause.
+    """
+    period = None
+    if (regular := find_period(at)) is not None:
+        period, in_time = regular
+        at = at[in_time]
+    typical = int(np.median(np.delete(values, at)))
+    burst = Burst(
+        rank=rank,
+        phase=phase,
+        share=len(at) / len(values),
+        period=period,
+        first=int(numbers[at[0]]),
+        count=len(at),
+        typical_ns=typical,
+        slow_ns=int(np.median(values[at])),
+        lost_ns=int((values[at] - typical).sum()),
+        steps=tuple(numbers[at[:EVIDENCE]].tolist()),
+    )
+    return burst, at
 
 
 def _is_consecutive(at: NDArray[Any]) -> bool:
@@ -259,17 +266,18 @@ def _drift(steps: RankSteps) -> Drift | None:
     values = steps.times
     if len(values) < 2 * FEWEST:
         return None
-    edges = np.linspace(0, len(values), WINDOWS + 1).astype(int)
-    ends = edges[[0, 1]], edges[[-2, -1]]
-    low, high = sorted(float(np.median(values[a:b])) for a, b in ends)
+    edges = np.linspace(0, len(values), WINDOWS + 1).astype(int).tolist()
+    parts = [values[a:b] for a, b in pairwise(edges)]
+    first, last = parts[0], parts[-1]
+    low, high = sorted((float(np.median(first)), float(np.median(last))))
     if low <= 0 or high < DRIFT * low:
         return None
     # Other programs on the machine delay some steps; a drift also changes the fastest steps.
-    fastest = sorted(float(np.percentile(values[a:b], FASTEST)) for a, b in ends)
+    fastest = sorted((float(np.percentile(first, FASTEST)), float(np.percentile(last, FASTEST))))
     if fastest[1] < DRIFT * fastest[0]:
         return None
-    windows = np.array([np.median(values[a:b]) for a, b in pairwise(edges.tolist())])
-    if not _is_trend(windows, values, edges):
+    windows = np.array([np.median(part) for part in parts])
+    if not _is_trend(parts, windows):
         return None
     changes = np.abs(np.diff(windows))
     begin, end = _extent(windows)
@@ -287,16 +295,13 @@ def _drift(steps: RankSteps) -> Drift | None:
     )
 
 
-def _is_trend(windows: NDArray[Any], values: Ints, edges: NDArray[Any]) -> bool:
-    """Return whether the windows change in one direction, by more than the noise within a window."""
+def _is_trend(parts: list[Ints], windows: NDArray[Any]) -> bool:
+    """Return whether the medians of the parts change in one direction, beyond the noise within a part."""
     change = windows[-1] - windows[0]
     against = -np.minimum(np.diff(windows) * np.sign(change), 0).sum()
-    spreads = [
-        np.median(np.abs(values[a:b] - np.median(values[a:b]))) for a, b in pairwise(edges.tolist())
-    ]
-    size = len(values) / WINDOWS
-    noise = 4 * float(np.median(spreads)) / np.sqrt(size)
-    return bool(against <= 0.35 * abs(change) and abs(change) > 2 * noise)
+    spreads = [np.median(np.abs(part - at)) for part, at in zip(parts, windows, strict=True)]
+    error = np.median(spreads) / np.sqrt(sum(map(len, parts)) / WINDOWS)
+    return bool(against <= 0.35 * abs(change) and abs(change) > 8 * error)
 
 
 def _extent(windows: NDArray[Any]) -> tuple[int, int]:
@@ -307,11 +312,10 @@ def _extent(windows: NDArray[Any]) -> tuple[int, int]:
     return begin, max(begin, end)
 
 
-def _changed_most(steps: RankSteps, edges: NDArray[Any], is_slower: bool) -> str:
-    first, last = slice(edges[0], edges[1]), slice(edges[-2], edges[-1])
+def _changed_most(steps: RankSteps, edges: list[int], is_slower: bool) -> str:
     sign = 1 if is_slower else -1
     changes = {
-        phase: sign * (float(values[last].mean()) - float(values[first].mean()))
+        phase: sign * (float(values[edges[-2] :].mean()) - float(values[: edges[1]].mean()))
         for phase, values in steps.phases.items()
     }
     return max(changes, key=changes.__getitem__)
@@ -320,7 +324,7 @@ def _changed_most(steps: RankSteps, edges: NDArray[Any], is_slower: bool) -> str
 def _outliers(steps: RankSteps, taken: NDArray[np.bool_]) -> list[Outlier]:
     """Return the slowest steps of a rank, without those that are part of bursts."""
     median, typical = steps.median, steps.medians
-    at = np.flatnonzero(_stands_out(steps.times, median, max(median, LEAST_NS)) & ~taken)
+    at = np.flatnonzero(stands_out(steps.times, median, max(median, LEAST_NS)) & ~taken)
     slowest = []
     for row in at[np.argsort(-steps.times[at], kind="stable")][:MOST_OUTLIERS].tolist():
         excess = {p: float(values[row]) - typical[p] for p, values in steps.phases.items()}
@@ -350,8 +354,6 @@ IN_TIME = 0.7
 """Smallest share of the places that must be on the beat: others occur in between by accident …"""
 THERE = 0.8
 """… and smallest share of the expected places that must be present."""
-
-Places = NDArray[np.int64] | NDArray[np.intp]
 
 
 def find_period(at: Places) -> tuple[int, NDArray[np.bool_]] | None:
