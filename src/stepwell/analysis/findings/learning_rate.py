@@ -38,20 +38,33 @@ CHECK_GROUPS = (
     "Check the parameter groups of the optimizer, and the code that sets their learning rates."
 )
 SCHEDULERS = ("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule")
+Rates = dict[str, MetricCurve]
+"""Learning rates by group."""
 
 
 def find_wrong_learning_rate(facts: Facts) -> Iterator[Finding]:
     """Yield at most one finding, the first of: zero, ratio, value, group without schedule, schedule."""
     rates = _rates(facts)
-    if not rates:
-        return iter(())
-    config = facts.run.config
-    looks = (_zero, _ratio, _value, _left_behind, _schedule)
-    return first_of(look(facts, config, rates) for look in looks)
+    looks = (_zero, _ratio, _value, _left_behind, _schedule) if rates else ()
+    return first_of(look(facts, rates) for look in looks)
 
 
-def _rates(facts: Facts) -> dict[str, MetricCurve]:
+def _rates(facts: Facts) -> Rates:
     return {c.name.removeprefix(PREFIX): c for c in facts.curves.matching(RATE) if len(c) >= 2}
+
+
+def _wrong(
+    curve: MetricCurve,
+    text: str,
+    since: int | None = None,
+    advice: str = CHECK_GROUPS,
+    **evidence: Any,
+) -> Finding:
+    """Return a finding about the learning rate of a group, from this step or from its first one on."""
+    first, last = curve.span
+    steps = first if since is None else since, last
+    evidence = {"metric": curve.name, **evidence}
+    return Finding("learning-rate", "warning", text, evidence, steps, advice=advice)
 
 
 def is_warming_up(facts: Facts) -> bool:
@@ -64,7 +77,7 @@ def is_warming_up(facts: Facts) -> bool:
     return False
 
 
-def _zero(facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]) -> Finding | None:
+def _zero(facts: Facts, rates: Rates) -> Finding | None:
     """Return a finding if all groups are at 0 or negligible, in the whole run or at its end."""
     curve = max(rates.values(), key=len)
     first = int(curve.steps[0])
@@ -131,11 +144,9 @@ def _still(facts: Facts, since: int) -> str:
     return f", and {' and '.join(names[:2])} {verb} not changed since"
 
 
-def _ratio(
-    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
-) -> Finding | None:
+def _ratio(facts: Facts, rates: Rates) -> Finding | None:
     """Return a finding if the ratio of two groups differs from the configured one."""
-    wanted = _numbers(_first(config, RATIOS), rates)
+    wanted = _numbers(_first(facts, RATIOS), rates)
     if len(wanted) < 2:
         return None
     base, *others = wanted
@@ -154,17 +165,13 @@ def _ratio(
                 f"The ratio of the learning rates of {base} and {group} is 1 : {number(median)} from step "
                 f"{step} on, not 1 : {number(asked)} as configured."
             )
-            evidence = {"metric": rates[group].name, "ratio": median, "asked": asked}
-            steps = step, rates[group].span[1]
-            return Finding("learning-rate", "warning", text, evidence, steps, advice=CHECK_GROUPS)
+            return _wrong(rates[group], text, step, ratio=median, asked=asked)
     return None
 
 
-def _value(
-    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
-) -> Finding | None:
+def _value(facts: Facts, rates: Rates) -> Finding | None:
     """Return a finding if a group exceeds its configured rate, or is constant at a lower one."""
-    asked = _first(config, KEYS)
+    asked = _first(facts, KEYS)
     wanted = _numbers(asked, rates)
     single = as_number(asked)
     if single is not None and len(_groups(rates)) == 1:
@@ -179,66 +186,55 @@ def _value(
                 f"The learning rate of {group} is {number(highest)} at step {step}, "
                 f"not {number(value)} as configured."
             )
-            evidence = {"metric": curve.name, "value": highest, "asked": value}
-            steps = step, curve.span[1]
-            return Finding("learning-rate", "warning", text, evidence, steps, advice=CHECK_GROUPS)
+            return _wrong(curve, text, step, value=highest, asked=value)
     return None
 
 
-def _left_behind(
-    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
-) -> Finding | None:
+def _left_behind(facts: Facts, rates: Rates) -> Finding | None:
     """Return a finding for a group that does not follow the schedule of the others."""
     groups = {name: c for name, c in _of_one_optimizer(rates).items() if len(c) >= FEWEST}
     moving = [name for name, c in groups.items() if not _is_constant(c)]
     still = [name for name, c in groups.items() if _is_constant(c) and c.values.max() > 0]
     if not still or not moving:
         return None
-    group, curve = still[0], groups[still[0]]
-    other = groups[moving[0]]
+    group, curve, other = still[0], groups[still[0]], groups[moving[0]]
     text = (
         f"The learning rate of {group} stays at {number(float(curve.values[0]))} while that of "
         f"{moving[0]} goes from {number(float(other.values[0]))} to "
         f"{number(float(other.values[-1]))}: the schedule does not apply to it."
     )
-    evidence = {"metric": curve.name, "moving": moving}
-    return Finding("learning-rate", "warning", text, evidence, curve.span, advice=CHECK_GROUPS)
+    return _wrong(curve, text, moving=moving)
 
 
-def _schedule(
-    facts: Facts, config: Mapping[str, Any], rates: dict[str, MetricCurve]
-) -> Finding | None:
+def _schedule(facts: Facts, rates: Rates) -> Finding | None:
     """Return a finding if a schedule is configured and the rates never change."""
-    name = str(_first(config, SCHEDULERS) or "").lower()
+    name = str(_first(facts, SCHEDULERS) or "").lower()
     curve = max(rates.values(), key=len)
     steps = facts.curves.matching(f"^{SCHEDULER_STEPS}$")
     is_idle = bool(steps) and not np.any(steps[0].values)
     is_meant = any(word in name for word in ALWAYS_CHANGING) and len(curve) >= FEWEST
-    if not is_idle and not is_meant:
-        return None
-    if not all(map(_is_constant, rates.values())):
+    if not (is_idle or is_meant) or not all(map(_is_constant, rates.values())):
         return None
     why = "a scheduler is attached to the optimizer" if is_idle else f"the schedule is {name}"
     text = (
         f"The learning rate stays at {number(float(curve.values[0]))} from step {curve.steps[0]} to "
         f"{curve.steps[-1]}, although {why}: scheduler.step() is not called."
     )
-    evidence = {"metric": curve.name, "scheduler": name}
     advice = "Call scheduler.step() after optimizer.step(), or once per epoch."
-    return Finding("learning-rate", "warning", text, evidence, curve.span, advice=advice)
+    return _wrong(curve, text, advice=advice, scheduler=name)
 
 
 def _is_constant(curve: MetricCurve) -> bool:
     return float(np.ptp(curve.values)) <= 1e-9 * float(curve.values.max())
 
 
-def _groups(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
+def _groups(rates: Rates) -> Rates:
     """Return one curve for each group of the optimizer; the numbered ones if groups also have names."""
     numbered = {name: c for name, c in rates.items() if name.startswith("group_")}
     return numbered or rates
 
 
-def _of_one_optimizer(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
+def _of_one_optimizer(rates: Rates) -> Rates:
     """Return the groups of one optimizer. Another optimizer may have another schedule, or none."""
     ours = {name: c for name, c in rates.items() if c.name.startswith(PREFIX)}
     if ours:
@@ -248,7 +244,8 @@ def _of_one_optimizer(rates: dict[str, MetricCurve]) -> dict[str, MetricCurve]:
     return {name: c for name, c in numbered.items() if NUMBERED.sub("", name) == first}
 
 
-def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+def _first(facts: Facts, keys: tuple[str, ...]) -> Any:
+    config = facts.run.config
     parts = [config.get(part) for part in ("optimizer", "optim", "training", "train")]
     # Settings with a class were read from the optimizer when the loop started; a schedule changes them.
     given = [part for part in parts if isinstance(part, Mapping) and "class" not in part]
@@ -256,7 +253,7 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _numbers(asked: Any, rates: dict[str, MetricCurve]) -> dict[str, float]:
+def _numbers(asked: Any, rates: Rates) -> dict[str, float]:
     """Return the configured number of each group that has a curve. A list is in the order of groups."""
     if isinstance(asked, list | tuple):
         asked = {f"group_{i}": value for i, value in enumerate(asked)}
