@@ -165,7 +165,7 @@ def _diverged(facts: Facts, curve: MetricCurve) -> Finding | None:
     low = curve.smooth <= 3 * base
     since = int(np.flatnonzero(low)[-1]) + 1 if low.any() else 0
     step = int(curve.steps[min(since, len(values) - 1)])
-    more = _gradient_growth(facts, step)
+    more = _gradient_growth(facts)
     return Finding(
         "diverged",
         "critical",
@@ -178,7 +178,7 @@ def _diverged(facts: Facts, curve: MetricCurve) -> Finding | None:
     )
 
 
-def _gradient_growth(facts: Facts, step: int) -> str:
+def _gradient_growth(facts: Facts) -> str:
     from stepwell.analysis.findings.gradients import overall_norm
 
     curve = overall_norm(facts)

@@ -24,7 +24,7 @@ def find_nonfinite(facts: Facts) -> Iterator[Finding]:
         return
     gradient_step = _first_odd(gradients[0]) if gradients else None
     first = min(_first_odd(c) for c in (*losses, *gradients))
-    layer = _layer(facts, gradients, gradient_step)
+    layer = _layer(facts, gradient_step)
     names = [c.name for c in (losses or gradients)]
     main = losses[0] if losses else gradients[0]
     kind, _ = _kind(facts, [main], _first_odd(main))
@@ -94,7 +94,7 @@ def _lasts(curve: MetricCurve) -> bool:
     return bool(runs.max() >= IN_A_ROW)
 
 
-def _layer(facts: Facts, gradients: list[MetricCurve], step: int | None) -> str | None:
+def _layer(facts: Facts, step: int | None) -> str | None:
     """Return the layer in which it started; None if all or no layers were not finite at that step.
 
     Gradients are computed from the last layer to the first, so it is the last layer that is not finite.
