@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from stepwell.analysis.findings import (
     findings,
     unchecked,
 )
-from stepwell.analysis.findings.curves import MetricCurve
+from stepwell.analysis.findings.curves import MetricCurve, goal_of
 from stepwell.analysis.overview import own_summary
 from stepwell.analysis.progress import TimeLeft, drop_incomplete, time_left
 from stepwell.analysis.recording_cost import RecordingCost, recording_cost
@@ -35,6 +37,9 @@ from stepwell.reading import RecordedRun
 MOST_VALUES = 10
 MUCH = 0.3
 """Share of the wall time in no span from which on the report suggests to add spans."""
+ABOUT_OTHER = {"pauses", "uncovered-time", "busy-machine"}
+"""Rules whose findings explain the time in no span."""
+MOST_HINTS = 2
 ENDED_BY = ("died", "hang")
 """The rules that explain how the run ended, or why it makes no progress."""
 
@@ -162,7 +167,7 @@ def report(
         goodput=facts.goodput.share if needs_goodput else None,
         throughput=throughput(facts.summary.updates),
         summary=own_summary(run),
-        hints=_hints(facts, {finding.rule for finding in all_findings}),
+        hints=list(islice(_hints(facts, {f.rule for f in all_findings}), MOST_HINTS)),
         unchecked=list(unchecked(facts)),
     )
 
@@ -191,10 +196,9 @@ def _ends_first(unsorted: list[Finding]) -> list[Finding]:
 
 def _left(facts: Facts, all_findings: list[Finding]) -> TimeLeft | None:
     left = time_left(facts) if facts.status == "running" else None
-    if left is not None and any(finding.rule == "hang" for finding in all_findings):
-        # While it hangs, the pace from before says nothing.
-        left = replace(left, ns=None)
-    return left
+    is_hanging = any(finding.rule == "hang" for finding in all_findings)
+    # While it hangs, the pace from before says nothing.
+    return replace(left, ns=None) if left is not None and is_hanging else left
 
 
 def highest(table: pl.DataFrame, column: str) -> int | None:
@@ -208,13 +212,12 @@ def _time(facts: Facts) -> list[PhaseLine]:
     lines = []
     order = sorted(facts.table.items(), key=lambda line: (line[0] == "other", -line[1]))
     for phase, ns in order:
-        each = (
-            facts.steady[phase] if phase in facts.steady.columns else pl.Series([], dtype=pl.Int64)
-        )
-        each = each.filter(each > 0)
-        # Phases that most steps do without are not part of a typical step.
-        typical = each.len() >= 20 and each.len() >= facts.steady.height / 2
-        p50, p95 = _median_and_high(each) if typical else (None, None)
+        p50, p95 = None, None
+        if phase in facts.steady.columns:
+            each = facts.steady[phase].filter(facts.steady[phase] > 0)
+            # Phases that most steps do without are not part of a typical step.
+            if each.len() >= max(20, facts.steady.height / 2):
+                p50, p95 = _median_and_high(each)
         lines.append(PhaseLine(phase_title(phase), ns, facts.part_of_wall(ns), p50, p95))
     return lines
 
@@ -234,10 +237,9 @@ def _background(facts: Facts) -> list[BackgroundLine]:
 def _steps(facts: Facts) -> StepLine | None:
     """Return percentiles of the steps after the first few, and the longest of all steps."""
     every = drop_incomplete(_own_times(facts.steps), facts.incomplete)
+    steady = every
     if facts.steady.height >= 20:
         steady = drop_incomplete(_own_times(facts.steady), facts.incomplete)
-    else:
-        steady = every
     if steady.is_empty():
         return None
     # A later step did not end.
@@ -260,10 +262,9 @@ def _own_times(steps: pl.DataFrame) -> pl.DataFrame:
 
 def _count_epochs(facts: Facts) -> int | None:
     """Return the number of epochs begun, even if their numbers repeat; with restarts, of distinct ones."""
-    parts = [part for part in facts.timelines if part.iterations is not None]
-    if not parts:
+    epochs = [part.iterations.epochs for part in facts.timelines if part.iterations is not None]
+    if not epochs:
         return None
-    epochs = [part.iterations.epochs for part in parts if part.iterations is not None]
     if facts.attempts > 1:
         count = len(set().union(*(np.unique(own).tolist() for own in epochs)) - {-1})
     else:
@@ -284,13 +285,10 @@ def _count_steps(facts: Facts) -> int:
 
 def _values(facts: Facts) -> list[ValueLine]:
     """Return metrics that have a goal first (lower or higher is better), then the others."""
-    from stepwell.analysis.findings.curves import goal_of
-
     names = facts.curves.names
     goals = {name: goal_of(name) for name in names}
-    judged = [name for name in names if goals[name]]
     others = [name for name in names if not goals[name] and "/group_" not in name]
-    chosen = (judged + others)[:MOST_VALUES]
+    chosen = [*filter(goals.get, names), *others][:MOST_VALUES]
     return [_value(facts, facts.curves.curve(name), goals[name]) for name in chosen]
 
 
@@ -309,57 +307,36 @@ def _value(facts: Facts, curve: MetricCurve, goal: str | None) -> ValueLine:
     return ValueLine(curve.name, last, step, best, best_step, len(curve.odd))
 
 
-def _hints(facts: Facts, rules: set[str]) -> list[Hint]:
-    """Return the two most useful hints about what else to record."""
-    hints = []
+def _hints(facts: Facts, rules: set[str]) -> Iterator[Hint]:
+    """Yield hints about what else to record, the most useful first."""
     if facts.steps.is_empty():
-        hints.append(
-            Hint(
-                "No training steps were recorded. With PyTorch, add before the loop:",
-                ("import stepwell", "stepwell.watch(model, optimizer, loader)"),
-            )
+        yield Hint(
+            "No training steps were recorded. With PyTorch, add before the loop:",
+            ("import stepwell", "stepwell.watch(model, optimizer, loader)"),
         )
-        hints.append(
-            Hint(
-                "In any other loop, add for every step:",
-                ("run.set_step(step)", 'with run.span("forward"): …'),
-            )
+        yield Hint(
+            "In any other loop, add for every step:",
+            ("run.set_step(step)", 'with run.span("forward"): …'),
         )
-        return hints
-    recorded = {"data", "forward", "backward", "optimizer"} & {
-        phase
-        for phase in facts.steps.columns
-        if facts.steps[phase].dtype == pl.Int64 and facts.steps[phase].max()
-    }
-    if not recorded:
-        hints.append(
-            Hint(
-                "The parts of a step were not recorded. Add spans around them:",
-                ('with run.span("wait for data"): …', 'with run.span("forward"): …'),
-            )
+        return
+    other_ns = facts.table.get("other", 0)
+    if not facts.has_parts and not facts.steps["data"].sum():
+        yield Hint(
+            "The parts of a step were not recorded. Add spans around them:",
+            ('with run.span("wait for data"): …', 'with run.span("forward"): …'),
         )
-    is_much = facts.table.get("other", 0) >= MUCH * facts.wall_ns
-    if recorded and is_much and not rules & {"pauses", "uncovered-time", "busy-machine"}:
-        share = percent(facts.part_of_wall(facts.table["other"]))
-        hints.append(
-            Hint(
-                f"{share} of the wall time is in no span. To see what it is, add spans:",
-                ('with stepwell.span("a name of yours"): …',),
-            )
+    elif other_ns >= MUCH * facts.wall_ns and not rules & ABOUT_OTHER:
+        share = percent(facts.part_of_wall(other_ns))
+        yield Hint(
+            f"{share} of the wall time is in no span. To see what it is, add spans:",
+            ('with stepwell.span("a name of yours"): …',),
         )
     if not facts.curves.names:
-        hints.append(
-            Hint(
-                "No metrics were logged. Add in the loop:", ('stepwell.log({"train/loss": loss})',)
-            )
+        yield Hint(
+            "No metrics were logged. Add in the loop:", ('stepwell.log({"train/loss": loss})',)
         )
-    elif not any(
-        "val" in name or "eval" in name or "holdout" in name for name in facts.curves.names
-    ):
-        hints.append(
-            Hint(
-                "No validation metric was logged, so overfitting cannot be detected. Add after validation:",
-                ('stepwell.log({"val/loss": loss})',),
-            )
+    elif not any("val" in name or "holdout" in name for name in facts.curves.names):
+        yield Hint(
+            "No validation metric was logged, so overfitting cannot be detected. Add after validation:",
+            ('stepwell.log({"val/loss": loss})',),
         )
-    return hints[:2]
