@@ -44,6 +44,15 @@ EXPLAINED = 0.5
 """Share of the logarithm of the slowdown: larger batches that account for this much are the cause."""
 DRIFT_LEAST_NS = 100_000
 """Least increase of the time of a step: a few microseconds are noise."""
+DRIFT_ADVICE = {
+    "data": "Check for a full cache, a shared disk, or workers that leak memory.",
+    "other": "Check the code outside any span for work that grows with the number of steps, such as a loop "
+    "over a growing list.",
+}
+DRIFT_ADVICE_ELSE = (
+    "Check for longer batches, a growing graph (a loss kept with its history), a hot device, or other "
+    "processes on this machine."
+)
 
 
 def find_recurring_slow_steps(facts: Facts) -> Iterator[Finding]:
@@ -108,11 +117,10 @@ def find_stalls(facts: Facts) -> Iterator[Finding]:
     least = max(STALL_LEAST_NS, STALL_LEAST_SHARE * facts.running_ns)
     epochs_begin: set[tuple[str, int]] = set()
     if (epochs := slow_epochs(facts)) is not None:
-        # Workers that start in each epoch are reported by the rule for waiting for data.
-        epochs_begin |= {("data", step) for step in epochs.steps}
+        # Workers that start in each epoch are reported by the rule for waiting for data. They end after the
+        # last one.
+        epochs_begin = {("data", step) for step in (*epochs.steps, int(facts.steps["step"][-1]))}
         epochs_begin |= {("other", step - 1) for step in epochs.steps}
-        # After the last epoch the workers end.
-        epochs_begin.add(("data", int(facts.steps["step"][-1])))
     for outlier in [*_among_slow(facts), *facts.patterns.outliers]:
         place = outlier.attempt, outlier.step
         lost = outlier.ns - outlier.typical_ns
@@ -181,14 +189,12 @@ def find_slow_first_steps(facts: Facts) -> Iterator[Finding]:
     rank, names = first["rank"], phase_columns(facts.steps)
     typical = facts.steady.filter(rank=rank).median().row(0, named=True)
     lost = int(first["period_ns"] - typical["period_ns"])
-    is_slow = first["period_ns"] >= FIRST_TIMES * typical["period_ns"] and lost >= FIRST_LEAST_NS
-    # Validation and checkpoints after a step do not make the step itself slow.
+    least = max(FIRST_LEAST_NS, FIRST_LEAST_SHARE * facts.running_ns)
+    if lost < least or first["period_ns"] < FIRST_TIMES * typical["period_ns"]:
+        return
     phase = max(names, key=lambda name: first[name] - typical[name])
-    if (
-        not is_slow
-        or lost < FIRST_LEAST_SHARE * facts.running_ns
-        or phase in ("validation", "checkpoint")
-    ):
+    if phase in ("validation", "checkpoint"):
+        # After a step, they do not make the step itself slow.
         return
     if phase == "data" and slow_epochs(facts) is not None:
         # All epochs start like that, which the rule for waiting for data reports.
@@ -234,7 +240,9 @@ def find_slowdown(facts: Facts) -> Iterator[Finding]:
         },
         (drift.from_step, drift.to_step),
         (drift.rank,) if facts.ranks > 1 else (),
-        "Check for other processes on this machine." if shared else _drift_advice(drift.phase),
+        "Check for other processes on this machine."
+        if shared
+        else DRIFT_ADVICE.get(drift.phase, DRIFT_ADVICE_ELSE),
         cost_ns=drift.lost_ns,
     )
 
@@ -274,18 +282,4 @@ def _shared_machine(facts: Facts, rank: int) -> str:
         f" The machine's CPUs were {percent(load.busy / 100)} busy, and the run used "
         f"{percent(load.own[0] / 100)} of one CPU at the start, {percent(load.own[-1] / 100)} at the end: "
         "other processes took the rest."
-    )
-
-
-def _drift_advice(phase: str) -> str:
-    if phase == "data":
-        return "Check for a full cache, a shared disk, or workers that leak memory."
-    if phase == "other":
-        return (
-            "Check the code outside any span for work that grows with the number of steps, such as a loop "
-            "over a growing list."
-        )
-    return (
-        "Check for longer batches, a growing graph (a loss kept with its history), a hot device, or other "
-        "processes on this machine."
     )
