@@ -53,7 +53,7 @@ def recording_cost(
     spans: tuple[int, int],
     metrics: int,
     wall_ns: int,
-    documents: Iterable[dict[str, Any]] = (),
+    documents: Iterable[dict[str, Any]],
 ) -> RecordingCost:
     """Return the estimated cost of recording.
 
@@ -68,12 +68,8 @@ def recording_cost(
     ns = round(_floor_ns() * (SPAN * own + METRIC * metrics))
     share = ns / wall_ns if wall_ns else 0.0
     measured = [d["recorder_cpu_ns"] for d in documents if d.get("recorder_cpu_ns")]
-    beside = sum(measured) if measured else None
-    return RecordingCost(total, metrics, _bytes(run), ns, share, beside)
-
-
-def _bytes(run: RecordedRun) -> int:
-    return disk_bytes(run.folder) if run.stored_bytes is None else run.stored_bytes
+    size = disk_bytes(run.folder) if run.stored_bytes is None else run.stored_bytes
+    return RecordingCost(total, metrics, size, ns, share, sum(measured) or None)
 
 
 def count_spans(tables: ProcessTables) -> int:
@@ -90,8 +86,8 @@ def count_spans(tables: ProcessTables) -> int:
 class _Floor:
     __slots__ = ("kept", "start")
 
-    def __init__(self, kept: list[tuple[int, int]]) -> None:
-        self.kept = kept
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, int]] = []
         self.start = 0
 
     def __enter__(self) -> None:
@@ -103,16 +99,15 @@ class _Floor:
 
 def _floor_ns() -> float:
     """Return the time of the cheapest possible span on this machine, the best of a few tries."""
-    best = float("inf")
+    times = []
     for _ in range(3):
-        kept: list[tuple[int, int]] = []
-        span = _Floor(kept)
+        span = _Floor()
         began = perf_counter_ns()
         for _ in range(ROUNDS):
             with span:
                 pass
-        best = min(best, (perf_counter_ns() - began) / ROUNDS)
-    return best
+        times.append((perf_counter_ns() - began) / ROUNDS)
+    return min(times)
 
 
 def disk_bytes(path: Path) -> int:

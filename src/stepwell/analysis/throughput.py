@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,23 +102,19 @@ def rates_of(attributes: Mapping[str, Any]) -> Throughput | None:
     return Throughput(*rates) if any(rates) else None
 
 
-def joules_of(tables: ProcessTables, metrics: Iterable[pl.DataFrame] | None = None) -> Joules:
+def joules_of(tables: ProcessTables, metrics: Sequence[pl.DataFrame]) -> Joules:
     """Return the energy that one process recorded. Each process counts from its own start.
 
-    ``metrics`` are its frames with ``name`` and ``value``, if they have been read already.
+    ``metrics`` are its frames with ``name`` and ``value``.
     """
     names = {name for kind, _, name in tables.process.names.values() if kind == METRIC}
     kinds = {name: match[1] for name in names if (match := ENERGY.search(name))}
-    if not kinds:
+    if not kinds or not metrics:
         return {}
     is_energy = pl.col("name").is_in(list(kinds)) & pl.col("value").is_finite()
-    read = tables.metrics({"name", "value"}) if metrics is None else metrics
-    frames = [frame.select("name", "value").filter(is_energy) for frame in read]
-    latest = pl.concat(frames).group_by("name").agg(pl.col("value").max()) if frames else None
-    return add_joules(
-        {kinds[name]: value}
-        for name, value in (latest.sort("name").rows() if latest is not None else ())
-    )
+    frames = [frame.select("name", "value").filter(is_energy) for frame in metrics]
+    latest = pl.concat(frames).group_by("name").agg(pl.col("value").max()).sort("name")
+    return add_joules({kinds[name]: value} for name, value in latest.iter_rows())
 
 
 def add_joules(parts: Iterable[Joules]) -> Joules:
