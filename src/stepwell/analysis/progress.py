@@ -47,21 +47,22 @@ def time_left(facts: Facts) -> TimeLeft | None:
 
     Incomplete steps count neither as done nor for the pace.
     """
-    steps = drop_incomplete(facts.steady, facts.incomplete)
-    steps = steps if steps.height else drop_incomplete(facts.steps, facts.incomplete)
-    if steps.is_empty():
+    completed = drop_incomplete(facts.steps, facts.incomplete)
+    if completed.is_empty():
         return None
-    rank = steps.filter(pl.col("rank") == steps["rank"].min()).sort("start_ns")
-    every = drop_incomplete(facts.steps, facts.incomplete).filter(pl.col("rank") == rank["rank"][0])
+    steady = drop_incomplete(facts.steady, facts.incomplete)
+    steps = completed if steady.is_empty() else steady
+    first = steps["rank"].min()
+    every = completed.filter(rank=first)
     last = every["step"].max()
     done = int(last) + 1 if isinstance(last, int) else 0
     target = _target(facts, every)
     if target is None or target < done:
         return None
-    latest = rank.tail(LATEST)
+    latest = steps.filter(rank=first).sort("start_ns").tail(LATEST)
     ended = (every["start_ns"] + every["duration_ns"]).max()
     # The end of the recorded time is the present, while it runs.
-    now = max(part.end_ns for part in facts.timelines if part.rank == rank["rank"][0])
+    now = max(part.end_ns for part in facts.timelines if part.rank == first)
     waited = now - (ended if isinstance(ended, int) else 0)
     if is_overdue(waited / 1e9, (latest["period_ns"] / 1e9).to_list()):
         return TimeLeft(done, target, None)
