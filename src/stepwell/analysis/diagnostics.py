@@ -27,17 +27,13 @@ PREFIXES = {"learning_rates": "learning_rate", "holdout_logits": "holdout", "bat
 """Prefix of the metrics of a field in a run, if it is not the name of the field."""
 PLACES = ("batch_idx", "epoch", "timestamp", "step", "attempt", "model", "nonfinite")
 """Fields that are not metrics."""
-_COLUMNS: dict[str, Any] = {
-    "attempt": pl.Int64,
-    "step": pl.Int64,
-    "epoch": pl.Int64,
-    "example": pl.Int64,
-    "label": pl.Int64,
-    "prediction": pl.Int64,
-    "logits": pl.List(pl.Float64),
-    "margin": pl.Float64,
-}
-HOLDOUT = pl.Schema(_COLUMNS)
+HOLDOUT = pl.Schema(
+    {
+        **dict.fromkeys(("attempt", "step", "epoch", "example", "label", "prediction"), pl.Int64()),
+        "logits": pl.List(pl.Float64),
+        "margin": pl.Float64(),
+    }
+)
 RECORDED = pl.Schema(
     {
         "name": pl.String,

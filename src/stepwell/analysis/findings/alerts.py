@@ -161,12 +161,8 @@ def as_json(run: RecordedRun, finding: Finding) -> dict[str, Any]:
 def _execute(words: list[str], message: dict[str, Any]) -> None:
     import subprocess
 
-    variables = {
-        "STEPWELL_RUN": str(message["run"]),
-        "STEPWELL_RULE": str(message["rule"]),
-        "STEPWELL_SEVERITY": str(message["severity"]),
-        "STEPWELL_TEXT": str(message["text"]),
-    }
+    names = ("run", "rule", "severity", "text")
+    variables = {f"STEPWELL_{name.upper()}": str(message[name]) for name in names}
     done = subprocess.run(
         words,
         input=json.dumps(message),

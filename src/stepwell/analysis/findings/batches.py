@@ -127,5 +127,4 @@ def _imbalanced(
 
 
 def _class(name: str) -> str:
-    match = SHARE.fullmatch(name)
-    return match.group(2) if match else name
+    return name.removesuffix("_pct").rpartition("_")[2]

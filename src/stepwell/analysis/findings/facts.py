@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from stepwell.analysis.engine import Engine, Summary, summarise_with_grids
@@ -178,16 +178,14 @@ class Facts:
     def waited_ns(self, rank: int, phase: str) -> dict[tuple[int, int], int]:
         """Return how long a rank waited for others in a phase, by attempt and step."""
         if (rank, phase) not in self._waited:
-            total: dict[tuple[int, int], int] = {}
+            total: dict[tuple[int, int], int] = defaultdict(int)
             every: list[Waits] = self._read[1][0].result()[1]
             for waits in every:
                 if waits.phase == phase:
-                    chosen = np.flatnonzero((waits.last != rank) & (waits.ns > 0))
-                    for step, ns in zip(
-                        waits.steps[chosen].tolist(), waits.ns[chosen].tolist(), strict=True
-                    ):
-                        key = waits.attempt, step
-                        total[key] = total.get(key, 0) + ns
+                    chosen = (waits.last != rank) & (waits.ns > 0)
+                    waited = waits.steps[chosen].tolist(), waits.ns[chosen].tolist()
+                    for step, ns in zip(*waited, strict=True):
+                        total[waits.attempt, step] += ns
             # Rules ask about one rank after the other.
             self._waited = {(rank, phase): total}
         return self._waited[rank, phase]

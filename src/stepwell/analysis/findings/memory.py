@@ -79,7 +79,7 @@ def _left(facts: Facts, name: str, rate: float) -> str:
     """Return when the memory will be full, while the run is running, else ""."""
     if facts.status != "running" or "gpu" in name:
         return ""
-    free = facts.machine.filter(pl.col("name") == "system/memory_available_bytes")
+    free = facts.machine.filter(name="system/memory_available_bytes")
     if free.is_empty():
         return ""
     return f". It will be full in {duration(float(free['value'][-1]) / rate * 3.6e12)}"

@@ -43,11 +43,9 @@ def find_spikes(facts: Facts) -> Iterator[Finding]:
     high = _high(curve)
     jump = next((at for at in high.starts.tolist() if _stays(curve, high, at)), None)
     if jump is not None:
-        yield _jump(facts, curve, high, jump)
-    else:
-        at = _spikes(curve, high)
-        if len(at):
-            yield _spiking(facts, curve, high, at)
+        yield _jump(curve, high, jump)
+    elif len(at := _spikes(curve, high)):
+        yield _spiking(curve, high, at)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def _stays(curve: MetricCurve, high: HighValues, at: int) -> bool:
     return all(float(np.median(part)) > limit for part in parts)
 
 
-def _jump(facts: Facts, curve: MetricCurve, high: HighValues, at: int) -> Finding:
+def _jump(curve: MetricCurve, high: HighValues, at: int) -> Finding:
     step, before = int(curve.steps[at]), float(high.usual[at])
     after = float(np.median(curve.values[at:]))
     return Finding(
@@ -115,7 +113,7 @@ def _jump(facts: Facts, curve: MetricCurve, high: HighValues, at: int) -> Findin
     )
 
 
-def _spiking(facts: Facts, curve: MetricCurve, high: HighValues, at: NDArray[np.intp]) -> Finding:
+def _spiking(curve: MetricCurve, high: HighValues, at: NDArray[np.intp]) -> Finding:
     steps = curve.steps[at].tolist()
     worst = int(at[high.rise[at].argmax()])
     usual, value = float(high.usual[worst]), float(curve.values[worst])
