@@ -184,7 +184,7 @@ def write_shelf(
     return read_shelf(path) or Shelf(path, note, {}, packed)
 
 
-def memory_shelf(note: Any, blobs: Mapping[str, bytes]) -> Shelf:
+def memory_shelf(blobs: Mapping[str, bytes], note: Any) -> Shelf:
     """Return a shelf that is not in a file."""
     return Shelf(Path(), note, {}, _pack(blobs))
 

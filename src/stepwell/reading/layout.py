@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.journal.document import clock_offset
 from stepwell.reading.context import ContextLog
-from stepwell.reading.process import Process, read_processes
+from stepwell.reading.process import Process, SealedSegments, read_processes
 from stepwell.reading.tables import ProcessTables
 
 
@@ -42,9 +42,18 @@ class Layout:
                 offsets[document["boot"]] = self.offsets[document["boot"]]
         return Layout(self.run, offsets, numbers)
 
-    def read(self, folder: Path, partial: bool = False) -> Iterator[ProcessTables]:
-        """Yield the records of the process in a folder, and of each of its workers."""
-        processes = read_processes(folder)
+    def read(
+        self,
+        folder: Path,
+        partial: bool = False,
+        sealed_of: SealedSegments | None = None,
+        events: bool = True,
+    ) -> Iterator[ProcessTables]:
+        """Yield the records of the process in a folder, and of each of its workers.
+
+        With ``partial``, steps are read only when needed. See ``read_processes`` for the others.
+        """
+        processes = read_processes(folder, sealed_of, events)
         for process, context in zip(processes, contexts(processes, partial), strict=True):
             offset = self.offsets.get(process.document["boot"], 0)
             # A process that started after the layout was made has no number yet.

@@ -34,6 +34,8 @@ MAX_STACKS = 8 << 20
 
 Name = tuple[str, str, str]
 """(kind, category, name)"""
+SealedSegments = Callable[[Path], list[RecordedSegment]]
+"""Returns the segments in the archives of a folder."""
 
 
 @dataclass
@@ -113,7 +115,7 @@ def read_documents(folder: Path) -> list[dict[str, Any]]:
 
 def read_processes(
     folder: Path,
-    sealed_of: Callable[[Path], list[RecordedSegment]] | None = None,
+    sealed_of: SealedSegments | None = None,
     events: bool = True,
 ) -> list[Process]:
     """Return a process and its workers.

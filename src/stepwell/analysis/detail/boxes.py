@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.analysis.timeline.intervals import Ints
+
 Entries = NDArray[Any]
-Ints = NDArray[np.int64]
 Places = NDArray[np.intp]
 
 ENTRY = np.dtype(

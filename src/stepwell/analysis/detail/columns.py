@@ -8,21 +8,16 @@ change of step may be in a segment that was sealed later.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.analysis.cache import (
-    Blobs,
-    CachedShelf,
-    Shelf,
-    memory_shelf,
-    shelf_path,
-)
-from stepwell.analysis.detail.source import ProcessSource, RunSource, fingerprint
+from stepwell.analysis.cache import Blobs, CachedShelf, Shelf, memory_shelf, shelf_path
+from stepwell.analysis.detail.source import ProcessSource, RunSource, by_group, fingerprint
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.journal.format import (
     CONTEXT_NAME,
     EPOCH_MASK,
@@ -30,14 +25,11 @@ from stepwell.journal.format import (
     STEP_BIAS,
     STEP_SHIFT,
 )
-from stepwell.reading.segments import RecordedSegment
+from stepwell.reading.segments import RecordedSegment, Words
+from stepwell.reading.tables import LOST
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
-GROUP = 32
-"""Numbers of segments in one file."""
 CONTEXT = "context"
 NAME_MASK = 0xFFFFFF
 ROW = 24
@@ -46,14 +38,20 @@ ROW = 24
 
 @dataclass(frozen=True)
 class Values:
-    """Values of one metric in the order of their segments: step, ns since the run began, and value."""
+    """Values of one metric: rank, step, ns since the run began, and value."""
 
+    ranks: Ints
     steps: Ints
     times: Ints
     values: Floats
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Values:
+        """Return some of the values."""
+        ranks, steps = self.ranks[chosen], self.steps[chosen]
+        return Values(ranks, steps, self.times[chosen], self.values[chosen])
 
 
 class StepLog:
@@ -68,10 +66,8 @@ class StepLog:
 
     def steps_at(self, clock: Ints) -> Ints:
         """Return the step at each of these times, -1 for none."""
-        steps = np.full(len(clock), -1, np.int64)
-        if len(self.clock):
-            index = np.searchsorted(self.clock, clock, side="right")
-            steps = np.where(index > 0, self.steps[np.maximum(index, 1) - 1], -1)
+        index = np.searchsorted(self.clock, clock, side="right")
+        steps: Ints = np.append(-1, self.steps)[index]
         if self._above is not None and (steps < 0).any():
             steps = np.where(steps < 0, self._above.steps_at(clock), steps)
         return steps
@@ -93,11 +89,7 @@ class ProcessMetrics:
         self._above = above
         self._is_cached = is_cached
         segments = source.process.of_kind("metrics")
-        groups: dict[int, list[RecordedSegment]] = {}
-        for segment in segments:
-            if segment.sealed is not None:
-                groups.setdefault(segment.seq // GROUP, []).append(segment)
-        self._shelves = [self._shelf(group, groups[group]) for group in sorted(groups)]
+        self._shelves = [self._shelf(*each) for each in by_group(segments).items()]
         self._loaded: dict[int, dict[str, bytes]] = {}
         self._live = _sorted_rows([s for s in segments if s.sealed is None])
 
@@ -105,27 +97,22 @@ class ProcessMetrics:
     def counts(self) -> dict[str, int]:
         """The number of values of each metric."""
         counts: dict[str, int] = {}
-        for number, count in self._counts():
-            name = self._name(number)
-            counts[name] = counts.get(name, 0) + count
+        for part in (*(shelf.note["counts"] for shelf in self._shelves), _counts(self._live)):
+            for number, count in part.items():
+                name = self.source.process.names.get(int(number), LOST)[2]
+                counts[name] = counts.get(name, 0) + int(count)
         return counts
 
     @cached_property
     def steps(self) -> StepLog:
         """The changes of step and epoch."""
-        parts = [[np.empty(0, np.uint64)] * 2]
-        parts += [_columns(blob, 2) for blob in self._blobs(CONTEXT)]
-        clock, word = (np.concatenate(column) for column in zip(*parts, strict=True))
+        clock, word = _columns(self._blobs(CONTEXT), 2)
         return StepLog(clock, word, None if self._above is None else self._above.steps)
 
     def values(self, name: str) -> Values:
-        """Return the values of a metric."""
-        numbers = [n for n, entry in self.source.process.names.items() if entry[2] == name]
-        parts = [_columns(blob, 3) for n in numbers for blob in self._blobs(str(n))]
-        if not parts:
-            none = np.empty(0, np.int64)
-            return Values(none, none, np.empty(0))
-        clock, word, bits = (np.concatenate(column) for column in zip(*parts, strict=True))
+        """Return the values of a metric in the order of their segments."""
+        numbers = [str(n) for n, entry in self.source.process.names.items() if entry[2] == name]
+        clock, word, bits = _columns((b for n in numbers for b in self._blobs(n)), 3)
         counted = (word & np.uint64(IMPLICIT_STEP - 1)).astype(np.int64)
         steps = counted - STEP_BIAS
         implicit = np.flatnonzero(word & np.uint64(IMPLICIT_STEP))
@@ -133,15 +120,8 @@ class ProcessMetrics:
         if len(implicit):
             known = self.steps.steps_at(times[implicit])
             steps[implicit] = np.where(known >= 0, known, counted[implicit])
-        return Values(steps, times + self.source.shift, bits.view(np.float64))
-
-    def _name(self, number: int) -> str:
-        return self.source.process.names.get(number, ("", "", "(name was lost)"))[2]
-
-    def _counts(self) -> Iterable[tuple[int, int]]:
-        for shelf in self._shelves:
-            yield from ((int(number), int(count)) for number, count in shelf.note["counts"].items())
-        yield from ((int(n), len(b) // ROW) for n, b in self._live.items() if n != CONTEXT)
+        ranks = np.full(len(steps), self.source.rank, np.int64)
+        return Values(ranks, steps, times + self.source.shift, bits.view(np.float64))
 
     def load(self) -> None:
         """Read all metrics at once, if they are all needed."""
@@ -163,21 +143,18 @@ class ProcessMetrics:
 
         def make() -> Blobs:
             rows = _sorted_rows(segments)
-            return rows, {"counts": {n: len(b) // ROW for n, b in rows.items() if n != CONTEXT}}
+            return rows, {"counts": _counts(rows)}
 
-        if self._is_cached:
-            return CachedShelf(path, marks, make)
-        blobs, note = make()
-        return memory_shelf(note, blobs)
+        return CachedShelf(path, marks, make) if self._is_cached else memory_shelf(*make())
 
 
 def metric_columns(
-    source: RunSource, ranks: Iterable[int] | None = None, is_cached: bool = True
+    source: RunSource, ranks: Sequence[int] | None = None, is_cached: bool = True
 ) -> list[ProcessMetrics]:
     """Return the metrics of each process of some ranks, or of all."""
     columns = []
     mains: dict[str, ProcessMetrics] = {}
-    for process in source.processes(None if ranks is None else list(ranks)):
+    for process in source.processes(ranks):
         above = mains.get(str(process.process.document["parent"])) if process.is_worker else None
         own = ProcessMetrics(process, above, is_cached)
         if not process.is_worker:
@@ -208,6 +185,15 @@ def _sorted_rows(segments: list[RecordedSegment]) -> dict[str, bytes]:
     return rows
 
 
-def _columns(blob: bytes, count: int) -> list[Words]:
-    words = np.frombuffer(blob, np.uint64)
-    return np.split(words[: len(words) // count * count], count)
+def _counts(rows: dict[str, bytes]) -> dict[str, int]:
+    """Return the number of values of each metric by the number of its name."""
+    return {number: len(blob) // ROW for number, blob in rows.items() if number != CONTEXT}
+
+
+def _columns(blobs: Iterable[bytes], count: int) -> list[Words]:
+    """Return the columns of several blobs together."""
+    parts = [[np.empty(0, np.uint64)] * count]
+    for blob in blobs:
+        words = np.frombuffer(blob, np.uint64)
+        parts.append(np.split(words[: len(words) // count * count], count))
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]

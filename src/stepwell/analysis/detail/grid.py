@@ -11,20 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell._core import clock
-from stepwell.analysis.cache import (
-    Blobs,
-    CachedShelf,
-    Shelf,
-    memory,
-    memory_shelf,
-    shelf_path,
-)
+from stepwell.analysis.cache import Blobs, CachedShelf, Shelf, memory, memory_shelf, shelf_path
 from stepwell.analysis.detail.source import RunSource
 from stepwell.analysis.ranks.grid import read_grids
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.reading import RecordedRun
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MAX_WIDTH, MAX_HEIGHT = 4096, 4096
 MEDIAN_CELLS = 4_000_000
@@ -84,15 +77,16 @@ def grid_at(
         width: the maximum number of columns.
         height: the maximum number of rows.
     """
-    stored = _StoredGrids(run)
-    attempts = stored.attempts
+    shelf = _stored_grids(run)
+    notes: dict[str, Any] = shelf.note["grids"]
+    attempts = sorted(map(int, notes))
     if not attempts:
         return GridWindow(phase or "", [], [], 0, [], [], 0, 0, np.empty((0, 0)), 0)
     chosen = attempt if attempt in attempts else attempts[-1]
-    times = stored.phases(chosen)
+    times: dict[str, int] = notes[str(chosen)]["phases"]
     if phase not in times:
         phase = max(times, key=lambda name: times[name], default="")
-    all_ranks, all_steps = stored.ranks(chosen), stored.steps(chosen)
+    all_ranks, all_steps = (_array(shelf, f"{chosen}/{axis}") for axis in ("ranks", "steps"))
     rows = np.arange(len(all_ranks))
     if ranks is not None:
         rows = np.flatnonzero(np.isin(all_ranks, np.array(list(ranks), np.int64)))
@@ -107,7 +101,7 @@ def grid_at(
     if len(rows) and end > first:
         parts = []
         stride = max(1, len(rows) * (end - first) // MEDIAN_CELLS)
-        for part in stored.pieces(chosen, phase, rows):
+        for part in _pieces(shelf, f"{chosen}/{phase}", len(all_steps), rows):
             part = part[:, first:end]
             known.append(part.ravel()[::stride])
             parts.append(np.maximum.reduceat(part, column_starts, axis=1))
@@ -128,78 +122,55 @@ def grid_at(
     )
 
 
-class _StoredGrids:
-    """The times of all ranks, steps and phases of a run, in the cache."""
+def _stored_grids(run: RecordedRun) -> Shelf:
+    """Return the times of all ranks, steps and phases of a run, from the cache if it has ended."""
+    source = RunSource(run)
+    if not source.is_live:
+        return CachedShelf(shelf_path(run.folder, "grid"), source.signature(), lambda: _make(run))
+    key = "grid", str(run.folder)
+    recent: tuple[Shelf, float] | None = memory.get(key)
+    began = time.monotonic()
+    if recent is not None and began < recent[1]:
+        return recent[0]
+    blobs, note = _make(run)
+    shelf = memory_shelf(blobs, note)
+    due = clock.due_after(began, LEAST_AGE_S, REST)
+    memory.put(key, (shelf, due), sum(map(len, blobs.values())))
+    return shelf
 
-    def __init__(self, run: RecordedRun) -> None:
-        self._run = run
-        source = RunSource(run)
-        if source.is_live:
-            self._shelf = self._live()
-        else:
-            path = shelf_path(run.folder, "grid")
-            self._shelf = CachedShelf(path, source.signature(), self._make)
-        self._note: dict[str, Any] = self._shelf.note["grids"]
 
-    def _live(self) -> Shelf:
-        key = "grid", str(self._run.folder)
-        recent: tuple[Shelf, float] | None = memory.get(key)
-        began = time.monotonic()
-        if recent is not None and began < recent[1]:
-            return recent[0]
-        blobs, note = self._make()
-        shelf = memory_shelf(note, blobs)
-        due = clock.due_after(began, LEAST_AGE_S, REST)
-        memory.put(key, (shelf, due), sum(map(len, blobs.values())))
-        return shelf
+def _make(run: RecordedRun) -> Blobs:
+    """Return the grids of a run in pieces; the note has the time in each phase by attempt."""
+    blobs: dict[str, bytes] = {}
+    notes: dict[str, Any] = {}
+    for grid in read_grids(run):
+        phases = {}
+        for phase in grid.phases:
+            total = grid.total(phase)
+            phases[phase] = int(total.sum())
+            total[grid.begin < 0] = -1
+            size = _piece_rows(total.shape[1])
+            for piece, low in enumerate(range(0, len(total), size)):
+                rows = total[low : low + size]
+                blobs[f"{grid.attempt}/{phase}/{piece}"] = rows.astype("<i8").tobytes()
+        notes[str(grid.attempt)] = {"phases": phases}
+        blobs[f"{grid.attempt}/ranks"] = np.array(grid.ranks, "<i8").tobytes()
+        blobs[f"{grid.attempt}/steps"] = grid.steps.astype("<i8").tobytes()
+    return blobs, {"grids": notes}
 
-    def _make(self) -> Blobs:
-        blobs: dict[str, bytes] = {}
-        notes: dict[str, Any] = {}
-        for grid in read_grids(self._run):
-            phases = {}
-            for phase in grid.phases:
-                total = grid.total(phase)
-                phases[phase] = int(total.sum())
-                total[grid.begin < 0] = -1
-                for piece, low in enumerate(range(0, len(total), _piece_rows(total.shape[1]))):
-                    rows = total[low : low + _piece_rows(total.shape[1])]
-                    blobs[f"{grid.attempt}/{phase}/{piece}"] = rows.astype("<i8").tobytes()
-            notes[str(grid.attempt)] = {"phases": phases}
-            blobs[f"{grid.attempt}/ranks"] = np.array(grid.ranks, "<i8").tobytes()
-            blobs[f"{grid.attempt}/steps"] = grid.steps.astype("<i8").tobytes()
-        return blobs, {"grids": notes}
 
-    @property
-    def attempts(self) -> list[int]:
-        """The attempts."""
-        return sorted(map(int, self._note))
+def _pieces(shelf: Shelf, name: str, width: int, rows: NDArray[np.intp]) -> Iterator[Ints]:
+    """Yield the times of some rows, a piece at a time; -1 where nothing was recorded."""
+    size = _piece_rows(width)
+    for piece in np.unique(rows // size).tolist():
+        table = np.zeros((size, width), np.int64)
+        if f"{name}/{piece}" in shelf:
+            table = _array(shelf, f"{name}/{piece}").reshape(-1, width)
+        yield table[rows[rows // size == piece] - piece * size]
 
-    def phases(self, attempt: int) -> dict[str, int]:
-        """Return the phases of an attempt with their time over all ranks."""
-        return dict(self._note[str(attempt)]["phases"])
 
-    def ranks(self, attempt: int) -> Ints:
-        """Return the ranks of an attempt."""
-        return self._array(f"{attempt}/ranks")
-
-    def steps(self, attempt: int) -> Ints:
-        """Return the steps of an attempt."""
-        return self._array(f"{attempt}/steps")
-
-    def pieces(self, attempt: int, phase: str, rows: NDArray[np.intp]) -> Iterator[Ints]:
-        """Yield the times of some rows, a piece at a time; -1 where nothing was recorded."""
-        width = len(self.steps(attempt))
-        size = _piece_rows(width)
-        for piece in np.unique(rows // size).tolist():
-            if f"{attempt}/{phase}/{piece}" in self._shelf:
-                table = self._array(f"{attempt}/{phase}/{piece}").reshape(-1, width)
-            else:
-                table = np.zeros((size, width), np.int64)
-            yield table[rows[rows // size == piece] - piece * size]
-
-    def _array(self, key: str) -> Ints:
-        return np.frombuffer(self._shelf.blob(key), "<i8")
+def _array(shelf: Shelf, key: str) -> Ints:
+    return np.frombuffer(shelf.blob(key), "<i8")
 
 
 def _piece_rows(width: int) -> int:

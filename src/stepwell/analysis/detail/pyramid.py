@@ -9,9 +9,8 @@ segments themselves. Spans that continue in other segments are stored beside the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,11 @@ from stepwell.analysis.detail.boxes import (
     join_entries,
     merge_entries,
 )
-from stepwell.analysis.detail.source import ProcessSource, fingerprint
+from stepwell.analysis.detail.source import ProcessSource, by_group, fingerprint
 from stepwell.journal.format import SLOT_BITS
 from stepwell.reading import spans as reading_spans
 from stepwell.reading.segments import RecordedSegment, ends_of, spans_touched
 
-GROUP = 32
-"""Numbers of segments in one file."""
 FEW = 3
 """Segments of a lane that are read as they are, instead of being merged for the cache."""
 SMALL = 64
@@ -41,6 +38,7 @@ SMALL = 64
 STEP = 0.7
 """A level is stored if it has at most this share of the entries of the level before."""
 MAX_EXPONENT = 60
+CROSSING = "crossing"
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class SegmentLevels:
 
     def __init__(self, source: ProcessSource) -> None:
         self._source = source
-        self._shelves: dict[int, Shelf | None] = {}
+        self._shelves: dict[int, Shelf] = {}
 
     def load(
         self, segments: Sequence[RecordedSegment], exponent: int, until: float | None
@@ -155,16 +153,14 @@ class SegmentLevels:
         """
         live = [segment for segment in segments if segment.sealed is None]
         parts = [read_segment(self._source, segment) for segment in live]
-        rest: list[RecordedSegment] = []
-        for group, members in _by_group(s for s in segments if s.sealed is not None).items():
+        missing: list[RecordedSegment] = []
+        for group, members in by_group(segments).items():
             cached, others = self._cached(group, members, exponent)
             parts += cached
-            rest += others
-        if not rest:
-            return parts
+            missing += others
         if len(segments) <= FEW:
-            return parts + [self._whole(segment) for segment in rest]
-        for group, members in _by_group(rest).items():
+            return parts + [self._whole(segment) for segment in missing]
+        for group, members in by_group(missing).items():
             parts += self._made(group, members, exponent, until)
         return parts
 
@@ -173,17 +169,13 @@ class SegmentLevels:
     ) -> tuple[list[SegmentEntries], list[RecordedSegment]]:
         """Return the cached ones of these segments, and those that are not cached."""
         shelf = self._shelf(group)
-        if shelf is None:
-            return [], segments
-        noted = _noted(shelf)
-        places = {s.seq: _level_for(noted, s, exponent) for s in segments}
-        keys = [f"{seq}/{level}" for seq, level in places.items() if level is not None]
-        keys += [f"{seq}/crossing" for seq, level in places.items() if level is not None]
-        blobs = shelf.get(keys)
+        levels = {s.seq: _level_for(shelf.note, s, exponent) for s in segments}
+        keys = [(seq, part) for seq, e in levels.items() if e is not None for part in (e, CROSSING)]
+        blobs = shelf.get(f"{seq}/{part}" for seq, part in keys)
         parts, rest = [], []
         for segment in segments:
-            entries = blobs.get(f"{segment.seq}/{places[segment.seq]}")
-            crossing = blobs.get(f"{segment.seq}/crossing")
+            entries = blobs.get(f"{segment.seq}/{levels[segment.seq]}")
+            crossing = blobs.get(f"{segment.seq}/{CROSSING}")
             if entries is None or crossing is None:
                 rest.append(segment)
             else:
@@ -196,7 +188,7 @@ class SegmentLevels:
         """Add segments to the cache, unless only their finest level is too coarse. Return them."""
         parts: list[SegmentEntries] = []
         shelf = self._shelf(group)
-        noted = _noted(shelf)
+        noted: dict[str, list[Any]] = dict(shelf.note)
         blobs: dict[str, bytes] = {}
         for segment in segments:
             if until is not None and time.monotonic() > until:
@@ -207,15 +199,14 @@ class SegmentLevels:
                 levels = make_levels(whole.entries)
                 noted[str(segment.seq)] = [fingerprint(segment), sorted(levels)]
                 blobs |= {f"{segment.seq}/{e}": rows.tobytes() for e, rows in levels.items()}
-                blobs[f"{segment.seq}/crossing"] = whole.crossing.tobytes()
+                blobs[f"{segment.seq}/{CROSSING}"] = whole.crossing.tobytes()
                 chosen = [e for e in levels if e <= exponent]
                 if chosen:
                     whole = SegmentEntries(levels[max(chosen)], whole.crossing)
             parts.append(whole)
         if blobs:
-            kept = () if shelf is None else [k for k in shelf.stored if _is_noted(k, noted)]
-            old = {} if shelf is None else shelf.packed(kept)
-            self._shelves[group] = write_shelf(self._path(group), noted, blobs, old)
+            old = shelf.packed(shelf.stored)
+            self._shelves[group] = write_shelf(shelf.path, noted, blobs, old)
         return parts
 
     def _whole(self, segment: RecordedSegment) -> SegmentEntries:
@@ -228,13 +219,13 @@ class SegmentLevels:
             lambda part: part.entries.nbytes + part.crossing.nbytes + 500,
         )
 
-    def _shelf(self, group: int) -> Shelf | None:
+    def _shelf(self, group: int) -> Shelf:
+        """Return the cached levels of a group. The note has fingerprint and exponents by segment."""
         if group not in self._shelves:
-            self._shelves[group] = read_shelf(self._path(group))
+            name = self._source.process.name
+            path = shelf_path(self._source.run, name, "spans", str(group))
+            self._shelves[group] = read_shelf(path) or Shelf(path, {}, {}, {})
         return self._shelves[group]
-
-    def _path(self, group: int) -> Path:
-        return shelf_path(self._source.run, self._source.process.name, "spans", str(group))
 
 
 def read_segment(source: ProcessSource, segment: RecordedSegment) -> SegmentEntries:
@@ -277,23 +268,6 @@ def make_levels(entries: Entries) -> dict[int, Entries]:
         if len(coarser) <= STEP * len(level):
             level = levels[exponent] = coarser
     return levels
-
-
-def _by_group(segments: Iterable[RecordedSegment]) -> dict[int, list[RecordedSegment]]:
-    groups: dict[int, list[RecordedSegment]] = {}
-    for segment in segments:
-        groups.setdefault(segment.seq // GROUP, []).append(segment)
-    return groups
-
-
-def _noted(shelf: Shelf | None) -> dict[str, list[Any]]:
-    """Return fingerprint and exponents by the number of the segment."""
-    note = None if shelf is None else shelf.note
-    return dict(note) if isinstance(note, dict) else {}
-
-
-def _is_noted(key: str, noted: Mapping[str, object]) -> bool:
-    return key.partition("/")[0] in noted
 
 
 def _level_for(noted: dict[str, list[Any]], segment: RecordedSegment, exponent: int) -> int | None:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from stepwell._core import clock
 from stepwell._core.checks import one_of
 from stepwell.analysis.cache import cached_json, memory, shelf_path
 from stepwell.analysis.compare.axis import COUNTED, Amounts, amounts_if_known
-from stepwell.analysis.detail.columns import ProcessMetrics, Values, metric_columns
-from stepwell.analysis.detail.source import RunSource
+from stepwell.analysis.detail.columns import Floats, Values, metric_columns
+from stepwell.analysis.detail.source import ProcessSource, RunSource
 from stepwell.analysis.findings.curves import goal_of
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
 from stepwell.reading.run import SYSTEM
 from stepwell.reading.tables import ProcessTables
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 AXES = ("step", "epoch", "samples", "tokens", "time")
 WAYS = ("mean", "rank", "spread")
@@ -123,7 +121,7 @@ def _listed(metrics: RunMetrics) -> dict[str, Any]:
     return {"metrics": infos, "axes": [axis for axis in AXES if axis in axes]}
 
 
-def _info(name: str, rows: RankValues) -> MetricInfo:
+def _info(name: str, rows: Values) -> MetricInfo:
     curve = _grouped(rows, rows.steps)
     steps, values = curve.steps, curve.values
     goal, best, best_step = goal_of(name), None, None
@@ -173,11 +171,8 @@ def series_at(
     one_of(*AXES).check("x", x)
     one_of(*WAYS).check("by", by)
     metrics = RunMetrics(run, None if rank is None else [rank])
-    window = _Window(
-        -np.inf if start is None else start,
-        np.inf if end is None else end,
-        min(max(2, points), MAX_POINTS),
-    )
+    window = -np.inf if start is None else start, np.inf if end is None else end
+    points = min(max(2, points), MAX_POINTS)
     series: list[MetricSeries] = []
     for name in dict.fromkeys(names):
         if name not in metrics.counts or len(series) >= MAX_SERIES:
@@ -192,26 +187,11 @@ def series_at(
             is_timed = x == "time" and name.startswith(SYSTEM)
             curve = _grouped(part, part.times if is_timed else part.steps)
             at = metrics.places(x, curve)
-            series.append(_series(name, number, curve, at, by == "spread", window))
+            series.append(_series(name, number, curve, at, window, points, by == "spread"))
     return series
 
 
 # Values
-
-
-@dataclass(frozen=True)
-class RankValues:
-    """The values of one metric without those that a later attempt logged again at the same step."""
-
-    ranks: Ints
-    steps: Ints
-    times: Ints
-    values: Floats
-
-    def where(self, chosen: NDArray[np.bool_]) -> RankValues:
-        """Return some of the values."""
-        ranks, steps = self.ranks[chosen], self.steps[chosen]
-        return RankValues(ranks, steps, self.times[chosen], self.values[chosen])
 
 
 @dataclass(frozen=True)
@@ -252,12 +232,15 @@ class RunMetrics:
         for columns in self.columns:
             columns.load()
 
-    def values(self, name: str) -> RankValues:
-        """Return the values of a metric. Those of ended runs are remembered."""
+    def values(self, name: str) -> Values:
+        """Return the values of a metric without those that a later attempt logged again at the same step.
+
+        Those of ended runs are remembered.
+        """
         key = "values", str(self._run.folder), self._signature, self._ranks, name
 
-        def read() -> RankValues:
-            return _latest([(c, c.values(name)) for c in self.columns])
+        def read() -> Values:
+            return _latest([(c.source, c.values(name)) for c in self.columns])
 
         if self.source.is_live:
             return read()
@@ -275,12 +258,11 @@ class RunMetrics:
             return steps
         if x == "time":
             return curve.times.astype(np.float64)
-        if x == "epoch":
-            epochs = self.epochs()
-            return np.full(len(steps), np.nan) if epochs is None else epochs.after(steps)
-        amounts = self.amounts(x)
-        # A step counts when it is completed.
-        return np.full(len(steps), np.nan) if amounts is None else amounts.after(steps + 1)
+        amounts = self.epochs() if x == "epoch" else self.amounts(x)
+        if amounts is None:
+            return np.full(len(steps), np.nan)
+        # The samples and tokens of a step count when it is completed.
+        return amounts.after(steps if x == "epoch" else steps + 1)
 
     def epochs(self) -> Amounts | None:
         """Return the epoch at each step, with fractions; None if no epoch was recorded."""
@@ -349,32 +331,25 @@ class _CountedRun(RecordedRun):
         yield from super().by_process(rank, partial=True)
 
 
-def _latest(parts: list[tuple[ProcessMetrics, Values]]) -> RankValues:
+def _latest(parts: list[tuple[ProcessSource, Values]]) -> Values:
     """Return the values of all processes without those that a later attempt logged again."""
-    parts = [(columns, values) for columns, values in parts if len(values)]
-    attempts = {columns.source.attempt for columns, _ in parts}
-    kept: list[tuple[int, Values]] = []
-    seen: dict[int, list[Ints]] = {}
-    for attempt in sorted(attempts, reverse=True):
-        chosen = [(c.source.rank, v) for c, v in parts if c.source.attempt == attempt]
-        for rank, values in chosen:
-            later = seen.get(rank)
-            if later:
-                fresh = ~np.isin(values.steps, np.concatenate(later))
-                values = Values(values.steps[fresh], values.times[fresh], values.values[fresh])
-            kept.append((rank, values))
-        for rank, values in chosen:
-            seen.setdefault(rank, []).append(values.steps)
-    none = np.empty(0, np.int64)
-    return RankValues(
-        np.concatenate([none, *(np.full(len(v), rank, np.int64) for rank, v in kept)]),
-        np.concatenate([none, *(v.steps for _, v in kept)]),
-        np.concatenate([none, *(v.times for _, v in kept)]),
-        np.concatenate([np.empty(0), *(v.values for _, v in kept)]),
-    )
+    parts = sorted(parts, key=lambda part: -part[0].attempt)
+    kept: list[Values] = []
+    later: dict[int, list[Ints]] = {}
+    for _, group in itertools.groupby(parts, key=lambda part: part[0].attempt):
+        members = list(group)
+        for source, values in members:
+            if source.rank in later:
+                again = np.isin(values.steps, np.concatenate(later[source.rank]))
+                values = values.where(~again)
+            kept.append(values)
+        for source, values in members:
+            later.setdefault(source.rank, []).append(values.steps)
+    columns = ([getattr(values, field.name) for values in kept] for field in fields(Values))
+    return Values(*map(np.concatenate, columns))
 
 
-def _grouped(rows: RankValues, key: Ints) -> StepCurve:
+def _grouped(rows: Values, key: Ints) -> StepCurve:
     """Return the mean, lowest and highest value for each key, in order."""
     is_single = not len(rows.ranks) or bool((rows.ranks == rows.ranks[0]).all())
     if (key[1:] > key[:-1]).all():
@@ -397,21 +372,20 @@ def _grouped(rows: RankValues, key: Ints) -> StepCurve:
 # Points
 
 
-@dataclass(frozen=True)
-class _Window:
-    start: float
-    end: float
-    points: int
-
-
 def _series(
-    name: str, rank: int | None, curve: StepCurve, at: Floats, is_spread: bool, window: _Window
+    name: str,
+    rank: int | None,
+    curve: StepCurve,
+    at: Floats,
+    window: tuple[float, float],
+    points: int,
+    is_spread: bool,
 ) -> MetricSeries:
     # The band of a mean over ranks is that of the means. Several values of one rank at a step have their own.
     has_own_band = is_spread or curve.is_single
     low = curve.low if has_own_band else curve.values
     high = curve.high if has_own_band else curve.values
-    inside = (at >= window.start) & (at <= window.end)
+    inside = (at >= window[0]) & (at <= window[1])
     finite = np.isfinite(curve.values)
     strange = np.flatnonzero(inside & ~finite)[:MAX_ODD]
     chosen = np.flatnonzero(inside & finite)
@@ -419,14 +393,14 @@ def _series(
         chosen = chosen[np.argsort(at[chosen], kind="stable")]
     x, y, low, high = at[chosen], curve.values[chosen], low[chosen], high[chosen]
     count = len(x)
-    if count > window.points:
-        x, y, low, high = downsample(x, y, low, high, window.points)
-    has_band = is_spread or count > window.points or bool((low != high).any())
+    if count > points:
+        x, y, low, high = _merged(x, y, low, high, points)
+    has_band = is_spread or count > points or bool((low != high).any())
     return MetricSeries(
         name=name,
         rank=rank,
         count=count,
-        is_downsampled=count > window.points or (has_band and not is_spread),
+        is_downsampled=count > points or (has_band and not is_spread),
         x=x,
         y=y,
         low=low if has_band else None,
@@ -435,7 +409,7 @@ def _series(
     )
 
 
-def downsample(
+def _merged(
     x: Floats, y: Floats, low: Floats, high: Floats, points: int
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Merge values in buckets of equal width: mean of x and y, lowest low, highest high."""

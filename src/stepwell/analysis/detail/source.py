@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,8 @@ from stepwell.journal.archive import Block, read_blocks
 from stepwell.journal.document import status_of
 from stepwell.journal.names import MAX_NAME
 from stepwell.reading import RecordedRun
-from stepwell.reading.layout import Layout, contexts
-from stepwell.reading.process import (
-    Process,
-    process_folders,
-    read_document,
-    read_documents,
-    read_processes,
-)
+from stepwell.reading.layout import Layout
+from stepwell.reading.process import Process, process_folders, read_document, read_documents
 from stepwell.reading.segments import RecordedSegment, sealed_segments
 from stepwell.reading.spans import OPEN, SpanReader
 from stepwell.reading.tables import LOST, ProcessTables
@@ -42,31 +36,32 @@ PROCESS_SHIFT = 34
 JavaScript has them exactly."""
 MAX_PROCESSES = 1 << 19
 LOCAL_MASK = (1 << PROCESS_SHIFT) - 1
+GROUP = 32
+"""Numbers of segments in one file of the cache."""
 BLOCK_COST = 2000
 """Approximate bytes in memory of one block without its payload."""
 
 Signature = tuple[Any, ...]
 
 
+@dataclass(eq=False)
 class ProcessSource:
     """One process of a run.
 
     Attributes:
+        run: the folder of the run.
         tables: its records, without events.
         number: its place among the processes of the run, by start.
         shift: add it to a clock value of the process to get nanoseconds since the run began.
         status: running, or how it ended.
     """
 
-    def __init__(
-        self, run: Path, tables: ProcessTables, number: int, shift: int, status: str
-    ) -> None:
-        self.run = run
-        self.tables = tables
-        self.number = number
-        self.shift = shift
-        self.status = status
-        self._endless: dict[int, dict[int, bool]] = {}
+    run: Path
+    tables: ProcessTables
+    number: int
+    shift: int
+    status: str
+    _endless: dict[int, dict[int, bool]] = field(default_factory=dict)
 
     @property
     def process(self) -> Process:
@@ -92,6 +87,11 @@ class ProcessSource:
     def reader(self) -> SpanReader:
         """Reads its spans."""
         return SpanReader(self.process)
+
+    @cached_property
+    def texts(self) -> dict[int, RecordedSegment]:
+        """Its segments of attributes by the number of the span segment that they belong to."""
+        return {segment.seq: segment for segment in self.process.of_kind("attributes")}
 
     def name(self, number: int) -> tuple[str, str]:
         """Return the name with this number and its category; names of strangers are cut off."""
@@ -159,8 +159,7 @@ class RunSource:
 
     def outlines(self, ranks: Sequence[int] | None = None) -> list[Outline]:
         """Return the processes of some ranks, or of all, in the order of the screen."""
-        wanted = None if ranks is None else set(ranks)
-        outlines = [o for folder in self._chosen(wanted) for o in self._outlined(folder)]
+        outlines = [o for folder in self._chosen(ranks) for o in self._outlined(folder)]
         outlines = [o for o in outlines if o.document["process"] in self._numbers]
         return sorted(outlines, key=lambda o: _on_screen(o.document))
 
@@ -169,14 +168,10 @@ class RunSource:
         ends = [self.began_ns + 1]
         for outline in outlines:
             document, last = outline.document, outline.last_clock
-            alive = Liveness(self.status(document), clock.wall())
+            alive = Liveness(seen_status(document, self._statuses), clock.wall())
             records = [last + self._layout.offsets.get(document["boot"], 0)] if last else []
             ends.append(life(document, alive, records)[1])
         return max(ends) - self.began_ns
-
-    def status(self, document: dict[str, Any]) -> str:
-        """Return the status of a process."""
-        return seen_status(document, self._statuses)
 
     def open(self, outline: Outline) -> ProcessSource | None:
         """Return the process of an outline."""
@@ -184,8 +179,7 @@ class RunSource:
 
     def processes(self, ranks: Sequence[int] | None = None) -> Iterator[ProcessSource]:
         """Yield the processes of some ranks, or of all, in the order of the screen."""
-        wanted = None if ranks is None else set(ranks)
-        opened = [p for folder in self._chosen(wanted) for p in self._opened(folder).values()]
+        opened = [p for folder in self._chosen(ranks) for p in self._opened(folder).values()]
         yield from sorted(opened, key=lambda source: _on_screen(source.process.document))
 
     def process_numbered(self, number: int) -> ProcessSource | None:
@@ -195,23 +189,26 @@ class RunSource:
         rank = int(self.documents[number]["rank"])
         return next((p for p in self.processes([rank]) if p.number == number), None)
 
-    def _chosen(self, ranks: set[int] | None) -> list[Path]:
+    def _chosen(self, ranks: Sequence[int] | None) -> list[Path]:
         if ranks is None:
             return self._folders
+        wanted = set(ranks)
         documents = ((folder, read_document(folder)) for folder in self._folders)
-        return [folder for folder, d in documents if d is not None and d["rank"] in ranks]
+        return [folder for folder, d in documents if d is not None and d["rank"] in wanted]
 
     def _outlined(self, folder: Path) -> list[Outline]:
         """Return the outlines of a process and its workers. Their lanes change only with their files."""
         self.run.bring(folder)
-        names = tuple((name, size) for name, size, _ in _files(folder) if name[-4:] == ".zst")
-        live = tuple(name for name, *_ in _files(folder) if name[-4:] != ".zst")
         document = read_document(folder)
-        is_running = document is not None and status_of(document) == "running"
-        workers = () if document is None else tuple(d["process"] for d in _documents(folder))
-        spool = document is not None and bool(document["spool"])
-        key = "outline", str(folder), names, live, workers, is_running
-        outlines: list[Outline] | None = None if spool and is_running else memory.get(key)
+        if document is None:
+            return []
+        # Live files have their full size from the start; those of a spool are elsewhere.
+        files = tuple((n, s if n.endswith(".zst") else None) for n, s, _ in _files(folder))
+        is_running = status_of(document) == "running"
+        workers = tuple(d["process"] for d in _documents(folder))
+        key = "outline", str(folder), files, workers, is_running
+        is_hidden = is_running and document["spool"]
+        outlines: list[Outline] | None = None if is_hidden else memory.get(key)
         if outlines is None:
             outlines = [
                 Outline(
@@ -227,13 +224,9 @@ class RunSource:
 
     def _opened(self, folder: Path) -> dict[str, ProcessSource]:
         self.run.bring(folder)
-        document = read_document(folder)
-        if document is None:
-            return {}
         shifts = sorted(self._layout.offsets.items()), self.began_ns, len(self.documents)
         key = "process", str(folder), json.dumps(_files(folder)), json.dumps(shifts)
-        is_running = status_of(document) == "running"
-        sources: dict[str, ProcessSource] | None = None if is_running else memory.get(key)
+        sources: dict[str, ProcessSource] | None = memory.get(key)
         if sources is None:
             sources = self._open(folder)
             if not any(source.status == "running" for source in sources.values()):
@@ -242,16 +235,13 @@ class RunSource:
         return sources
 
     def _open(self, folder: Path) -> dict[str, ProcessSource]:
-        processes = read_processes(folder, _sealed_segments, events=False)
         sources = {}
-        for process, context in zip(processes, contexts(processes, partial=True), strict=True):
-            number = self._numbers.get(process.name)
+        for tables in self._layout.read(folder, True, _sealed_segments, events=False):
+            name, shift = tables.process.name, tables.offset - self.began_ns
+            number = self._numbers.get(name)
             if number is not None:
-                offset = self._layout.offsets.get(process.document["boot"], 0)
-                tables = ProcessTables(process, context, offset, number, self.run.id)
-                shift, status = offset - self.began_ns, self.status(process.document)
-                source = ProcessSource(self.run.folder, tables, number, shift, status)
-                sources[process.name] = source
+                status = seen_status(tables.process.document, self._statuses)
+                sources[name] = ProcessSource(self.run.folder, tables, number, shift, status)
         return sources
 
 
@@ -263,6 +253,15 @@ def pack_id(number: int, local: int) -> int:
 def unpack_id(identity: int) -> tuple[int, int]:
     """Return the number of the process of a span, and its id there."""
     return identity >> PROCESS_SHIFT, identity & LOCAL_MASK
+
+
+def by_group(segments: Iterable[RecordedSegment]) -> dict[int, list[RecordedSegment]]:
+    """Return the sealed segments among these by the number of their group, which is one file of the cache."""
+    groups: dict[int, list[RecordedSegment]] = {}
+    for segment in segments:
+        if segment.sealed is not None:
+            groups.setdefault(segment.seq // GROUP, []).append(segment)
+    return groups
 
 
 def fingerprint(segment: RecordedSegment) -> int:
@@ -299,15 +298,12 @@ def _blocks(path: Path) -> list[Block]:
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
     """Return name, size and modification time of the files of a process, without heartbeats."""
-    files = []
     try:
         with os.scandir(folder) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                files.append((entry.name, status.st_size, status.st_mtime_ns))
+            statuses = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     except OSError:
         return []
-    return sorted(files)
+    return sorted((name, status.st_size, status.st_mtime_ns) for name, status in statuses)
 
 
 def _documents(folder: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id, unpack_id
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.journal.format import SLOT_BITS
 from stepwell.journal.names import MAX_NAME
 from stepwell.journal.tail import parse_object
@@ -20,6 +20,8 @@ from stepwell.reading.process import read_processes
 from stepwell.reading.segments import RecordedSegment
 from stepwell.reading.spans import SpanReader, SpanRows
 from stepwell.reading.tables import SPANS, ProcessTables
+
+Bools = NDArray[np.bool_]
 
 MAX_HITS = 10_000
 MAX_STATS = 200
@@ -99,10 +101,11 @@ def search_spans(
     until = time.monotonic() + budget_s
     search = _Search(text.lower(), limit)
     for source in RunSource(run).processes():
-        for segment in search.segments(source):
+        matches = search.names(source)
+        for segment in source.reader.segments:
             if time.monotonic() > until:
                 return search.result(is_cut=True)
-            search.add(source, segment)
+            search.add(source, segment, matches)
     return search.result()
 
 
@@ -114,31 +117,24 @@ class _Search:
         self._limit = limit
         self._hits: list[tuple[int, ProcessSource, RecordedSegment, SpanRows]] = []
         self._count = 0
-        self._durations: dict[str, list[NDArray[np.int64]]] = {}
-        self._readers: dict[int, SpanReader] = {}
-        self._texts: dict[int, dict[int, RecordedSegment]] = {}
-        self._names: dict[int, NDArray[np.bool_]] = {}
+        self._durations: dict[str, list[Ints]] = {}
 
-    def segments(self, source: ProcessSource) -> Iterator[RecordedSegment]:
-        """Yield the segments of a process."""
-        reader = self._readers[source.number] = source.reader
-        attributes = {s.seq: s for s in source.process.of_kind("attributes")}
-        self._texts[source.number] = attributes
+    def names(self, source: ProcessSource) -> Bools:
+        """Return which names of a process contain the text, or have a category that does."""
         names = source.process.names
         matches = np.zeros(max(names, default=0) + 2, bool)
         for number, (_, category, name) in names.items():
             matches[number] = self._text in name.lower() or self._text in category.lower()
-        self._names[source.number] = matches
-        yield from reader.segments
+        return matches
 
-    def add(self, source: ProcessSource, segment: RecordedSegment) -> None:
-        """Search one segment."""
-        matches = self._names[source.number]
-        attributes = self._texts[source.number].get(segment.seq)
-        offsets = [] if attributes is None else self._offsets(attributes)
+    def add(self, source: ProcessSource, segment: RecordedSegment, matches: Bools) -> None:
+        """Search one segment. ``matches`` are the names that contain the text."""
+        attributes = source.texts.get(segment.seq)
+        texts = {} if attributes is None else attributes.texts
+        offsets = [offset for offset, text in texts.items() if self._text in text.lower()]
         if not offsets and not matches.any():
             return
-        rows = self._readers[source.number].rows(segment, depths=False)
+        rows = source.reader.rows(segment, depths=False)
         chosen = matches[np.minimum(rows.name, len(matches) - 1)]
         if offsets:
             chosen |= np.isin(rows.attributes, offsets)
@@ -156,9 +152,6 @@ class _Search:
         if len(self._hits) > 4 * self._limit:
             self._trim()
 
-    def _offsets(self, attributes: RecordedSegment) -> list[int]:
-        return [o for o, text in attributes.texts.items() if self._text in text.lower()]
-
     def _add_durations(self, source: ProcessSource, rows: SpanRows) -> None:
         ended = rows.end != 0
         durations = (rows.end - rows.start)[ended].astype(np.int64)
@@ -175,15 +168,14 @@ class _Search:
         """Return the earliest hits and the statistics."""
         self._trim()
         hits = [
-            _hit(source, segment, rows, self._texts[source.number].get(segment.seq))
-            for _, source, segment, rows in self._hits
+            SpanHit(**_read(source, segment, rows)[0]) for _, source, segment, rows in self._hits
         ]
         stats = [_stats(name, np.concatenate(parts)) for name, parts in self._durations.items()]
         stats.sort(key=lambda line: -line.total_ns)
         return SpanSearch(hits, is_cut or self._count > len(hits), stats[:MAX_STATS])
 
 
-def _stats(name: str, durations: NDArray[np.int64]) -> NameStats:
+def _stats(name: str, durations: Ints) -> NameStats:
     return NameStats(
         name,
         len(durations),
@@ -193,26 +185,25 @@ def _stats(name: str, durations: NDArray[np.int64]) -> NameStats:
     )
 
 
-def _hit(
+def _read(
     source: ProcessSource,
     segment: RecordedSegment,
     rows: SpanRows,
-    texts: RecordedSegment | None,
-) -> SpanHit:
-    row = source.tables.span_frame(segment, rows, texts, set(SPANS)).row(0, named=True)
-    return SpanHit(**_fields(source, int(rows.id[0]), row))
-
-
-def _fields(source: ProcessSource, local: int, row: dict[str, Any]) -> dict[str, Any]:
-    return {
+    tables: ProcessTables | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of ``SpanHit`` of a single span, and its row in the table of spans."""
+    texts = source.texts.get(segment.seq)
+    row = (tables or source.tables).span_frame(segment, rows, texts, set(SPANS)).row(0, named=True)
+    fields = {
         **{key: row[key][:MAX_NAME] for key in ("name", "category", "process", "thread")},
         **{key: row[key] for key in ("rank", "attempt")},
-        "id": pack_id(source.number, local),
+        "id": pack_id(source.number, int(rows.id[0])),
         "step": row["step"],
         "start": row["start_ns"] - source.tables.offset + source.shift,
         "duration_ns": row["duration_ns"],
         "status": row["status"],
     }
+    return fields, row
 
 
 def span_detail(run: RecordedRun, span_id: int, start: int | None = None) -> SpanDetail | None:
@@ -225,22 +216,19 @@ def span_detail(run: RecordedRun, span_id: int, start: int | None = None) -> Spa
     source = RunSource(run).process_numbered(number)
     if source is None:
         return None
-    reader = source.reader
-    place = _find(reader, local)
+    place = _find(source.reader, local)
     if place is None:
         return None
     segment, rows = place
     late = _lines_about(source, local)
-    texts = {s.seq: s for s in source.process.of_kind("attributes")}.get(segment.seq)
-    row = late.span_frame(segment, rows, texts, set(SPANS)).row(0, named=True)
-    fields = _fields(source, local, row)
+    fields, row = _read(source, segment, rows, late)
     if start is not None and fields["start"] != start:
         return None
     return SpanDetail(
         **fields,
         epoch=row["epoch"],
         attributes=parse_object(row["attributes"] or "") or {},
-        path=_path(source, reader, int(rows.parent[0])),
+        path=_path(source, int(rows.parent[0])),
         events=_events(source, late, local),
     )
 
@@ -258,17 +246,17 @@ def _find(reader: SpanReader, local: int) -> tuple[RecordedSegment, SpanRows] | 
     return None
 
 
-def _path(source: ProcessSource, reader: SpanReader, parent: int) -> tuple[str, ...]:
+def _path(source: ProcessSource, parent: int) -> tuple[str, ...]:
     """Return the names of the spans around a span, outermost first."""
     names: list[str] = []
-    by_seq = {segment.seq: segment for segment in reader.segments}
+    by_seq = {segment.seq: segment for segment in source.reader.segments}
     rows: SpanRows | None = None
     while parent >= 0 and len(names) < MAX_PATH:
         if rows is None or parent not in rows.id:
             segment = by_seq.get(parent >> SLOT_BITS)
             if segment is None:
                 break
-            rows = reader.rows(segment, carried=True, depths=False)
+            rows = source.reader.rows(segment, carried=True, depths=False)
         at = np.flatnonzero(rows.id == parent)
         if not len(at):
             break

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.analysis.detail.boxes import NO_ID, Entries, merge_entries, to_boxes
 from stepwell.analysis.detail.columns import ProcessMetrics
 from stepwell.analysis.detail.pyramid import MAX_EXPONENT, load_lane
 from stepwell.analysis.detail.source import ProcessSource, RunSource, pack_id
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import GARBAGE, code_of, phase_of_span
 from stepwell.analysis.timeline.phases import NAMES as PHASE_NAMES
 from stepwell.reading import RecordedRun
 
-Ints = NDArray[np.int64]
 Names = dict[tuple[str, str], int]
 """The numbers of names with their categories."""
 
@@ -56,13 +55,13 @@ class LaneBoxes:
     process: str
     thread: str
     is_worker: bool
-    row: NDArray[np.int64]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    name: NDArray[np.int64]
-    count: NDArray[np.int64]
-    id: NDArray[np.int64]
-    flags: NDArray[np.int64]
+    row: Ints
+    start: Ints
+    end: Ints
+    name: Ints
+    count: Ints
+    id: Ints
+    flags: Ints
 
 
 @dataclass(frozen=True)
