@@ -12,14 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepwell.analysis.ranks.grid import IDLE, LARGE, Grid, Layer
+from stepwell.analysis.ranks.grid import IDLE, LARGE, Bools, Grid, Layer, kept
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import CODES
 from stepwell.analysis.timeline.step_phases import BETWEEN
-
-Bools = NDArray[np.bool_]
 
 LEAST_SHARE = 0.1
 """Smallest delay that counts, as a share of a typical step."""
@@ -31,8 +28,6 @@ TOGETHER = 0.5
 """Ranks leave together if the rank that arrived last leaves later by less than this share of its delay."""
 CELLS = 1 << 18
 """Ranks times steps processed at once, to bound memory."""
-DELAYS = "delays"
-SYNC_POINTS = "sync points"
 TRAINING = "training"
 COMMUNICATION = "communication"
 STEP = "step"
@@ -56,14 +51,9 @@ class Delays:
     typical: Ints
     """Time of the other ranks in the same phase (median)."""
 
-    @property
-    def fields(self) -> tuple[Ints, ...]:
-        """All columns, in this order."""
-        return self.place, self.column, self.waited, self.code, self.ns, self.typical
-
     def where(self, chosen: Bools | Ints) -> Delays:
         """Return a selection of the entries."""
-        return Delays(*(values[chosen] for values in self.fields))
+        return Delays(*(values[chosen] for values in vars(self).values()))
 
     def __len__(self) -> int:
         return len(self.ns)
@@ -107,15 +97,12 @@ def sync_layers(grid: Grid) -> list[Layer]:
 
 def delays(grid: Grid) -> Delays:
     """Return the late arrivals of an attempt; none if it has a single rank."""
-    if DELAYS not in grid.cache:
-        parts = [_NONE]
-        if len(grid.ranks) > 1 and len(grid.steps):
-            least = LEAST_SHARE * step_ns(grid)
-            parts += [_delays_at(grid, point, least) for point in _sync_points(grid)]
-            parts.append(_delays_at_steps(grid, _joined(parts), least))
-        grid.cache[DELAYS] = _joined(parts)
-    result: Delays = grid.cache[DELAYS]
-    return result
+    parts = [_NONE]
+    if len(grid.ranks) > 1 and len(grid.steps):
+        least = LEAST_SHARE * step_ns(grid)
+        parts += [_delays_at(grid, point, least) for point in _sync_points(grid)]
+        parts.append(_delays_at_steps(grid, _joined(parts), least))
+    return _joined(parts)
 
 
 @dataclass(frozen=True)
@@ -145,14 +132,12 @@ def waits_by_step(grid: Grid) -> list[Waits]:
     ]
 
 
+@kept
 def _sync_points(grid: Grid) -> list[_SyncPoint]:
-    if SYNC_POINTS not in grid.cache:
-        layers = [layer for layer in grid.layers if layer.phase != IDLE]
-        with ThreadPoolExecutor(2 if grid.begin.size >= LARGE else 1) as threads:
-            candidates = list(threads.map(_arrivals, layers))
-        grid.cache[SYNC_POINTS] = [c for c in candidates if c is not None and _is_sync_point(c)]
-    points: list[_SyncPoint] = grid.cache[SYNC_POINTS]
-    return points
+    layers = [layer for layer in grid.layers if layer.phase != IDLE]
+    with ThreadPoolExecutor(2 if grid.begin.size >= LARGE else 1) as threads:
+        candidates = list(threads.map(_arrivals, layers))
+    return [c for c in candidates if c is not None and _is_sync_point(c)]
 
 
 def _arrivals(layer: Layer) -> _SyncPoint | None:
@@ -207,7 +192,7 @@ def _delays_at_steps(grid: Grid, without: Delays, least: float) -> Delays:
     ns = np.full(grid.begin.shape, -1, np.int64)
     is_whole = (grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)
     ns[:, :-1] = np.where(is_whole, np.diff(grid.begin, axis=1), -1)
-    whole = Layer(STEP, 0, grid.begin, np.zeros_like(ns), ns)
+    whole = Layer(STEP, grid.begin, np.zeros_like(ns), ns)
     point = _arrivals(whole)
     return _NONE if point is None else _delays_at(grid, point, least, without.waited)
 
@@ -429,9 +414,7 @@ def _blocks(columns: Ints, ranks: int) -> Iterator[tuple[int, Ints]]:
 
 
 def _joined(parts: list[Delays]) -> Delays:
-    return Delays(
-        *(np.concatenate(values) for values in zip(*(p.fields for p in parts), strict=True))
-    )
+    return Delays(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 _NONE = Delays(*(np.empty(0, np.int64) for _ in range(6)))

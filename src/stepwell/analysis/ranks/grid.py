@@ -5,9 +5,9 @@ A grid is the timelines of one attempt side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from stepwell.analysis.timeline.timeline import BY_EXCEPTION, Timeline, Timeline
 from stepwell.journal.document import worst_of
 
 Bools = NDArray[np.bool_]
+T = TypeVar("T")
 
 IDLE = "idle"
 """The time between a step and the next, in which no span is open."""
@@ -34,9 +35,8 @@ class Layer:
     There may be very many, so they are stored compactly: starts relative to the beginning of the step.
     """
 
-    def __init__(self, phase: str, number: int, begin: Ints, since: Ints, ns: Ints) -> None:
+    def __init__(self, phase: str, begin: Ints, since: Ints, ns: Ints) -> None:
         self.phase = phase
-        self.number = number
         self.is_used = bool((ns > 0).any())
         self._begin = begin
         self._ns = Compact(ns)
@@ -90,10 +90,8 @@ class Grid:
     """Checkpoints and the like by rank, with their starts."""
     before: dict[str, Ints] = field(default_factory=dict)
     """Nanoseconds by rank before the first step: startup, restore, …"""
-    last_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """When the last interval of each rank ended, or began if it is open."""
-    cache: dict[str, Any] = field(default_factory=dict)
-    """Results derived from the grid that several callers need."""
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """Results of functions that are ``kept``."""
 
     @property
     def complete(self) -> Bools:
@@ -113,6 +111,18 @@ class Grid:
     def phases(self) -> list[str]:
         """The phases of the steps."""
         return list(dict.fromkeys(layer.phase for layer in self.layers))
+
+
+def kept(function: Callable[[Grid], T]) -> Callable[[Grid], T]:
+    """Return a function of a grid whose result is kept with the grid: several callers need it."""
+
+    def wrapper(grid: Grid) -> T:
+        if function not in grid.cache:
+            grid.cache[function] = function(grid)
+        result: T = grid.cache[function]
+        return result
+
+    return wrapper
 
 
 def read_grids(run: Timelines) -> list[Grid]:
@@ -150,7 +160,6 @@ def _make_grid(attempt: int, parts: list[Timeline], consume: bool) -> Grid:
         merge_steps(row.steps for row in rows),
         np.empty((0, 0), np.int64),
         np.empty((0, 0), bool),
-        last_ns=np.array([row.last_ns for row in rows], np.int64),
         events=[row.events for row in rows],
     )
     columns = [_columns(grid.steps, row.steps) for row in rows]
@@ -165,7 +174,6 @@ def _make_grid(attempt: int, parts: list[Timeline], consume: bool) -> Grid:
         ns = [None if pair is None else pair[1] for pair in pairs]
         layer = Layer(
             NAMES[code],
-            number,
             grid.begin,
             _side_by_side(columns, width, since, 0),
             _side_by_side(columns, width, ns, -1),
@@ -215,4 +223,4 @@ def _idle(grid: Grid) -> Layer:
     gap[:, :-1] = np.where(has_next, np.maximum(left, 0), -1)
     since = np.zeros(grid.begin.shape, np.int64)
     since[:, :-1] = np.where(has_next, np.diff(grid.begin, axis=1) - gap[:, :-1], 0)
-    return Layer(IDLE, 0, grid.begin, since, gap)
+    return Layer(IDLE, grid.begin, since, gap)

@@ -132,44 +132,49 @@ def hang(
         open_stacks: the stacks, if they have been read already.
         history: the spans of each process so far, if they have been read already.
     """
-    mains = [s for s in (stacks(run) if open_stacks is None else open_stacks) if _is_main(s)]
+    threads = stacks(run) if open_stacks is None else open_stacks
+    mains = [s for s in threads if s.role == "main" and s.thread == MAIN]
     inside = [s for s in mains if s.innermost is not None and s.innermost.seconds >= after_s]
     inside = [s for s in inside if s.status in ("running", "killed")]
     if not inside:
         return None
-    typical = read_typical_durations(run, mains[0].attempt, history)
+    attempt = mains[0].attempt
+    typical = read_typical_durations(run, attempt, history)
     waiting = [s for s in inside if _phase(s) == "communication"]
     if not waiting and len(mains) > 1:
         # The collectives of DDP and FSDP are part of the passes.
         waiting = [s for s in inside if _phase(s) in PASSES and typical.is_too_long(s)]
-    missing = _missing(run, mains, waiting, typical)
-    if waiting and missing and _is_in_vain(waiting, missing, mains, typical):
-        return _make_hang(run, waiting, missing, typical, is_collective=True)
     stuck = [s for s in inside if typical.is_too_long(s)]
-    if waiting and missing:
+    if not waiting and not stuck:
+        return None
+    documents = [d for d in run.documents() if d["attempt"] == attempt and d["role"] != "worker"]
+    missing = _missing(documents, mains, waiting, typical) if waiting else []
+    if missing and _is_in_vain(waiting, missing, mains, typical):
+        return _make_hang(documents, waiting, missing, typical, is_collective=True)
+    if missing:
         # They wait for ranks that are busy.
         stuck = [s for s in stuck if s not in waiting]
     is_collective = any(s in waiting for s in stuck)
     # Ranks that wait in another operation, for which no limit is known, belong to it.
-    return _make_hang(
-        run, waiting if is_collective else stuck, [], typical, is_collective=is_collective
-    )
+    stuck = waiting if is_collective else stuck
+    return _make_hang(documents, stuck, [], typical, is_collective=is_collective)
 
 
 def _is_in_vain(
     waiting: list[Stack], missing: list[Missing], mains: list[Stack], typical: TypicalDurations
 ) -> bool:
     """Return whether ranks wait in a collective for ranks that will not come."""
-    here = {stack.rank: stack for stack in mains}
     running = any(stack.status == "running" for stack in waiting)
     if running and any(m.status != "running" for m in missing):
         return True
-    late = [m for m in missing if (s := here.get(m.rank)) is None or not typical.is_at_work(s)]
+    # A rank is busy if it is in a span with a limit that it has not reached.
+    busy = {stack.rank: typical.is_too_long(stack) is False for stack in mains}
+    late = [m for m in missing if not busy.get(m.rank)]
     return bool(late) and any(typical.is_too_long(stack) for stack in waiting)
 
 
 def _make_hang(
-    run: RecordedRun,
+    documents: list[dict[str, Any]],
     waiting: list[Stack],
     missing: list[Missing],
     typical: TypicalDurations,
@@ -186,7 +191,6 @@ def _make_hang(
     )
     if not groups:
         return None
-    documents = _documents(run, waiting[0].attempt)
     worlds = [int(document["world_size"] or 0) for document in documents]
     return Hang(
         step=max((s.step for s in waiting if s.step is not None), default=None),
@@ -196,19 +200,6 @@ def _make_hang(
         missing=tuple(missing),
         ranks=max(len({document["rank"] for document in documents}), *worlds),
     )
-
-
-def _documents(run: RecordedRun, attempt: int) -> list[dict[str, Any]]:
-    every = run.documents()
-    return [
-        document
-        for document in every
-        if document["attempt"] == attempt and document["role"] != "worker"
-    ]
-
-
-def _is_main(stack: Stack) -> bool:
-    return stack.role == "main" and stack.thread == MAIN
 
 
 def _phase(stack: Stack) -> str | None:
@@ -228,16 +219,16 @@ def _position(stack: Stack) -> tuple[int, int]:
 
 
 def _missing(
-    run: RecordedRun, mains: list[Stack], waiting_stacks: list[Stack], typical: TypicalDurations
+    documents: list[dict[str, Any]],
+    mains: list[Stack],
+    waiting_stacks: list[Stack],
+    typical: TypicalDurations,
 ) -> list[Missing]:
     """Return ranks that ended, began fewer collectives, or are in an earlier pass than those that wait."""
-    if not waiting_stacks:
-        return []
     is_pass = _phase(waiting_stacks[0]) in PASSES
-    most = max(typical.collectives.get(s.rank, 0) for s in waiting_stacks)
+    most = max(typical.collectives[s.rank] for s in waiting_stacks)
     furthest = max(_position(s) for s in waiting_stacks)
     here = {s.rank: s for s in mains}
-    documents = _documents(run, waiting_stacks[0].attempt)
     if not is_pass and _is_mutual(waiting_stacks, documents):
         return []
     waiting = {stack.rank for stack in waiting_stacks}
@@ -250,7 +241,7 @@ def _missing(
             if is_pass:
                 is_there = _phase(stack) in PASSES and _position(stack) >= furthest
             else:
-                is_there = typical.collectives.get(rank, 0) >= most
+                is_there = typical.collectives[rank] >= most
             if is_there:
                 continue
         missing = _absent(rank, stack, status_of(document))
@@ -297,7 +288,7 @@ def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
 def _waiting(name: str, group: list[Stack], typical: TypicalDurations) -> Waiting:
     frames = [s.innermost for s in group if s.innermost is not None]
     first = min(frames, key=lambda f: f.start_ns)
-    numbers = {typical.collectives.get(s.rank, 0) for s in group}
+    numbers = {typical.collectives[s.rank] for s in group}
     phase = _phase(group[0])
     return Waiting(
         name=name,

@@ -5,6 +5,7 @@ Only needed for runs that have not finished. Each process is summed up by itself
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,8 +15,7 @@ import polars as pl
 from stepwell.analysis.ranks.stacks import Stack, StackFrame
 from stepwell.analysis.timeline.phases import phase_of_span
 from stepwell.reading import RecordedRun
-from stepwell.reading.segments import RecordedSegment
-from stepwell.reading.spans import FAILED, UNFINISHED, SpanReader, SpanRows
+from stepwell.reading.spans import FAILED, UNFINISHED, SpanReader
 from stepwell.reading.tables import LOST, ProcessTables
 from stepwell.vocabulary import StandardTrainingJobSpanName
 
@@ -58,60 +58,36 @@ class SpanHistory:
 
 def read_history(tables: ProcessTables) -> SpanHistory:
     """Read the spans of a process, segment by segment."""
-    document = tables.process.document
+    document, names = tables.process.document, tables.process.names
     place = int(document["rank"]), int(document["attempt"]), str(document["role"])
     history = SpanHistory(tables.process.name, *place)
-    adder = _HistoryAdder(tables, history)
+    # One more entry for names that were lost.
+    size = max(names, default=0) + 2
+    begun, ended, longest = np.zeros((3, size), np.int64)
     reader = SpanReader(tables.process)
     for segment in reader.segments:
-        adder.add(segment, reader.rows(segment, depths=False))
-    adder.finish()
-    return history
-
-
-class _HistoryAdder:
-    """Adds up the segments of a process."""
-
-    def __init__(self, tables: ProcessTables, history: SpanHistory) -> None:
-        self._tables = tables
-        self._history = history
-        names = tables.process.names
-        # One more entry for names that were lost.
-        size = max(names, default=0) + 2
-        self._begun, self._ended, self._longest = np.zeros((3, size), np.int64)
-
-    def add(self, segment: RecordedSegment, rows: SpanRows) -> None:
-        """Add the spans of one segment."""
-        size = len(self._begun)
-        names = np.minimum(rows.name, size - 1)
+        rows = reader.rows(segment, depths=False)
+        numbers, is_ended = np.minimum(rows.name, size - 1), rows.status <= FAILED
         lasted = rows.end.astype(np.int64) - rows.start.astype(np.int64)
-        ended = rows.status <= FAILED
-        self._begun += np.bincount(names, minlength=size)
-        self._ended += np.bincount(names[ended], minlength=size)
-        np.maximum.at(self._longest, names[ended], lasted[ended])
+        begun += np.bincount(numbers, minlength=size)
+        ended += np.bincount(numbers[is_ended], minlength=size)
+        np.maximum.at(longest, numbers[is_ended], lasted[is_ended])
         odd = ((rows.status == FAILED) | (rows.status == UNFINISHED)) & (rows.end != 0)
         if odd.any():
-            self._add_failures(segment, rows.where(odd))
-
-    def _add_failures(self, segment: RecordedSegment, rows: SpanRows) -> None:
-        frame = self._tables.span_frame(segment, rows, None, FAILURE)
-        ends = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
-        self._history.failures = latest_failures(
-            [*self._history.failures, *frame.select("name", "start_ns", ends).rows()]
+            frame = tables.span_frame(segment, rows.where(odd), None, FAILURE)
+            ends = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
+            failures = frame.select("name", "start_ns", ends).rows()
+            history.failures = latest_failures([*history.failures, *failures])
+    for number in np.flatnonzero(begun).tolist():
+        _, category, name = names.get(number, LOST)
+        counts = int(begun[number]), int(ended[number]), int(longest[number])
+        before = history.done.get((name, category), (0, 0, 0))
+        history.done[name, category] = (
+            before[0] + counts[0],
+            before[1] + counts[1],
+            max(before[2], counts[2]),
         )
-
-    def finish(self) -> None:
-        """Store the counts by name."""
-        names = self._tables.process.names
-        for number in np.flatnonzero(self._begun).tolist():
-            _, category, name = names.get(number, LOST)
-            key = name, category
-            begun, ended, longest = self._history.done.get(key, (0, 0, 0))
-            self._history.done[key] = (
-                begun + int(self._begun[number]),
-                ended + int(self._ended[number]),
-                max(longest, int(self._longest[number])),
-            )
+    return history
 
 
 def latest_failures(failures: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
@@ -125,7 +101,7 @@ class TypicalDurations:
     """How often spans ended and the longest duration in seconds, by name; and collectives by rank."""
 
     done: dict[str, tuple[int, float]] = field(default_factory=dict)
-    collectives: dict[int, int] = field(default_factory=dict)
+    collectives: Counter[int] = field(default_factory=Counter)
     """Collectives that each rank began in the latest attempt."""
 
     def relevant(self, stack: Stack) -> StackFrame | None:
@@ -148,17 +124,11 @@ class TypicalDurations:
             return max(FIRST_S, limit)
         return None
 
-    def is_too_long(self, stack: Stack) -> bool:
-        """Return whether a thread is in a span for longer than its limit."""
+    def is_too_long(self, stack: Stack) -> bool | None:
+        """Return whether a thread is in a span for longer than its limit; None if there is no limit."""
         frame = self.relevant(stack)
         limit = None if frame is None else self.limit_s(frame)
-        return frame is not None and limit is not None and frame.seconds >= limit
-
-    def is_at_work(self, stack: Stack) -> bool:
-        """Return whether a thread is in a span that may take longer than it has so far."""
-        frame = self.relevant(stack)
-        limit = None if frame is None else self.limit_s(frame)
-        return frame is not None and limit is not None and frame.seconds < limit
+        return None if frame is None or limit is None else frame.seconds >= limit
 
 
 def read_typical_durations(
@@ -169,20 +139,14 @@ def read_typical_durations(
     ``histories`` are those of the processes, if they have been read already.
     """
     durations = TypicalDurations()
-    processes = (
-        (read_history(tables) for tables in run.by_process()) if histories is None else histories
-    )
-    for process in processes:
-        if process.role != "worker":
-            _add(durations, process, attempt)
+    if histories is None:
+        histories = map(read_history, run.by_process())
+    for process in histories:
+        done = {} if process.role == "worker" else process.done
+        for (name, category), (begun, ended, longest) in done.items():
+            count, most = durations.done.get(name, (0, 0.0))
+            durations.done[name] = count + ended, max(most, longest / 1e9)
+            is_collective = phase_of_span(name, category) == "communication"
+            if is_collective and process.attempt == attempt:
+                durations.collectives[process.rank] += begun
     return durations
-
-
-def _add(durations: TypicalDurations, process: SpanHistory, attempt: int) -> None:
-    for (name, category), (begun, ended, longest) in process.done.items():
-        count, most = durations.done.get(name, (0, 0.0))
-        durations.done[name] = count + ended, max(most, longest / 1e9)
-        is_collective = phase_of_span(name, category) == "communication"
-        if is_collective and process.attempt == attempt:
-            so_far = durations.collectives.get(process.rank, 0)
-            durations.collectives[process.rank] = so_far + begun

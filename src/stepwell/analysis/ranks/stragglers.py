@@ -6,18 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.arrivals import Delays, delays, step_ns, sync_layers
-from stepwell.analysis.ranks.grid import Grid, read_grids
+from stepwell.analysis.ranks.grid import Bools, Grid, kept, read_grids
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.patterns import find_period
 from stepwell.analysis.timeline.phases import CODES, NAMES
 from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.analysis.timeline.tables import WARM_UP
 from stepwell.analysis.timeline.timeline import Timelines
-
-Bools = NDArray[np.bool_]
 
 LONG_STEPS = 4.0
 LONG_NS = 500_000_000
@@ -42,7 +39,6 @@ MOST_OF_IT = 0.9
 """Share of the total delay that the typical delays of a rank make up."""
 OWN_ACTS = frozenset(CODES[phase] for phase in BETWEEN)
 """Phases that a program enters on purpose: a delay in them is not an accident."""
-GROUPS = "straggler groups"
 
 
 @dataclass(frozen=True)
@@ -109,19 +105,17 @@ def _straggler(
     )
 
 
+@kept
 def straggler_groups(grid: Grid) -> list[DelayGroup]:
     """Return the delays of an attempt that count, by rank and phase; single long ones are separate groups."""
-    if GROUPS not in grid.cache:
-        late = delays(grid)
-        keys = late.place * len(NAMES) + late.code
-        typical_step = step_ns(grid) if len(late) else 1
-        grid.cache[GROUPS] = [
-            group
-            for key in np.unique(keys).tolist()
-            for group in _groups(grid, late, keys == key, typical_step)
-        ]
-    groups: list[DelayGroup] = grid.cache[GROUPS]
-    return groups
+    late = delays(grid)
+    keys = late.place * len(NAMES) + late.code
+    typical_step = step_ns(grid) if len(late) else 1
+    return [
+        group
+        for key in np.unique(keys).tolist()
+        for group in _groups(grid, late, keys == key, typical_step)
+    ]
 
 
 def _groups(grid: Grid, everything: Delays, chosen: Bools, typical_step: int) -> list[DelayGroup]:
