@@ -141,7 +141,7 @@ def _read(run: RecordedRun) -> Evidence:
 
 def _attempts(run: RecordedRun, evidence: Evidence) -> list[JobAttempt]:
     """Return the attempts of a run in order."""
-    grids = {grid.attempt: grid for grid in evidence.grids}
+    grids = {grid.attempt: grid for grid in evidence.grids if len(grid.steps)}
     attempts = []
     for number in sorted({part.attempt for part in evidence.timelines}):
         parts = [part for part in evidence.timelines if part.attempt == number]

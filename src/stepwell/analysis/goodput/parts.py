@@ -6,13 +6,13 @@ are subtracted one after the other, never more than is left. The rest is product
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.analysis.ranks.arrivals import step_ns, sync_layers
-from stepwell.analysis.ranks.grid import IDLE, Grid
+from stepwell.analysis.ranks.grid import IDLE, Bools, Grid
 from stepwell.analysis.ranks.stragglers import (
     FEW,
     LONG_NS,
@@ -20,7 +20,7 @@ from stepwell.analysis.ranks.stragglers import (
     DelayGroup,
     straggler_groups,
 )
-from stepwell.analysis.timeline.intervals import Ints
+from stepwell.analysis.timeline.intervals import EMPTY, Ints
 from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.analysis.timeline.tables import WARM_UP
 
@@ -48,7 +48,6 @@ NAMES = {
     "testing": "validation",
 }
 """The part to which a phase between steps belongs."""
-Bools = NDArray[np.bool_]
 DATA_SHARE = 0.2
 """Steps that wait for data for at least this share of their time are data-bound."""
 LEAST_STRETCH = 5
@@ -67,22 +66,19 @@ class JobAttempt:
     end_ns: int
     status: str
     grid: Grid | None
-    """None if no span was recorded that is part of a step or has a phase."""
+    """None if no span was recorded that is part of a step."""
     uncovered_ns: int
     """Time outside any span, on the rank with the most of it."""
 
     @property
     def first_step(self) -> int | None:
         """The first step; None if there is none."""
-        has_steps = self.grid is not None and len(self.grid.steps)
-        return int(self.grid.steps[0]) if self.grid is not None and has_steps else None
+        return None if self.grid is None else int(self.grid.steps[0])
 
     @property
-    def done_steps(self) -> NDArray[np.int64]:
+    def done_steps(self) -> Ints:
         """The steps that all ranks completed, ascending."""
-        if self.grid is None:
-            return np.empty(0, np.int64)
-        return self.grid.steps[self.grid.complete]
+        return EMPTY[0] if self.grid is None else self.grid.steps[self.grid.complete]
 
 
 @dataclass
@@ -99,33 +95,38 @@ class Split:
         rest: Ints = left - taken
         return rest
 
+    def take_phases(self, phases: Mapping[str, Ints], left: Ints) -> Ints:
+        """Move the time in phases between steps, by rank and step, to their parts; return the rest."""
+        for phase, ns in phases.items():
+            left = self.take(NAMES.get(phase, "initialisation"), middle(ns), left)
+        return left
+
 
 def split_attempt(attempt: JobAttempt, resumed: int | None, is_last: bool) -> Split:
     """Split an attempt. ``resumed`` is the step from which a later attempt continued, or None."""
     split = Split()
     grid = attempt.grid
-    if grid is None or not len(grid.steps):
+    if grid is None:
         split.parts["startup"] = attempt.end_ns - attempt.start_ns
         return split
     begins = _boundaries(attempt, grid)
-    _split_before(split, grid, int(begins[0]) - attempt.start_ns)
+    before = {phase: ns[:, None] for phase, ns in grid.before.items()}
+    left = split.take_phases(before, begins[:1] - attempt.start_ns)
+    split.parts["startup"] += int(left[0])
     # Steps that a later attempt repeated are lost completely.
     kept = len(grid.steps) if resumed is None else int(np.searchsorted(grid.steps, resumed))
     whole = _count_whole(grid, kept)
     if whole == len(grid.steps):
         # The time after the last step does not belong to that step.
         begins[whole] = np.clip(_last_end(grid, whole), begins[whole - 1], attempt.end_ns)
-    _split_steps(split, attempt, grid, begins[: whole + 1])
+    _split_steps(split, grid, begins[: whole + 1])
     _split_rest(split, attempt, grid, whole, kept, int(begins[whole]), is_last)
-    _give_back_own_spans(split, attempt)
-    return split
-
-
-def _give_back_own_spans(split: Split, attempt: JobAttempt) -> None:
-    """Count idle time inside the user's own spans as productive: the grid only distinguishes phases."""
+    # Idle time inside the user's own spans is productive: the grid only distinguishes phases.
     covered = max(0, split.parts["idle"] - attempt.uncovered_ns)
     split.parts["idle"] -= covered
     split.parts["productive"] += covered
+    split.losses = [replace(loss, attempt=attempt.number, run=attempt.run) for loss in split.losses]
+    return split
 
 
 def _count_whole(grid: Grid, kept: int) -> int:
@@ -147,8 +148,6 @@ def _boundaries(attempt: JobAttempt, grid: Grid) -> Ints:
 
 def _last_end(grid: Grid, count: int) -> int:
     """Return when the last rank ended the last of ``count`` steps, without idle time after it."""
-    if not count:
-        return 0
     latest = 0
     for layer in grid.layers:
         if layer.phase != IDLE:
@@ -157,32 +156,24 @@ def _last_end(grid: Grid, count: int) -> int:
     return latest
 
 
-def _split_before(split: Split, grid: Grid, total: int) -> None:
-    left = np.array([total])
-    for phase, ns in grid.before.items():
-        left = split.take(NAMES.get(phase, "initialisation"), middle(ns[:, None]), left)
-    split.parts["startup"] += int(left[0])
-
-
-def _split_steps(split: Split, attempt: JobAttempt, grid: Grid, begins: Ints) -> None:
+def _split_steps(split: Split, grid: Grid, begins: Ints) -> None:
     """Split the first steps. ``begins`` has one more element, the end of the last of them."""
     count = len(begins) - 1
     if count < 1:
         return
-    losses = step_losses(grid, attempt.run)
+    losses = step_losses(grid)
     left = np.diff(begins)
     left = split.take("stall", losses.stall[:count], left)
     left = split.take("straggler wait", losses.straggler[:count], left)
     for phase, ns in losses.alone.items():
         left = split.take(NAMES[phase], ns[:count], left)
     left = split.take("initialisation", losses.warm_up[:count], left)
-    for phase, ns in grid.between.items():
-        # The time after the last step is split by _split_rest.
-        until = count - (count == len(grid.steps))
-        taken = split.take(NAMES.get(phase, "initialisation"), middle(ns)[:until], left[:until])
-        left = np.append(taken, left[until:])
+    # The time after the last step is split by _split_rest.
+    until = count - (count == len(grid.steps))
+    between = {phase: ns[:, :until] for phase, ns in grid.between.items()}
+    left[:until] = split.take_phases(between, left[:until])
     data = np.maximum(middle(grid.total("data")) - losses.in_data, 0)[:count]
-    bound = data_bound(grid, data, left, attempt.run)
+    bound = data_bound(grid, data, left)
     split.losses += [*losses.named, *bound]
     left = split.take("data", data, left)
     left = split.take("idle", middle(grid.total(IDLE))[:count], left)
@@ -197,23 +188,17 @@ def _split_rest(
     if not is_last:
         split.parts["redone"] += left
         if left:
-            steps = tuple(grid.steps[whole:].tolist())
-            split.losses.append(
-                Loss("redone", left, steps, attempt=attempt.number, run=attempt.run)
-            )
+            split.losses.append(Loss("redone", left, tuple(grid.steps[whole:].tolist())))
         return
-    if whole and whole == len(grid.steps):
-        rest = np.array([left])
-        for phase, ns in grid.between.items():
-            rest = split.take(NAMES.get(phase, "initialisation"), middle(ns[:, -1:]), rest)
-        left = int(rest[0])
+    if whole == len(grid.steps):
+        between = {phase: ns[:, -1:] for phase, ns in grid.between.items()}
+        left = int(split.take_phases(between, np.array([left]))[0])
     elif whole < kept:
         # The attempt ended within a step: the excess over a typical step counts as a stall.
         typical = step_ns(grid)
         if left > max(LONG_STEPS * typical, LONG_NS):
-            steps = (int(grid.steps[whole]),)
             hung = left - typical
-            split.losses.append(Loss("stall", hung, steps, attempt=attempt.number, run=attempt.run))
+            split.losses.append(Loss("stall", hung, (int(grid.steps[whole]),)))
             split.parts["stall"] += hung
             left = typical
     # While the run is running, its current step counts as productive.
@@ -267,7 +252,7 @@ def middle(values: Ints) -> Ints:
     return even
 
 
-def step_losses(grid: Grid, run: str) -> StepLosses:
+def step_losses(grid: Grid) -> StepLosses:
     """Return the losses of each step."""
     count = len(grid.steps)
     straggler, stall, warm_up, in_data = np.zeros((4, count), np.int64)
@@ -277,38 +262,26 @@ def step_losses(grid: Grid, run: str) -> StepLosses:
         if group.phase in BETWEEN:
             total = losses.alone.setdefault(group.phase, np.zeros(count, np.int64))
         else:
-            losses.named += _losses_of_rank(grid, group, run)
+            losses.named += _losses_of_rank(grid, group)
         np.add.at(total, group.delays.waited, group.delays.ns)
     waited = sum(losses.alone.values(), losses.straggler + losses.stall)
     for phase in grid.phases:
-        _add_common(losses, grid, phase, waited, run)
+        _add_common(losses, grid, phase, waited)
     return losses
 
 
-def _losses_of_rank(grid: Grid, group: DelayGroup, run: str) -> list[Loss]:
-    place = group.place
+def _losses_of_rank(grid: Grid, group: DelayGroup) -> list[Loss]:
+    rank, late = grid.ranks[group.place], group.delays
     if group.kind == "chronic":
-        columns = np.unique(group.delays.column)
-        return [
-            _loss(
-                "straggler wait", int(group.delays.ns.sum()), grid, columns, group.phase, run, place
-            )
-        ]
+        steps = tuple(grid.steps[np.unique(late.column)].tolist())
+        return [Loss("straggler wait", int(late.ns.sum()), steps, rank, group.phase)]
     return [
-        _loss("stall", int(ns), grid, np.array([column]), group.phase, run, place)
-        for column, ns in zip(group.delays.column, group.delays.ns, strict=True)
+        Loss("stall", ns, (step,), rank, group.phase)
+        for step, ns in zip(grid.steps[late.column].tolist(), late.ns.tolist(), strict=True)
     ]
 
 
-def _loss(
-    kind: str, ns: int, grid: Grid, columns: Ints, phase: str, run: str, place: int | None
-) -> Loss:
-    steps = tuple(grid.steps[columns].tolist())
-    rank = None if place is None else grid.ranks[place]
-    return Loss(kind, ns, steps, rank, phase, grid.attempt, run)
-
-
-def _add_common(losses: StepLosses, grid: Grid, phase: str, late: Ints, run: str) -> None:
+def _add_common(losses: StepLosses, grid: Grid, phase: str, late: Ints) -> None:
     """Add the steps in which a phase took very long on all ranks."""
     lasted = middle(grid.total(phase))
     if any(layer.phase == phase for layer in sync_layers(grid)):
@@ -321,7 +294,7 @@ def _add_common(losses: StepLosses, grid: Grid, phase: str, late: Ints, run: str
     long = done & (excess > max(LONG_STEPS * step_ns(grid), LONG_NS))
     first = np.arange(len(long)) < min(WARM_UP, len(long) // 2)
     rare = (long & ~first).sum() <= max(3, FEW * len(long))
-    place = 0 if len(grid.ranks) == 1 else None
+    rank = grid.ranks[0] if len(grid.ranks) == 1 else None
     for column in np.flatnonzero(long & (first | rare)).tolist():
         kind, total = (
             ("initialisation", losses.warm_up) if first[column] else ("stall", losses.stall)
@@ -329,10 +302,10 @@ def _add_common(losses: StepLosses, grid: Grid, phase: str, late: Ints, run: str
         ns = int(excess[column])
         total[column] += ns
         losses.in_data[column] += ns if phase == "data" else 0
-        losses.named.append(_loss(kind, ns, grid, np.array([column]), phase, run, place))
+        losses.named.append(Loss(kind, ns, (int(grid.steps[column]),), rank, phase))
 
 
-def data_bound(grid: Grid, data: Ints, lasted: Ints, run: str) -> list[Loss]:
+def data_bound(grid: Grid, data: Ints, lasted: Ints) -> list[Loss]:
     """Return the groups of steps that waited for data. The loss is the excess over the usual wait.
 
     ``data`` and ``lasted`` are nanoseconds by step, without stalls and stragglers.
@@ -340,7 +313,12 @@ def data_bound(grid: Grid, data: Ints, lasted: Ints, run: str) -> list[Loss]:
     is_bound = (data >= DATA_SHARE * lasted) & (data > 0)
     usual = int(np.median(data[~is_bound])) if (~is_bound).sum() > is_bound.sum() / 20 else 0
     return [
-        _loss("data", int((data[group] - usual).sum()), grid, group, "data", run, None)
+        Loss(
+            "data",
+            int((data[group] - usual).sum()),
+            tuple(grid.steps[group].tolist()),
+            phase="data",
+        )
         for group in _stretches(is_bound)
     ]
 
