@@ -8,6 +8,7 @@ change of step may be in a segment that was sealed later.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,8 +51,7 @@ class Values:
 
     def where(self, chosen: NDArray[np.bool_]) -> Values:
         """Return some of the values."""
-        ranks, steps = self.ranks[chosen], self.steps[chosen]
-        return Values(ranks, steps, self.times[chosen], self.values[chosen])
+        return Values(*(column[chosen] for column in vars(self).values()))
 
 
 class StepLog:
@@ -94,13 +94,13 @@ class ProcessMetrics:
         self._live = _sorted_rows([s for s in segments if s.sealed is None])
 
     @cached_property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """The number of values of each metric."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for part in (*(shelf.note["counts"] for shelf in self._shelves), _counts(self._live)):
             for number, count in part.items():
                 name = self.source.process.names.get(int(number), LOST)[2]
-                counts[name] = counts.get(name, 0) + int(count)
+                counts[name] += int(count)
         return counts
 
     @cached_property

@@ -54,22 +54,16 @@ class SegmentEntries:
     crossing: Entries
 
 
-@dataclass(frozen=True)
-class LaneEntries:
-    """The spans of a lane in a window; ``missing`` segments were left out because the time was up."""
-
-    entries: Entries
-    missing: int = 0
-
-
 def load_lane(
     source: ProcessSource,
     lane: int,
     window: tuple[int, int],
     exponent: int,
     until: float | None = None,
-) -> LaneEntries:
+) -> tuple[Entries, int]:
     """Return the spans of a lane that touch a window; of short ones, those that begin in it.
+
+    Also return the number of segments that were left out because the time was up.
 
     Args:
         source: the process.
@@ -90,7 +84,7 @@ def load_lane(
     touches = (entries["end"] >= first) & ~is_narrow(entries, exponent)
     touches |= entries["start"] >= first
     touches &= entries["start"] < end
-    return LaneEntries(entries[touches], len(touched) - len(parts))
+    return entries[touches], len(touched) - len(parts)
 
 
 def _complete(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -219,12 +220,11 @@ class RunMetrics:
         self.columns = metric_columns(self.source, ranks, is_cached)
 
     @cached_property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """The number of values of each metric."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for columns in self.columns:
-            for name, count in columns.counts.items():
-                counts[name] = counts.get(name, 0) + count
+            counts.update(columns.counts)
         return counts
 
     def load(self) -> None:
@@ -345,7 +345,7 @@ def _latest(parts: list[tuple[ProcessSource, Values]]) -> Values:
             kept.append(values)
         for source, values in members:
             later.setdefault(source.rank, []).append(values.steps)
-    columns = ([getattr(values, field.name) for values in kept] for field in fields(Values))
+    columns = zip(*(vars(values).values() for values in kept), strict=True)
     return Values(*map(np.concatenate, columns))
 
 

@@ -320,11 +320,5 @@ def _by_start(document: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _on_screen(document: dict[str, Any]) -> tuple[Any, ...]:
-    worker = document["worker"]
-    return (
-        document["rank"],
-        document["attempt"],
-        document["role"] == "worker",
-        0 if worker is None else worker,
-        *_by_start(document),
-    )
+    place = document["rank"], document["attempt"], document["role"] == "worker"
+    return *place, document["worker"] or 0, *_by_start(document)

@@ -133,16 +133,16 @@ def timeline_at(
     opened = [(source.open(outline), lane) for outline, lane in shown]
     exponent = int(-(-(end - start) // width) - 1).bit_length()
     loads = [
-        (p, lane, load_lane(p, lane, (start - p.shift, end - p.shift), exponent, until))
+        (p, lane, *load_lane(p, lane, (start - p.shift, end - p.shift), exponent, until))
         for p, lane in opened
         if p is not None
     ]
-    boxes = _bounded([load.entries for _, _, load in loads], exponent)
+    boxes = _bounded([entries for _, _, entries, _ in loads], exponent)
     names: Names = {}
     has_restarts = any(d["attempt"] for d in source.documents)
     shown_lanes = [
         _lane(p, lane, part, names, has_restarts)
-        for (p, lane, _), part in zip(loads, boxes, strict=True)
+        for (p, lane, *_), part in zip(loads, boxes, strict=True)
     ]
     return TimelineWindow(
         full=full,
@@ -154,7 +154,7 @@ def timeline_at(
         offset=offset,
         ranks=source.ranks,
         steps=_steps(source, start, end, width),
-        missing=sum(load.missing for _, _, load in loads),
+        missing=sum(missing for *_, missing in loads),
     )
 
 

@@ -279,10 +279,10 @@ def _absent(rank: int, stack: Stack | None, status: str) -> Missing:
     if stack is None:
         return Missing(rank, status, (), None, None)
     inside = tuple(frame.name for frame in stack.frames)
-    if stack.innermost is not None:
-        return Missing(rank, stack.status, inside, stack.innermost.seconds, None, stack.place)
-    name, seconds = (None, None) if stack.last is None else (stack.last.name, stack.last.seconds)
-    return Missing(rank, stack.status, (), seconds, name, stack.place)
+    span = stack.innermost or stack.last
+    seconds = None if span is None else span.seconds
+    last = None if stack.last is None else stack.last.name
+    return Missing(rank, stack.status, inside, seconds, last, stack.place)
 
 
 def _waiting(name: str, group: list[Stack], typical: TypicalDurations) -> Waiting:

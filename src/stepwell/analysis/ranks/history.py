@@ -104,13 +104,6 @@ class TypicalDurations:
     collectives: Counter[int] = field(default_factory=Counter)
     """Collectives that each rank began in the latest attempt."""
 
-    def relevant(self, stack: Stack) -> StackFrame | None:
-        """Return the span that decides whether a thread hangs: a long phase around it, else the innermost."""
-        for frame in stack.frames:
-            if phase_of_span(frame.name, frame.category) in LONG:
-                return frame
-        return stack.innermost
-
     def limit_s(self, frame: StackFrame) -> float | None:
         """Return the number of seconds after which a span takes too long; None if unknown."""
         count, longest = self.done.get(frame.name, (0, 0.0))
@@ -126,7 +119,9 @@ class TypicalDurations:
 
     def is_too_long(self, stack: Stack) -> bool | None:
         """Return whether a thread is in a span for longer than its limit; None if there is no limit."""
-        frame = self.relevant(stack)
+        # A long phase around the innermost span decides.
+        long = (f for f in stack.frames if phase_of_span(f.name, f.category) in LONG)
+        frame = next(long, stack.innermost)
         limit = None if frame is None else self.limit_s(frame)
         return None if frame is None or limit is None else frame.seconds >= limit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,16 +198,16 @@ def skew(run: Timelines, grids: list[Grid] | None = None) -> pl.DataFrame:
     Columns: phase, rank, steps, mean_ns, relative. Counts the completed steps of all attempts, also of those
     without the phase: so the means of a rank can be added up to its mean time of a step.
     """
-    sums: dict[tuple[str, int], int] = {}
-    steps: dict[int, int] = {}
+    sums: Counter[tuple[str, int]] = Counter()
+    steps: Counter[int] = Counter()
     for grid in read_grids(run) if grids is None else grids:
         done = grid.is_done
         for place, rank in enumerate(grid.ranks):
-            steps[rank] = steps.get(rank, 0) + int(done[place].sum())
+            steps[rank] += int(done[place].sum())
         for phase in grid.phases:
             total = np.where(done, grid.total(phase), 0).sum(axis=1)
             for place, rank in enumerate(grid.ranks):
-                sums[phase, rank] = sums.get((phase, rank), 0) + int(total[place])
+                sums[phase, rank] += int(total[place])
     rows = [
         (phase, rank, steps[rank], total / steps[rank])
         for (phase, rank), total in sums.items()
