@@ -20,7 +20,7 @@ from stepwell.analysis.compare.differences import (
     has_given_config,
 )
 from stepwell.analysis.compare.metrics import MetricComparison, chosen_names, compare_metrics
-from stepwell.analysis.compare.pace import Pace, PaceComparison, compare_paces, paces
+from stepwell.analysis.compare.pace import Pace, PaceComparison, compare_paces
 from stepwell.analysis.compare.sentences import (
     ONE_EACH,
     better_sentences,
@@ -144,7 +144,7 @@ def compare(
     groups = [v.runs for v in variants] if len(variants) > 1 else [(i,) for i in range(len(runs))]
     paces, pace = compare_paces(chosen, groups) if time else ([], None)
     config = config_differences(chosen)
-    others = [compare_weights(chosen[0], run) for run in chosen[1:]] if weights else []
+    others = [compare_weights(chosen[0], run) for run in chosen[1:] if weights]
     of_variants = {variant.runs: variant.label for variant in variants}
     repeated = has_repeats(variants)
     unknown = [label for label, run in zip(labels, chosen, strict=True) if not has_config(run)]
@@ -177,8 +177,7 @@ def compare(
 
 
 def _line(run: RecordedRun, label: str) -> ComparedRun:
-    processes = run.processes().collect()
-    step = processes.select(pl.col("step").max()).item()
+    step = run.processes().select(pl.col("step").max()).collect().item()
     seconds = (run_wall_ns(run) or 0) / 1e9
     return ComparedRun(run.id, run.name, label, run.path, run.status, step, seconds)
 
@@ -190,15 +189,11 @@ def metric_table(
     AXIS.check("by", by)
     rows = [
         {
+            **vars(standing),
             "metric": metric.name,
             "goal": metric.goal,
             "run": run.id,
-            "last": standing.last,
-            "last_step": standing.last_step,
-            "best": standing.best,
-            "best_step": standing.best_step,
             "common_at": metric.common_at,
-            "common": standing.common,
             "better": None if metric.better is None else metric.better == number,
             "since": metric.since,
         }
@@ -233,7 +228,7 @@ def time_table(runs: Sequence[RecordedRun]) -> pl.DataFrame:
     """
     rows = [
         (run.id, phase.phase, phase.mean_ns, phase.p50_ns, phase.share)
-        for run, pace in zip(runs, paces(runs), strict=True)
+        for run, pace in zip(runs, compare_paces(runs, ())[0], strict=True)
         for phase in (pace.phases if pace is not None else ())
     ]
     return pl.DataFrame(rows, schema=TIMES, orient="row")

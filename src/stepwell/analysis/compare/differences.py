@@ -77,16 +77,18 @@ def has_given_config(run: RecordedRun) -> bool:
 
 def arguments_of(run: RecordedRun) -> list[str]:
     """Return the arguments of the latest attempt, without the program; empty for a notebook kernel."""
-    argv = _latest(run).get("argv")
-    if not isinstance(argv, list) or program_of(run).endswith(NOTEBOOK):
-        return []
-    return [str(item) for item in argv[1:]]
+    return [] if program_of(run).endswith(NOTEBOOK) else _argv(run)[1:]
 
 
 def program_of(run: RecordedRun) -> str:
     """Return the file name of the script of the latest attempt, or "" if it is unknown."""
+    argv = _argv(run)
+    return Path(argv[0]).name if argv else ""
+
+
+def _argv(run: RecordedRun) -> list[str]:
     argv = _latest(run).get("argv")
-    return Path(str(argv[0])).name if isinstance(argv, list) and argv else ""
+    return [str(item) for item in argv] if isinstance(argv, list) else []
 
 
 def command_lines(runs: Sequence[RecordedRun]) -> list[str]:

@@ -94,9 +94,10 @@ def _compare(name: str, curves_of_runs: list[Points | None], by: str) -> MetricC
     grid, values = aligned(points, by)
     curves = {i: y.tolist() for i, y in values.items()}
     weight = default_weight(len(grid))
-    smooth = {i: smoothed(y, weight) if weight else y for i, y in curves.items()}
+    smooth = {i: smoothed(y, weight) for i, y in curves.items()}
+    common = {i: y[-1] for i, y in smooth.items() if y}
     standings = [
-        _standing(p, goal, smooth[i][-1] if i in smooth and len(grid) else None)
+        None if p is None else _standing(p, goal, common.get(i))
         for i, p in enumerate(curves_of_runs)
     ]
     places = [int(at) if by == "step" else float(at) for at in (grid[[0, -1]] if len(grid) else ())]
@@ -107,7 +108,7 @@ def _compare(name: str, curves_of_runs: list[Points | None], by: str) -> MetricC
     if len(points) < 2 or not places or is_one_of_many:
         return result
     sign = -1.0 if goal == "lower" else 1.0
-    first, second, *_ = sorted(points, key=lambda i: sign * smooth[i][-1], reverse=True)
+    first, second, *_ = sorted(common, key=lambda i: sign * common[i], reverse=True)
     since = lasting_since(curves[first], curves[second], weight)
     is_same = all(y == curves[first] for y in curves.values())
     result = replace(result, identical=is_same, is_smoothed=bool(weight))
@@ -123,7 +124,7 @@ def lasting_since(a: list[float], b: list[float], weight: float = 0.0) -> int | 
     The difference must exceed 5 % of the range of both in their second half, and their noise after the same
     smoothing, for at least the last tenth of the positions.
     """
-    smooth_a, smooth_b = (smoothed(y, weight) if weight else y for y in (a, b))
+    smooth_a, smooth_b = smoothed(a, weight), smoothed(b, weight)
     differences = [x - y for x, y in zip(smooth_a, smooth_b, strict=True)]
     if not differences:
         return None
@@ -167,22 +168,15 @@ def _rough(values: list[float]) -> float:
     return ordered[len(ordered) // 2] / 0.6745 / math.sqrt(6)
 
 
-def _standing(points: Points | None, goal: str | None, common: float | None) -> Standing | None:
-    if points is None:
-        return None
-    first_odd = int(points.odd[0]) if len(points.odd) else None
+def _standing(points: Points, goal: str | None, common: float | None) -> Standing:
+    def at(index: int) -> tuple[float, int]:
+        return float(points.values[index]), int(points.steps[index])
+
     count = len(points) + len(points.odd)
+    first_odd = int(points.odd[0]) if len(points.odd) else None
     if not len(points):
         return Standing(count, None, None, None, None, None, first_odd)
-    best: int | None = None
+    best: tuple[float | None, int | None] = None, None
     if goal is not None:
-        best = int(points.values.argmin() if goal == "lower" else points.values.argmax())
-    return Standing(
-        count,
-        float(points.values[-1]),
-        int(points.steps[-1]),
-        None if best is None else float(points.values[best]),
-        None if best is None else int(points.steps[best]),
-        common,
-        first_odd,
-    )
+        best = at(int(points.values.argmin() if goal == "lower" else points.values.argmax()))
+    return Standing(count, *at(-1), *best, common, first_odd)

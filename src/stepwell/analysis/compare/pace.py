@@ -95,43 +95,36 @@ class PaceComparison:
         return self.slow_ns / self.fast_ns if self.fast_ns else 1.0
 
 
-def paces(runs: Sequence[RecordedRun]) -> list[Pace | None]:
-    """Return the pace of each run; None if it recorded no step."""
-    return [_pace(run, *_read(run)) for run in runs]
-
-
 def compare_paces(
     runs: Sequence[RecordedRun], variants: Sequence[Sequence[int]]
 ) -> tuple[list[Pace | None], PaceComparison | None]:
     """Return the pace of each run, and the fastest variant against the slowest if there is a difference.
 
-    ``variants`` are groups of runs, by their index.
+    The pace of a run that recorded no step is None. ``variants`` are groups of runs, by their index.
     """
     read = [_read(run) for run in runs]
-    tables = [table for table, _ in read]
-    every = [_pace(run, *its) for run, its in zip(runs, read, strict=True)]
+    every = [pace for _, pace in read]
     judged = {i: pace for i, pace in enumerate(every) if pace is not None and pace.steps >= FEWEST}
     groups = [tuple(group) for group in variants if all(i in judged for i in group)]
     if len(groups) < 2:
         return every, None
     means = {group: fmean([judged[i].step_ns for i in group]) for group in groups}
     fast, slow = min(groups, key=means.__getitem__), max(groups, key=means.__getitem__)
-    repeated = len(fast) > 1 and len(slow) > 1
-    if repeated:
-        test = welch([judged[i].step_ns for i in fast], [judged[i].step_ns for i in slow])
+    if len(fast) > 1 and len(slow) > 1:
+        p = welch([judged[i].step_ns for i in fast], [judged[i].step_ns for i in slow])
+        most_p, least_ratio = SIGNIFICANT, SLOWER_AGAIN
     else:
-        test = welch(_block_means(tables[fast[0]]), _block_means(tables[slow[0]]))
-    # Both have enough values, so a test fails only if they do not vary at all: the difference is certain.
-    p = 0.0 if test is None else test.p
+        p = welch(*(_block_means(read[group[0]][0]) for group in (fast, slow)))
+        most_p, least_ratio = CERTAIN, SLOWER
     causes = _causes([judged[i] for i in fast], [judged[i] for i in slow])
-    comparison = PaceComparison(fast, slow, means[fast], means[slow], p, causes)
-    limits = (SIGNIFICANT, SLOWER_AGAIN) if repeated else (CERTAIN, SLOWER)
-    is_slower = comparison.p < limits[0] and comparison.ratio >= limits[1]
+    # Without a p-value, step times do not vary at all: the difference is certain.
+    comparison = PaceComparison(fast, slow, means[fast], means[slow], p or 0.0, causes)
+    is_slower = comparison.p < most_p and comparison.ratio >= least_ratio
     return every, comparison if is_slower else None
 
 
-def _read(run: RecordedRun) -> tuple[pl.DataFrame, float | None]:
-    """Return the steps of a run without the first ones, if enough are left, and its goodput."""
+def _read(run: RecordedRun) -> tuple[pl.DataFrame, Pace | None]:
+    """Return the steps of a run without the first ones, if enough are left, and its pace."""
     parts = timelines(run)
     table = steps(parts)
     steady = table.filter(pl.int_range(pl.len()).over("rank", "attempt") >= WARM_UP)
@@ -139,12 +132,11 @@ def _read(run: RecordedRun) -> tuple[pl.DataFrame, float | None]:
         share = goodput(run, evidence=Evidence(parts, make_grids(parts))).share
     except StepwellError:
         share = None
-    return steady if steady.height >= FEWEST else table, share
+    table = steady if steady.height >= FEWEST else table
+    return table, None if table.is_empty() else _pace(run, table, share)
 
 
-def _pace(run: RecordedRun, table: pl.DataFrame, productive: float | None) -> Pace | None:
-    if table.is_empty():
-        return None
+def _pace(run: RecordedRun, table: pl.DataFrame, productive: float | None) -> Pace:
     each = table["period_ns"]
     whole = float(each.sum())
     count = table.select("attempt", "step").n_unique()

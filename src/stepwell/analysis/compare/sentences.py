@@ -157,7 +157,8 @@ def _since(metric: MetricComparison, by: str) -> str:
     roughly = "about " if metric.is_smoothed else ""
     if metric.since is None or metric.since == metric.first_at:
         return f"from {roughly}the start"
-    return f"from {roughly}{since_place(by, metric.since)} on"
+    start = f"step {metric.since:.0f}" if by == "step" else amount(by, metric.since)
+    return f"from {roughly}{start} on"
 
 
 def _instead(config: Sequence[Difference], ours: int, theirs: int) -> str:
@@ -182,16 +183,14 @@ def _setting(difference: Difference, ours: int, theirs: int) -> str:
 
 def _broken(labels: Sequence[str], metrics: Sequence[MetricComparison]) -> list[str]:
     """Return a sentence for each run with NaN or infinite values."""
-    first: dict[int, tuple[int, str]] = {}
-    for metric in metrics:
-        for i, run in enumerate(metric.runs):
-            if run is not None and run.nonfinite_step is not None:
-                earliest = first.get(i, (run.nonfinite_step, metric.name))
-                first[i] = min(earliest, (run.nonfinite_step, metric.name))
-    return [
-        f"{labels[i]} has NaN or infinite values, first in {name} at step {step}."
-        for i, (step, name) in sorted(first.items())
-    ]
+    sentences = []
+    for i, label in enumerate(labels):
+        runs = [(metric.runs[i], metric.name) for metric in metrics]
+        odd = [(r.nonfinite_step, name) for r, name in runs if r and r.nonfinite_step is not None]
+        if odd:
+            step, name = min(odd)
+            sentences.append(f"{label} has NaN or infinite values, first in {name} at step {step}.")
+    return sentences
 
 
 def _longest(metric: MetricComparison) -> int:
@@ -214,11 +213,6 @@ def _value(value: float | None) -> str:
 def place(by: str, at: float) -> str:
     """Return a position on the axis: ``at step 39`` or ``after 1.2 M tokens``."""
     return f"at step {at:.0f}" if by == "step" else f"after {amount(by, at)}"
-
-
-def since_place(by: str, at: float) -> str:
-    """Return a position as the object of "from": ``step 39`` or ``12.3 s``."""
-    return f"step {at:.0f}" if by == "step" else amount(by, at)
 
 
 def amount(by: str, at: float) -> str:
@@ -342,8 +336,8 @@ def _extremes(
         return None
     means = {group: fmean(values) for group, values in groups.items()}
     most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-    test = welch(groups[most], groups[least])
-    if test is not None and test.p >= SIGNIFICANT:
+    p = welch(groups[most], groups[least])
+    if p is not None and p >= SIGNIFICANT:
         return None
     return (names[most], means[most]), (names[least], means[least])
 

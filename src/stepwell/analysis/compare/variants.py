@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -96,13 +95,11 @@ def group_runs(
         facts = [_asked(run, group) for run in runs]
         if all(fact[group] is None for fact in facts):
             raise StepwellError(_unknown_key(runs, group))
-    groups: dict[str, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for i, fact in enumerate(facts):
         # Runs without a configuration may differ in anything, so each is a variant of its own.
-        key = (
-            json.dumps({k: text_of(v) for k, v in fact.items()}, sort_keys=True) if fact else f"{i}"
-        )
-        groups.setdefault(key, []).append(i)
+        settings = frozenset((key, text_of(value)) for key, value in fact.items())
+        groups.setdefault(settings or i, []).append(i)
     members = list(groups.values())
     apart = _apart([facts[group[0]] for group in members])
     return [
@@ -202,12 +199,11 @@ def _compare(variants: Sequence[Variant], metric: MetricComparison) -> VariantCo
     if len(order) < 2:
         return VariantComparison(metric.name, spreads)
     best, against = order[0], order[1]
-    tests = {i: test.p for i in order[1:] if (test := welch(logged[best], logged[i]))}
+    tests = {i: p for i in order[1:] if (p := welch(logged[best], logged[i])) is not None}
     corrected = dict(zip(tests, holm(list(tests.values())), strict=True))
-    p = [corrected.get(i) for i in range(len(variants))]
-    next_p = p[against]
-    is_significant = None if next_p is None else next_p < SIGNIFICANT
-    return VariantComparison(metric.name, spreads, best, against, p, is_significant)
+    ps = [corrected.get(i) for i in range(len(variants))]
+    is_significant = corrected[against] < SIGNIFICANT if against in corrected else None
+    return VariantComparison(metric.name, spreads, best, against, ps, is_significant)
 
 
 def _spread(values: list[float]) -> Spread:
@@ -217,19 +213,12 @@ def _spread(values: list[float]) -> Spread:
     return Spread(len(values), fmean(values), deviation, min(values), max(values))
 
 
-@dataclass(frozen=True)
-class Test:
-    """The result of Welch's t-test of two means, which allows different variances."""
+def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Return the probability that two means differ at least this much by chance.
 
-    t: float
-    freedom: float
-    """Degrees of freedom."""
-    p: float
-    """The probability of a difference at least this large by chance."""
-
-
-def welch(a: Sequence[float], b: Sequence[float]) -> Test | None:
-    """Return the two-sided test; None if a group has fewer than two numbers or nothing varies."""
+    This is the two-sided p-value of Welch's t-test, which allows different variances. None if a group has
+    fewer than two numbers, or if nothing varies.
+    """
     if len(a) < 2 or len(b) < 2:
         return None
     errors = [variance(group) / len(group) for group in (a, b)]
@@ -239,7 +228,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Test | None:
     t = (fmean(a) - fmean(b)) / math.sqrt(total)
     parts = [e * e / (len(group) - 1) for e, group in zip(errors, (a, b), strict=True)]
     freedom = total * total / sum(parts)
-    return Test(t, freedom, student_tails(t, freedom))
+    return student_tails(t, freedom)
 
 
 def variance(values: Sequence[float]) -> float:

@@ -38,22 +38,13 @@ class WeightComparison:
     only: list[str]
 
 
-def compare_weights(
-    a: RecordedRun, b: RecordedRun, snapshot: str | None = None
-) -> WeightComparison | None:
+def compare_weights(a: RecordedRun, b: RecordedRun) -> WeightComparison | None:
     """Compare the latest snapshot that both have, or else the latest of each; None if one has none."""
     ours, theirs = snapshots(a), snapshots(b)
     if not ours or not theirs:
         return None
     common = [name for name in ours if name in theirs]
-    if snapshot is not None and snapshot not in common:
-        raise StepwellError(
-            f"the runs do not both have a snapshot {snapshot!r}; both have: {', '.join(common) or 'none'}"
-        )
-    if common:
-        first = second = snapshot or common[-1]
-    else:
-        first, second = list(ours)[-1], list(theirs)[-1]
+    first, second = (common or list(ours))[-1], (common or list(theirs))[-1]
     left, right = _load(ours[first]), _load(theirs[second])
     shared = [name for name in left if name in right and left[name].shape == right[name].shape]
     sums = {name: _sums(left[name], right[name]) for name in shared}
@@ -67,9 +58,9 @@ def compare_weights(
     )
 
 
-def weight_table(a: RecordedRun, b: RecordedRun, snapshot: str | None = None) -> pl.DataFrame:
+def weight_table(a: RecordedRun, b: RecordedRun) -> pl.DataFrame:
     """Return a row for each layer, ``overall`` first; no rows if there are no snapshots."""
-    comparison = compare_weights(a, b, snapshot)
+    comparison = compare_weights(a, b)
     lines = [] if comparison is None else [comparison.overall, *comparison.layers]
     schema = {
         "layer": pl.String,
