@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,6 @@ from stepwell.analysis.plots.curves import (
     LARGEST,
     Curve,
     Mark,
-    Numbers,
     Panel,
     default_weight,
     smoothed,
@@ -125,7 +125,8 @@ class Options:
 
 def metric_names(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the metrics that any of the runs has, in alphabetical order."""
-    return sorted({name for run in runs for name in _names(run)})
+    tables = [run.metrics().select(pl.col("name").unique()).collect() for run in runs]
+    return sorted({name for table in tables for name in table["name"]})
 
 
 def panels(
@@ -162,10 +163,6 @@ def panels(
     return result
 
 
-def _names(run: RecordedRun) -> list[str]:
-    return run.metrics().select(pl.col("name").unique()).collect()["name"].to_list()
-
-
 class _Table:
     """The values of the chosen metrics of one run, with their position on the x axis."""
 
@@ -193,18 +190,17 @@ class _Table:
     def curves(self, name: str, label: str) -> list[Curve]:
         part = self.table.filter(name=name)
         ranks = sorted(part["rank"].unique().to_list())
-        if self.options.by_rank and len(ranks) > 1:
-            return [self._curve(part.filter(rank=r), f"{label} rank {r}", False) for r in ranks]
-        if self.options.x == "time" and name.startswith(SYSTEM) and len(ranks) > 1:
-            # Each rank reads system metrics at its own times, so they have no mean.
+        # Each rank reads system metrics at its own times, so they have no mean.
+        has_no_mean = self.options.x == "time" and name.startswith(SYSTEM)
+        if len(ranks) > 1 and (self.options.by_rank or has_no_mean):
             return [self._curve(part.filter(rank=r), f"{label} rank {r}", False) for r in ranks]
         return [self._curve(part, label, len(ranks) > 1)]
 
     def _curve(self, part: pl.DataFrame, label: str, several: bool) -> Curve:
         finite = pl.col("value").abs() < LARGEST
         if several or self.options.x == "epoch":
-            means = [pl.col("value").mean(), pl.col("value").min().alias("low")]
-            means += [pl.col("value").max().alias("high")]
+            value = pl.col("value")
+            means = value.mean(), value.min().alias("low"), value.max().alias("high")
             good = part.filter(finite).group_by("x").agg(means).sort("x")
         else:
             # Values at the same position stay in the order in which they were logged.
@@ -228,46 +224,40 @@ class _Table:
     def marks(self) -> list[Mark]:
         """Return a mark at the start of each attempt after the first."""
         attempts = self.table.group_by("attempt").agg(pl.col("x").min()).sort("attempt")
-        rows = attempts.rows()[1:]
-        return [Mark(x, f"attempt {attempt}") for attempt, x in rows]
+        return [Mark(x, f"attempt {attempt}") for attempt, x in attempts.rows()[1:]]
 
 
 def _panel(choice: PanelChoice, tables: list[_Table], options: Options) -> Panel:
+    several = len(tables) > 1
     curves: list[Curve] = []
     for number, table in enumerate(tables):
         for name in choice.names:
-            if len(tables) == 1:
-                curves += table.curves(name, name)
-            else:
-                own = table.curves(name, table.run.name)
-                colour = number if len(own) == 1 else -1
-                curves += [dataclasses.replace(curve, colour=colour) for curve in own]
+            own = table.curves(name, table.run.name if several else name)
+            colour = number if several and len(own) == 1 else -1
+            curves += [dataclasses.replace(curve, colour=colour) for curve in own]
     curves = [curve for curve in _with_distinct_labels(curves) if curve.x or curve.nonfinite]
+    is_positive = all(value > 0 for curve in curves for value in curve.y)
     note = f"{choice.left_out} more not drawn: select metrics by name" if choice.left_out else ""
     return Panel(
         choice.title,
         "time (s)" if options.x == "time" else options.x,
         curves,
-        wants_log(curves) if options.log is None else options.log and _is_positive(curves),
-        marks=tables[0].marks() if len(tables) == 1 else [],
+        wants_log(curves) if options.log is None else options.log and is_positive,
+        marks=[] if several else tables[0].marks(),
         note=note,
     )
 
 
 def _with_distinct_labels(curves: list[Curve]) -> list[Curve]:
     """Number the curves that have the same label."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     result = []
     for curve in curves:
-        seen[curve.label] = seen.get(curve.label, 0) + 1
+        seen[curve.label] += 1
         number = seen[curve.label]
         label = curve.label if number == 1 else f"{curve.label} #{number}"
         result.append(dataclasses.replace(curve, label=label))
     return result
-
-
-def _is_positive(curves: list[Curve]) -> bool:
-    return all(value > 0 for curve in curves for value in curve.y)
 
 
 def _logits(runs: Sequence[RecordedRun], options: Options) -> list[Panel]:
@@ -279,24 +269,19 @@ def _logits(runs: Sequence[RecordedRun], options: Options) -> list[Panel]:
     if table.is_empty():
         return []
     table = table.with_columns(x=pl.col(options.x).cast(pl.Float64))
-    examples = table["example"].unique().sort().to_list()[:MOST_EXAMPLES]
-    curves = [
-        Curve(f"example {example}", *_columns(part), faint=True, count=part.height)
-        for example in examples
-        for part in [table.filter(example=example).sort("x")]
-    ]
-    quantiles = table.group_by("x").agg(
-        pl.col("margin").median(),
-        pl.col("margin").quantile(0.1).alias("low"),
-        pl.col("margin").quantile(0.9).alias("high"),
+    curves = []
+    for example in table["example"].unique().sort().to_list()[:MOST_EXAMPLES]:
+        part = table.filter(example=example).sort("x")
+        x, y = part["x"].to_list(), part["margin"].to_list()
+        curves.append(Curve(f"example {example}", x, y, faint=True, count=len(x)))
+    margin = pl.col("margin")
+    quantiles = (
+        margin.median(),
+        margin.quantile(0.1).alias("low"),
+        margin.quantile(0.9).alias("high"),
     )
-    ordered = quantiles.sort("x")
-    x, y = _columns(ordered)
-    low, high = ordered["low"].to_list(), ordered["high"].to_list()
+    by_x = table.group_by("x").agg(quantiles).sort("x")
+    x, y, low, high = (column.to_list() for column in by_x)
     curves.append(Curve("median, 10–90 %", x, y, low=low, high=high, count=len(x)))
     title = "Holdout logits: right class minus best other"
     return [Panel(title, options.x, curves, zero=True)]
-
-
-def _columns(table: pl.DataFrame) -> tuple[Numbers, Numbers]:
-    return table["x"].to_list(), table["margin"].to_list()

@@ -75,8 +75,11 @@ class Panel:
 def smoothed(values: Numbers, weight: float) -> Numbers:
     """Return the mean of the exponential moving averages from both ends, which has no lag.
 
-    ``weight``, from 0 to below 1, is the share of the previous average that is kept at each value.
+    ``weight``, from 0 to below 1, is the share of the previous average that is kept at each value; with 0 the
+    values are returned.
     """
+    if not weight:
+        return values
     forward = _average(values, weight)
     backward = _average(values[::-1], weight)[::-1]
     return [(a + b) / 2 for a, b in zip(forward, backward, strict=True)]
