@@ -82,11 +82,9 @@ class LiveCurves:
 
     def latest(self, most: int) -> tuple[MetricNow, ...]:
         """Return the metrics that have a goal first (lower or higher is better), then the others."""
-        names = sorted(self._points, key=lambda name: (goal_of(name) is None, name))
-        return tuple(_now(name, self._points[name]) for name in names[:most])
-
-
-def _now(name: str, points: deque[tuple[int | None, float]]) -> MetricNow:
-    step, last = points[-1]
-    curve = tuple(value for _, value in points if math.isfinite(value))
-    return MetricNow(name, last, step, curve)
+        metrics = []
+        for name in sorted(self._points, key=lambda name: (goal_of(name) is None, name))[:most]:
+            step, last = self._points[name][-1]
+            curve = tuple(value for _, value in self._points[name] if math.isfinite(value))
+            metrics.append(MetricNow(name, last, step, curve))
+        return tuple(metrics)

@@ -71,7 +71,11 @@ class _LiveSpan:
 
 
 class LiveLane:
-    """The spans of one thread in the last minute, updated record by record."""
+    """The spans of one thread in the last minute, updated record by record.
+
+    Attributes:
+        at_ns: the time of the latest change.
+    """
 
     def __init__(self) -> None:
         self._spans: list[_LiveSpan] = []
@@ -82,17 +86,12 @@ class LiveLane:
         self._since: int | None = None
         self._skipped: list[tuple[int, int]] = []
         self._steps_since: int | None = None
-        self._at: int | None = None
+        self.at_ns: int | None = None
 
     @property
     def inside(self) -> list[SpanRecord]:
         """The open spans, the outermost first."""
         return [span.record for span in self._open.values()]
-
-    @property
-    def at_ns(self) -> int | None:
-        """The time of the latest change."""
-        return self._at
 
     def note_steps(self) -> None:
         """Note that a step was set: the time so far is not before the first step."""
@@ -101,12 +100,12 @@ class LiveLane:
     def restart(self, since: int) -> None:
         """Forget open spans, because records before ``since`` are skipped. Time counts from there on."""
         for span in self._open.values():
-            span.end_ns = self._at or since
+            span.end_ns = self.at_ns or since
         self._open.clear()
-        if self._at is not None and self._at < since:
-            self._skipped.append((self._at, since))
+        if self.at_ns is not None and self.at_ns < since:
+            self._skipped.append((self.at_ns, since))
         self._since = self._since or since or None
-        self._at = since or None
+        self.at_ns = since or None
 
     def take(self, record: SpanRecord) -> None:
         """Add the start or the end of a span of this thread."""
@@ -150,7 +149,7 @@ class LiveLane:
     def _move(self, time: int) -> None:
         if self._since is None:
             self._since = time
-        self._at = max(time, self._at or time)
+        self.at_ns = max(time, self.at_ns or time)
 
     def shares(self, until: int) -> dict[str, int]:
         """Return nanoseconds by phase in the minute before ``until``."""
@@ -248,27 +247,13 @@ class RecentSpans(Follower):
         self.since_ns = left_out.get(thread, 0)
 
 
-class RecentLog(LogFollower):
-    """The metrics of a process in the last ``seconds``.
-
-    Attributes:
-        contexts: time, step and epoch of each change; the reader removes them.
-    """
-
-    def __init__(self, folder: Path, seconds: float) -> None:
-        super().__init__(folder)
-        self.contexts: deque[tuple[int, int | None, int | None]] = deque()
-        self.on_context = lambda *context: self.contexts.append(context)
-        self.skip_older(seconds, MOST_SEGMENTS)
-
-
 class LiveRank:
     """The open spans of a rank, its step and its speed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.spans = RecentSpans(folder, KEPT_S, MAIN)
-        self.log = RecentLog(folder, KEPT_S)
+        self.log = self._recent_log(KEPT_S)
         self.lane = LiveLane()
         self.lane.restart(self.spans.since_ns)
         self.step: int | None = None
@@ -293,7 +278,7 @@ class LiveRank:
     def look(self, curves: LiveCurves) -> None:
         """Read new records. If there are more than time allows, skip the rest."""
         if not self._read_log(curves):
-            self.log = RecentLog(self.folder, 0)
+            self.log = self._recent_log(0)
             self._read_log(curves)
         if self.step is not None:
             self.lane.note_steps()
@@ -301,6 +286,14 @@ class LiveRank:
             self.spans = RecentSpans(self.folder, 0, MAIN)
             self.lane.restart(self.spans.since_ns)
             self._read_spans()
+
+    def _recent_log(self, seconds: float) -> LogFollower:
+        """Return a follower of the metrics in the last ``seconds``, which also notes step and epoch."""
+        self._contexts: deque[tuple[int, int | None, int | None]] = deque()
+        log = LogFollower(self.folder)
+        log.on_context = lambda *context: self._contexts.append(context)
+        log.skip_older(seconds, MOST_SEGMENTS)
+        return log
 
     def _read_log(self, curves: LiveCurves) -> bool:
         """Return whether all new records could be read in time."""
@@ -340,9 +333,8 @@ class LiveRank:
 
     def _take_contexts(self, until: int) -> None:
         """Apply the changes of step and epoch up to this time."""
-        contexts = self.log.contexts
-        while contexts and contexts[0][0] <= until:
-            at, step, epoch = contexts.popleft()
+        while self._contexts and self._contexts[0][0] <= until:
+            at, step, epoch = self._contexts.popleft()
             is_next = None not in (epoch, self.epoch) and epoch != self.epoch
             if is_next and epoch is not None and step is not None:
                 self.epoch_start = epoch, step

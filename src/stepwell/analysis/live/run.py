@@ -93,9 +93,8 @@ class LiveRun:
         self.run = run
         self._ranks: dict[str, LiveRank] = {}
         self._attempt = 0
-        self._started: set[str] = set()
         self._first_ns: int | None = None
-        self._past: set[str] = set()
+        self._seen: set[str] = set()
         self._others = 0
         self._curves = LiveCurves(run)
         self._findings = LiveFindings(run) if findings else None
@@ -149,26 +148,19 @@ class LiveRun:
     def _find_ranks(self) -> None:
         """Follow new ranks, or those of the next attempt. Reads the document of each process once."""
         for folder in process_folders(self.run.path):
-            if folder.name in self._started or folder.name in self._past:
-                continue
-            document = read_document(folder)
+            document = None if folder.name in self._seen else read_document(folder)
             if document is None:
                 continue
-            attempt, started = (
-                int(document["attempt"]),
-                int(document.get("started") or clock.wall()),
-            )
+            self._seen.add(folder.name)
+            attempt = int(document["attempt"])
+            started = int(document.get("started") or clock.wall())
             self._first_ns = min(started, self._first_ns or started)
             if attempt > self._attempt:
                 self._attempt = attempt
-                self._past.update(self._started)
                 self._ranks.clear()
-                self._started.clear()
                 self._others = 0
             if attempt < self._attempt:
-                self._past.add(folder.name)
                 continue
-            self._started.add(folder.name)
             if len(self._ranks) < MOST_RANKS:
                 self._ranks[folder.name] = LiveRank(folder)
             else:
@@ -176,7 +168,7 @@ class LiveRun:
 
     def _target(self, leader: LiveRank | None) -> int | None:
         """Return the planned number of steps, from the loop, the configuration or the epochs."""
-        config = RecordedRun(self.run.path).config if not self.run.config else self.run.config
+        config = self.run.config or RecordedRun(self.run.path).config
         loop = leader.loop if leader is not None else {}
         explicit, epochs = explicit_target(config, loop), whole_number(config, EPOCHS)
         if explicit is not None or epochs is None:
@@ -194,8 +186,7 @@ class LiveRun:
 
 def _rate(ranks: list[LiveRank], kind: str) -> float | None:
     """Return the largest rate: each rank counts the samples of the whole job."""
-    rates = [rank.rates[kind] for rank in ranks if kind in rank.rates]
-    return max(rates) if rates else None
+    return max((rank.rates[kind] for rank in ranks if kind in rank.rates), default=None)
 
 
 def _throughput(ranks: list[LiveRank]) -> Throughput | None:
@@ -235,7 +226,7 @@ class LiveFindings:
             if self._thread is not None:
                 self._thread.join()
             self._apply()
-        elif self._is_due():
+        elif time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
             # A daemon: the program may end while it runs.
             self._thread = threading.Thread(target=self._apply, daemon=True)
             self._thread.start()
@@ -243,10 +234,6 @@ class LiveFindings:
         new = tuple(f for f in current if f.key not in self._returned)
         self._returned.update(finding.key for finding in new)
         return current, new
-
-    def _is_due(self) -> bool:
-        is_running = self._thread is not None and self._thread.is_alive()
-        return not is_running and time.monotonic() >= self._due
 
     def _apply(self) -> None:
         from stepwell.analysis.findings import findings
