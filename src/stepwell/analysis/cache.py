@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -90,16 +91,14 @@ memory = RecentValues(384 << 20)
 """Decoded values of all runs."""
 
 
+@dataclass
 class Shelf:
     """Blobs by key. ``note`` is JSON: what they were made from."""
 
-    def __init__(
-        self, path: Path, note: Any, places: dict[str, tuple[int, int]], packed: dict[str, bytes]
-    ) -> None:
-        self.path = path
-        self.note = note
-        self._places = places
-        self._packed = packed
+    path: Path
+    note: Any
+    _places: dict[str, tuple[int, int]]
+    _packed: dict[str, bytes]
 
     def __contains__(self, key: str) -> bool:
         return key in self._places or key in self._packed

@@ -164,17 +164,7 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
     spans = run.spans()
     above = spans.select("process", pl.col("id").alias("parent"), pl.col("name").alias("inside"))
     table = (
-        spans.select(
-            "name",
-            "category",
-            worker,
-            "depth",
-            "start_ns",
-            "duration_ns",
-            "status",
-            "process",
-            "parent",
-        )
+        spans.with_columns(worker)
         .join(above, on=("process", "parent"), how="left")
         .with_columns(pl.when(~is_pause).then("inside").fill_null(""))
         .group_by("name", "inside", "worker")
@@ -195,7 +185,7 @@ def _spans(run: RecordedRun) -> list[SpanLine]:
         .drop("began", "pause")
         .collect()
     )
-    rows = table.with_columns(_seconds().fill_null(0.0)).to_dicts()
+    rows = table.with_columns(pl.col(pl.Float64).fill_null(0.0)).iter_rows(named=True)
     return _as_tree([SpanLine(**row) for row in rows])
 
 
@@ -222,10 +212,6 @@ def _longest(lines: list[SpanLine]) -> list[SpanLine]:
     """Return the lines with the most total time, in the order of their first start."""
     kept = sorted(lines, key=lambda line: line.total_s, reverse=True)[:MOST_LINES]
     return [line for line in lines if line in kept]
-
-
-def _seconds() -> pl.Expr:
-    return pl.col("total_s", "p50_s", "p95_s", "max_s")
 
 
 def _metrics(table: pl.DataFrame) -> list[MetricLine]:

@@ -147,7 +147,7 @@ def _ledger(run: RecordedRun) -> pl.DataFrame:
     from stepwell.analysis.timeline import ledger
 
     table = ledger(run, by=("rank", "attempt")).with_columns(pl.col("phase").cast(pl.String))
-    return table.select(pl.lit(run.id).alias("run"), pl.all()).select(LEDGER.names())
+    return table.select(pl.lit(run.id).alias("run"), pl.all())
 
 
 # Members of JSON, which the dialect does not support

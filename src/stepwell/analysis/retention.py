@@ -132,9 +132,8 @@ def remove(candidate: RemovalCandidate, only: str | None = None) -> None:
         return
     for spool in _spools(run):
         shutil.rmtree(spool, ignore_errors=True)
-        with contextlib.suppress(
-            OSError
-        ):  # Not empty: it has spools of other processes of the run.
+        # The folder is not empty if other processes of the run have spools there.
+        with contextlib.suppress(OSError):
             spool.parent.rmdir()
     for path in sorted(run.path.iterdir(), key=lambda path: path.name == RUN):
         if path.is_dir() and not path.is_symlink():

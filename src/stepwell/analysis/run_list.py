@@ -119,8 +119,9 @@ def run_lines(
             continue
         line = RunLine(run.id, run.name, status, run.created_ns or None, run.place, run.tags)
         # The figures of a run on object storage would have to be downloaded.
-        is_bare = newer is not None or run.mirror is not None
-        lines.append(line if is_bare else _with_figures(line, compute_summary(run, findings)))
+        if newer is None and run.mirror is None:
+            line = _with_figures(line, compute_summary(run, findings))
+        lines.append(line)
     return lines
 
 
