@@ -42,12 +42,12 @@ class Amounts:
         result: Floats = np.interp(steps, self.steps, self.amounts)
         if len(self.steps) < 2:
             return result
-        for end, near in ((0, 1), (-1, -2)):
+        before, beyond = steps < self.steps[0], steps > self.steps[-1]
+        for end, near, is_outside in ((0, 1, before), (-1, -2, beyond)):
             rise = self.amounts[end] - self.amounts[near]
             rate = rise / (self.steps[end] - self.steps[near])
-            beyond = steps < self.steps[0] if end == 0 else steps > self.steps[-1]
             outside = self.amounts[end] + rate * (steps - self.steps[end])
-            result = np.where(beyond, np.maximum(outside, 0), result)
+            result = np.where(is_outside, np.maximum(outside, 0), result)
         return result
 
 
@@ -91,8 +91,8 @@ def _from_telemetry(run: RecordedRun, by: str) -> Amounts | None:
 
 def _count(update: dict[str, object], key: str) -> float | None:
     value = update.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    is_flag = isinstance(value, bool)
+    return float(value) if isinstance(value, int | float) and not is_flag else None
 
 
 def _from_metric(run: RecordedRun, by: str) -> Amounts | None:

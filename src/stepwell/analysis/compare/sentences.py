@@ -50,10 +50,7 @@ def better_sentences(
 ) -> list[str]:
     """Return which run is better at which metric; the first sentence also names the different settings."""
     ahead = [m for m in judged_metrics(metrics) if m.better is not None][:MOST_JUDGED]
-    sentences = [_better(m, labels, by) for m in ahead]
-    if sentences and ahead[0].better is not None and ahead[0].against is not None:
-        sentences[0] += _instead(config, ahead[0].better, ahead[0].against)
-    return [f"{text}." for text in sentences]
+    return [_better(m, labels, by, config if m is ahead[0] else ()) for m in ahead]
 
 
 def metric_notes(
@@ -134,7 +131,9 @@ def config_sentence(
     return f"Different settings: {named([difference.key for difference in config])}."
 
 
-def _better(metric: MetricComparison, labels: Sequence[str], by: str) -> str:
+def _better(
+    metric: MetricComparison, labels: Sequence[str], by: str, config: Sequence[Difference]
+) -> str:
     assert metric.better is not None
     assert metric.against is not None
     assert metric.common_at is not None
@@ -150,6 +149,7 @@ def _better(metric: MetricComparison, labels: Sequence[str], by: str) -> str:
         f"{_value(first.common)} against {_value(second.common)}"
         f"{f' of {labels[metric.against]}' if others else ''} "
         f"{place(by, metric.common_at)}{best}, ahead {_since(metric, by)}"
+        f"{_instead(config, metric.better, metric.against)}."
     )
 
 

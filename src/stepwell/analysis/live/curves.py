@@ -48,9 +48,10 @@ class LiveCurves:
             .select("name", "rank", "step", "epoch", "time_ns", "value")
             .collect(engine="streaming")
         )
-        self._note_epoch(table)
-        lowest = table.group_by("name").agg(pl.col("rank").min())
-        table = table.join(lowest, on=["name", "rank"], how="semi").sort("time_ns")
+        epochs = table.drop_nulls(["epoch", "step"]).group_by("epoch").agg(pl.col("step").min())
+        self.epoch_start = max(epochs.iter_rows(), default=None)
+        is_lowest = pl.col("rank") == pl.col("rank").min().over("name")
+        table = table.filter(is_lowest).sort("time_ns")
         for (name,), part in table.group_by("name", maintain_order=True):
             last = part.tail(KEPT)
             pairs = zip(last["step"].to_list(), last["value"].to_list(), strict=True)
@@ -58,14 +59,6 @@ class LiveCurves:
             self._points[str(name)] = deque(pairs, KEPT)
             self._ranks[str(name)] = rank
             self._seen[rank, str(name)] = int(part["time_ns"][-1])
-
-    def _note_epoch(self, table: pl.DataFrame) -> None:
-        numbered = table.drop_nulls(["epoch", "step"])
-        if numbered.height:
-            latest = numbered.filter(pl.col("epoch") == pl.col("epoch").max())
-            epoch, step = latest["epoch"][0], latest["step"].min()
-            if isinstance(step, int):
-                self.epoch_start = int(epoch), step
 
     def take(self, rank: int, record: MetricRecord, step: int | None) -> None:
         """Add a value that was logged. ``step`` is the step in progress at that time, if any."""
