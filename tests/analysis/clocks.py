@@ -1,6 +1,8 @@
 """Clocks for the ranks of a test, advanced by hand. A waiting rank takes over the other's time."""
 
 # No postponed annotations here: PyTorch inspects those of the hook.
+import gc
+
 import torch
 from torch.distributed import ReduceOp, all_reduce, get_world_size
 from torch.nn.parallel import DistributedDataParallel
@@ -9,7 +11,15 @@ from stepwell.testing import FakeClock
 
 
 class RankClock(FakeClock):
-    """The clock of one rank. Its collectives are the original functions, so they record no spans."""
+    """The clock of one rank. Its collectives are the original functions, so they record no spans.
+
+    Garbage is not collected automatically: a collection that another thread has begun when the clock is
+    advanced would take all of that time.
+    """
+
+    def __enter__(self) -> FakeClock:
+        gc.disable()
+        return super().__enter__()
 
     def meet(self) -> None:
         """Wait for the other ranks: all clocks are set to the latest one."""
