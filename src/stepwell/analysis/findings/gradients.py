@@ -69,37 +69,39 @@ def _over_time(facts: Facts, main: MetricCurve, layers: list[MetricCurve]) -> It
     late = float(np.median(main.values[-max(2, len(main) // 10) :]))
     if early <= 0:
         return
-    loss = max((c for c in facts.curves.losses if len(c) >= FEWEST), key=len, default=None)
+    losses = [c for c in facts.curves.losses if len(c) >= FEWEST]
+    loss = max(losses, key=len, default=None)
+    evidence = {"metric": main.name, "early": early, "late": late}
     change = f"from {number(early)} to {number(late)}"
     if late >= (EXPLODES_LEARNING if loss and _is_near_lowest(loss) else EXPLODES) * early:
-        rule, verb, way, meanwhile = "exploding-gradients", "explode", "rises", ""
-        has_changed, sign = main.values >= EXPLODES / 3 * early, 1
-        advice = (
-            "Clip the gradients, lower the learning rate or warm it up, and check the batch of that "
-            "step."
+        step = int(main.steps[np.argmax(main.values >= EXPLODES / 3 * early)])
+        layer = _changed_most(layers, 1)
+        where = f", most in layer {layer}" if layer else ""
+        yield Finding(
+            "exploding-gradients",
+            "critical",
+            f"Gradients explode from step {step} on: {main.name} rises {change}{where}.",
+            {**evidence, "layer": layer},
+            (step, main.span[1]),
+            advice="Clip the gradients, lower the learning rate or warm it up, and check the batch of that "
+            "step.",
+            link=facts.command("plot", "gradient"),
         )
     # If the loss fell, small gradients are expected.
     elif loss and late <= VANISHES * early and loss.end >= LOSS_LEFT * loss.start:
-        rule, verb, way = "vanishing-gradients", "vanish", "falls"
-        meanwhile = (
-            f", while {loss.name} is still {number(loss.end)} ({number(loss.start)} at the start)"
+        step = int(main.steps[np.argmax(main.values <= 0.03 * early)])
+        layer = _changed_most(layers, -1)
+        where = f", most in layer {layer}" if layer else ""
+        yield Finding(
+            "vanishing-gradients",
+            "critical",
+            f"Gradients vanish from step {step} on: {main.name} falls {change}{where}, while {loss.name} is "
+            f"still {number(loss.end)} ({number(loss.start)} at the start).",
+            {**evidence, "layer": layer},
+            (step, main.span[1]),
+            advice="Check for saturated or dead units, the initialisation and missing normalisation.",
+            link=facts.command("plot", "gradient"),
         )
-        has_changed, sign = main.values <= 0.03 * early, -1
-        advice = "Check for saturated or dead units, the initialisation and missing normalisation."
-    else:
-        return
-    step = int(main.steps[np.argmax(has_changed)])
-    layer = _changed_most(layers, sign)
-    where = f", most in layer {layer}" if layer else ""
-    yield Finding(
-        rule,
-        "critical",
-        f"Gradients {verb} from step {step} on: {main.name} {way} {change}{where}{meanwhile}.",
-        {"metric": main.name, "early": early, "late": late, "layer": layer},
-        (step, main.span[1]),
-        advice=advice,
-        link=facts.command("plot", "gradient"),
-    )
 
 
 def _is_near_lowest(loss: MetricCurve) -> bool:
