@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell._core.errors import warn_once
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def start_thread(name: str, target: Callable[..., Any], *args: Any) -> threading.Thread | None:
@@ -71,3 +74,14 @@ def forks_blocked() -> Iterator[None]:
     """Delay forks inside this block: for imports, and calls that take locks, in a background thread."""
     with _forks.lock:
         yield
+
+
+def map_arrays(do: Callable[[T], R], items: Iterable[T], is_large: bool) -> list[R]:
+    """Return the results in order. With large arrays, two are computed at a time."""
+    if not is_large:
+        # With small arrays two threads mostly wait for each other.
+        return list(map(do, items))
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as two:
+        return list(two.map(do, items))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stepwell._core.text import duration, percent, size
+from stepwell._core.threads import map_arrays
 from stepwell.analysis.engine import Engine, choose_engine
 from stepwell.analysis.findings import (
     SEVERITIES,
@@ -40,6 +42,8 @@ MUCH = 0.3
 ABOUT_OTHER = {"pauses", "uncovered-time", "busy-machine"}
 """Rules whose findings explain the time in no span."""
 MOST_HINTS = 2
+MANY = 500_000
+"""Steps of all ranks from which on two threads are faster."""
 ENDED_BY = ("died", "hang")
 """The rules that explain how the run ended, or why it makes no progress."""
 
@@ -209,17 +213,24 @@ def highest(table: pl.DataFrame, column: str) -> int | None:
 
 def _time(facts: Facts) -> list[PhaseLine]:
     """Return lines for all of the wall time, the longest first, ``other`` last."""
-    lines = []
     order = sorted(facts.table.items(), key=lambda line: (line[0] == "other", -line[1]))
-    for phase, ns in order:
-        p50, p95 = None, None
-        if phase in facts.steady.columns:
-            each = facts.steady[phase].filter(facts.steady[phase] > 0)
-            # Phases that most steps do without are not part of a typical step.
-            if each.len() >= max(20, facts.steady.height / 2):
-                p50, p95 = _median_and_high(each)
-        lines.append(PhaseLine(phase_title(phase), ns, facts.part_of_wall(ns), p50, p95))
-    return lines
+    in_step = map_arrays(
+        partial(_time_in_step, facts.steady),
+        (phase for phase, _ in order),
+        facts.steady.height > MANY,
+    )
+    return [
+        PhaseLine(phase_title(phase), ns, facts.part_of_wall(ns), *times)
+        for (phase, ns), times in zip(order, in_step, strict=True)
+    ]
+
+
+def _time_in_step(steady: pl.DataFrame, phase: str) -> tuple[int, int] | tuple[()]:
+    """Return the median and a high time of a phase in a step; nothing if most steps do without it."""
+    if phase not in steady.columns:
+        return ()
+    each = steady[phase].filter(steady[phase] > 0)
+    return _median_and_high(each) if each.len() >= max(20, steady.height / 2) else ()
 
 
 def _median_and_high(values: pl.Series) -> tuple[int, int]:

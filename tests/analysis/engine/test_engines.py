@@ -29,7 +29,7 @@ from stepwell.analysis.engine import (
 from stepwell.analysis.engine.tasks import Task, TaskResult, make_tasks, read_task
 from stepwell.analysis.findings import Facts
 from stepwell.analysis.goodput import goodput
-from stepwell.analysis.ranks import Grid, Straggler, arrivals, stragglers
+from stepwell.analysis.ranks import Grid, Straggler, stragglers
 from stepwell.analysis.report import report
 from stepwell.analysis.timeline import ledger, steps
 from stepwell.analysis.timeline.step_phases import Compact
@@ -117,7 +117,12 @@ def test_two_threads_say_the_same(run: RecordedRun, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(engines, "read_task", read_and_note)
     monkeypatch.setattr(engines, "LARGE", 0)
-    monkeypatch.setattr(arrivals, "LARGE", 0)
+    for module, limit in (
+        ("ranks.grid", "LARGE"),
+        ("timeline.patterns", "LARGE"),
+        ("report", "MANY"),
+    ):
+        monkeypatch.setattr(sys.modules[f"stepwell.analysis.{module}"], limit, -1)
     assert report_of(run) == alone
     assert threads
     assert threading.get_ident() not in threads

@@ -27,7 +27,7 @@ from stepwell.reading.tables import OPEN_SPANS
 NAME = one_of("local", "dask")
 LARGE = 2 << 20
 """Average bytes of a task from which on two threads are faster than one."""
-OFTEN = 4 << 20
+OFTEN = 32 << 20
 """Bytes of archives after which memory is returned to the system."""
 BATCHES = 8
 """Batches of tasks per worker: few enough to be cheap, enough to keep all workers busy to the end."""

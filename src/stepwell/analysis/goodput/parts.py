@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stepwell._core.threads import map_arrays
 from stepwell.analysis.ranks.arrivals import step_ns, sync_layers
 from stepwell.analysis.ranks.grid import IDLE, Bools, Grid
 from stepwell.analysis.ranks.stragglers import (
@@ -265,8 +266,9 @@ def step_losses(grid: Grid) -> StepLosses:
             losses.named += _losses_of_rank(grid, group)
         np.add.at(total, group.delays.waited, group.delays.ns)
     waited = sum(losses.alone.values(), losses.straggler + losses.stall)
-    for phase in grid.phases:
-        _add_common(losses, grid, phase, waited)
+    lasted = map_arrays(lambda phase: middle(grid.total(phase)), grid.phases, grid.is_large)
+    for phase, ns in zip(grid.phases, lasted, strict=True):
+        _add_common(losses, grid, phase, ns, waited)
     return losses
 
 
@@ -281,9 +283,8 @@ def _losses_of_rank(grid: Grid, group: DelayGroup) -> list[Loss]:
     ]
 
 
-def _add_common(losses: StepLosses, grid: Grid, phase: str, late: Ints) -> None:
+def _add_common(losses: StepLosses, grid: Grid, phase: str, lasted: Ints, late: Ints) -> None:
     """Add the steps in which a phase took very long on all ranks."""
-    lasted = middle(grid.total(phase))
     if any(layer.phase == phase for layer in sync_layers(grid)):
         # In this phase ranks wait for slow ranks, which has been counted already.
         lasted = np.maximum(lasted - late, 0)

@@ -8,12 +8,12 @@ rank spent more time than the others since the synchronisation point before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.analysis.ranks.grid import IDLE, LARGE, Bools, Grid, Layer, kept
+from stepwell._core.threads import map_arrays
+from stepwell.analysis.ranks.grid import IDLE, Bools, Grid, Layer, kept
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import CODES
 from stepwell.analysis.timeline.step_phases import BETWEEN
@@ -81,6 +81,7 @@ class _SyncPoint:
         return np.asarray(is_released & (self.columns[at] == columns))
 
 
+@kept
 def step_ns(grid: Grid) -> int:
     """Return the median time from the beginning of a step to the beginning of the next."""
     lasted = np.diff(grid.begin, axis=1)[(grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)]
@@ -100,7 +101,8 @@ def delays(grid: Grid) -> Delays:
     parts = [_NONE]
     if len(grid.ranks) > 1 and len(grid.steps):
         least = LEAST_SHARE * step_ns(grid)
-        parts += [_delays_at(grid, point, least) for point in _sync_points(grid)]
+        points = _sync_points(grid)
+        parts += map_arrays(lambda p: _delays_at(grid, p, least), points, grid.is_large)
         parts.append(_delays_at_steps(grid, _joined(parts), least))
     return _joined(parts)
 
@@ -135,8 +137,7 @@ def waits_by_step(grid: Grid) -> list[Waits]:
 @kept
 def _sync_points(grid: Grid) -> list[_SyncPoint]:
     layers = [layer for layer in grid.layers if layer.phase != IDLE]
-    with ThreadPoolExecutor(2 if grid.begin.size >= LARGE else 1) as threads:
-        candidates = list(threads.map(_arrivals, layers))
+    candidates = map_arrays(_arrivals, layers, grid.is_large)
     return [c for c in candidates if c is not None and _is_sync_point(c)]
 
 

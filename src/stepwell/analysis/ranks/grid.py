@@ -26,7 +26,9 @@ T = TypeVar("T")
 IDLE = "idle"
 """The time between a step and the next, in which no span is open."""
 LARGE = 1_000_000
-"""Ranks times steps from which on freed memory is returned to the system, and two threads are faster."""
+"""Ranks times steps from which on two threads are faster."""
+HUGE = 10_000_000
+"""Ranks times steps from which on freed memory is returned to the system in between."""
 
 
 class Layer:
@@ -92,6 +94,11 @@ class Grid:
     """Nanoseconds by rank before the first step: startup, restore, …"""
     cache: dict[Any, Any] = field(default_factory=dict)
     """Results of functions that are ``kept``."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether two threads are faster."""
+        return self.begin.size >= LARGE
 
     @property
     def complete(self) -> Bools:
@@ -180,7 +187,7 @@ def _make_grid(attempt: int, parts: list[Timeline], consume: bool) -> Grid:
         )
         grid.layers += [layer] if layer.is_used else []
         del pairs, since, ns
-        if grid.begin.size >= LARGE:
+        if grid.begin.size >= HUGE:
             trim_malloc()
     for phase in (*BETWEEN, "startup"):
         grid.before[phase] = np.array([row.before.get(phase, 0) for row in rows], np.int64)

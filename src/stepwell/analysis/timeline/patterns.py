@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stepwell._core.threads import map_arrays
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import CLAIMING, OWN_SPAN, PHASES, STARTUP
 from stepwell.analysis.timeline.tables import WARM_UP, phase_columns
@@ -37,6 +38,8 @@ FASTEST = 10
 WINDOWS = 10
 EVIDENCE = 1000
 MOST_OUTLIERS = 20
+LARGE = 50_000
+"""Average steps of a rank from which on two threads are faster."""
 
 Places = NDArray[np.int64] | NDArray[np.intp]
 EXPECTED = tuple(name for code, name in enumerate(PHASES) if code in CLAIMING or code == STARTUP)
@@ -111,12 +114,13 @@ class Outlier:
 
 
 class RankSteps:
-    """The steps of one rank without the warm-up."""
+    """The rows of one rank that are ``kept``, with the phases of these names, ``other`` among them."""
 
-    def __init__(self, rank: int, attempts: Ints, numbers: Ints, phases: dict[str, Ints]) -> None:
-        self.rank = rank
-        self.attempts = attempts
-        self.numbers = numbers
+    def __init__(self, table: pl.DataFrame, kept: NDArray[np.bool_], names: list[str]) -> None:
+        self.rank = int(table["rank"][0])
+        self.attempts: Ints = table["attempt"].to_numpy()[kept]
+        self.numbers: Ints = table["step"].to_numpy()[kept]
+        phases: dict[str, Ints] = {name: table[name].to_numpy()[kept] for name in names}
         # Phases that ever took time, at least one. A user's own span that most steps do without occurs
         # now and then on purpose.
         used = {
@@ -127,31 +131,13 @@ class RankSteps:
         self.phases = used or {"other": phases["other"]}
         self.medians = {name: float(np.median(values)) for name, values in self.phases.items()}
         # Time of each step without the phases that occur now and then on purpose.
-        self.times: Ints = sum(self.phases.values(), np.zeros(len(numbers), np.int64))
+        self.times: Ints = sum(self.phases.values(), np.zeros(len(self.numbers), np.int64))
         self.median = float(np.median(self.times))
-
-
-def by_rank(table: pl.DataFrame) -> Iterator[RankSteps]:
-    """Yield the steps of each rank that has enough of them."""
-    if not table["rank"].is_sorted():
-        table = table.sort("rank", maintain_order=True)
-    ranks = table["rank"].to_numpy()
-    steady = [name for name in phase_columns(table) if name not in EXPECTED]
-    used = [name for name in steady if name == "other" or table[name].max()]
-    edges = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1], [True])))
-    for low, high in pairwise(edges.tolist()) if len(ranks) else ():
-        part = table[low:high]
-        attempts = part["attempt"].to_numpy()
-        kept = _after_warm_up(attempts)
-        if np.count_nonzero(kept) >= FEWEST:
-            phases = {name: part[name].to_numpy()[kept] for name in used}
-            numbers = part["step"].to_numpy()[kept]
-            yield RankSteps(int(ranks[low]), attempts[kept], numbers, phases)
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """Bursts, the largest drift and outliers of all ranks."""
+    """Bursts, the largest drift and outliers of one rank or of all ranks."""
 
     bursts: list[Burst]
     drift: Drift | None
@@ -159,20 +145,37 @@ class Patterns:
 
 
 def patterns(table: pl.DataFrame) -> Patterns:
-    """Return bursts, the largest drift and outliers, with the steps of one rank at a time in memory."""
-    all_bursts: list[Burst] = []
-    drifts: list[Drift] = []
-    all_outliers: list[Outlier] = []
-    for steps in by_rank(table):
-        own, taken = _bursts(steps)
-        all_bursts += own
-        drifts += [] if (change := _drift(steps)) is None else [change]
-        all_outliers += _outliers(steps, taken)
+    """Return bursts, the largest drift and outliers, with the steps of few ranks at a time in memory."""
+    steady = [name for name in phase_columns(table) if name not in EXPECTED]
+    used = [name for name in steady if name == "other" or table[name].max()]
+    parts = _by_rank(table)
+    is_large = table.height >= LARGE * max(1, len(parts))
+    of_ranks = map_arrays(partial(_of_rank, names=used), parts, is_large)
+    all_bursts = chain.from_iterable(each.bursts for each in of_ranks)
+    drifts = [each.drift for each in of_ranks if each.drift is not None]
+    all_outliers = chain.from_iterable(each.outliers for each in of_ranks)
     return Patterns(
         sorted(all_bursts, key=lambda burst: -burst.lost_ns),
         max(drifts, key=lambda each: abs(each.to_ns - each.from_ns), default=None),
         sorted(all_outliers, key=lambda outlier: -outlier.ns)[:MOST_OUTLIERS],
     )
+
+
+def _by_rank(table: pl.DataFrame) -> list[pl.DataFrame]:
+    if not table["rank"].is_sorted():
+        table = table.sort("rank", maintain_order=True)
+    ranks = table["rank"].to_numpy()
+    edges = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1], [True])))
+    return [table[low:high] for low, high in pairwise(edges.tolist())] if len(ranks) else []
+
+
+def _of_rank(table: pl.DataFrame, names: list[str]) -> Patterns:
+    kept = _after_warm_up(table["attempt"].to_numpy())
+    if np.count_nonzero(kept) < FEWEST:
+        return Patterns([], None, [])
+    steps = RankSteps(table, kept, names)
+    own, taken = _bursts(steps)
+    return Patterns(own, _drift(steps), _outliers(steps, taken))
 
 
 def bursts(table: pl.DataFrame) -> list[Burst]:
