@@ -279,7 +279,7 @@ def wait(job: list[Program], is_true: Callable[[], bool]) -> None:
     """Wait until a condition is true, while all ranks run."""
     limit = time.monotonic() + 120
     while not is_true():
-        assert all(rank.poll() is None for rank in job)
+        assert [rank.poll() for rank in job] == [None] * len(job)
         assert time.monotonic() < limit
         time.sleep(0.05)
 

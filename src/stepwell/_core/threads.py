@@ -1,4 +1,4 @@
-"""Background threads: starting them, and keeping them from holding locks across a fork.
+"""Threads: starting them in the background, keeping them from holding locks across a fork, and two at a time.
 
 A child that is forked while another thread imports a module finds that module half initialised and its lock
 held for ever. The same holds for locks inside the standard library. A background thread therefore imports

@@ -299,7 +299,8 @@ def _values(facts: Facts) -> list[ValueLine]:
     names = facts.curves.names
     goals = {name: goal_of(name) for name in names}
     others = [name for name in names if not goals[name] and "/group_" not in name]
-    chosen = [*filter(goals.get, names), *others][:MOST_VALUES]
+    judged = [name for name in names if goals[name]]
+    chosen = [*judged, *others][:MOST_VALUES]
     return [_value(facts, facts.curves.curve(name), goals[name]) for name in chosen]
 
 

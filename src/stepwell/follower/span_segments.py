@@ -68,7 +68,8 @@ class SegmentFiles:
     Attributes:
         live: files of live segments by their number, as of the last ``look``.
         sealed: segments in archives for which ``done`` was not called yet, by their number.
-        lost: the number of segments or whole archives removed or damaged before they were read.
+        lost: the number of segments or archives removed or damaged before they were read. An archive of
+            which only the end may be missing counts, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,10 +101,10 @@ class SegmentFiles:
             if number < self._file:
                 continue
             if number > self._file:
-                # The size cap removed those in between before they were read, and perhaps the one that was
-                # read last, of which the end may be missing.
-                is_last_there = self._file < 0 or self._file in files
-                self.lost += number - self._file - is_last_there
+                # The size cap removed the archives in between. If the one that was read last is gone, too,
+                # its end may be lost.
+                is_last_gone = self._file >= 0 and self._file not in files
+                self.lost += number - self._file - 1 + is_last_gone
                 self._file, self._offset = number, 0
             self._read_archive(files[number])
 

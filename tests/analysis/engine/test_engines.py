@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,12 @@ def test_order_of_the_parts_does_not_matter(run: RecordedRun) -> None:
 
 def test_two_threads_say_the_same(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = report_of(run)
-    threads = set()
+    threads, mapped = set(), set()
+
+    class NotingPool(futures.ThreadPoolExecutor):
+        def map(self, do: Any, *items: Any, **options: Any) -> Any:
+            mapped.add(getattr(do, "func", do).__qualname__.partition(".")[0])
+            return super().map(do, *items, **options)
 
     def read_and_note(task: Task) -> TaskResult:
         threads.add(threading.get_ident())
@@ -117,6 +123,7 @@ def test_two_threads_say_the_same(run: RecordedRun, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(engines, "read_task", read_and_note)
     monkeypatch.setattr(engines, "LARGE", 0)
+    monkeypatch.setattr(futures, "ThreadPoolExecutor", NotingPool)
     for module, limit in (
         ("ranks.grid", "LARGE"),
         ("timeline.patterns", "LARGE"),
@@ -126,6 +133,7 @@ def test_two_threads_say_the_same(run: RecordedRun, monkeypatch: pytest.MonkeyPa
     assert report_of(run) == alone
     assert threads
     assert threading.get_ident() not in threads
+    assert mapped == {"_arrivals", "delays", "step_losses", "_of_rank", "_time_in_step"}
 
 
 def test_part_is_smaller_than_spans(run: RecordedRun) -> None:

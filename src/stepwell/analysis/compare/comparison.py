@@ -144,7 +144,7 @@ def compare(
     groups = [v.runs for v in variants] if len(variants) > 1 else [(i,) for i in range(len(runs))]
     paces, pace = compare_paces(chosen, groups) if time else ([], None)
     config = config_differences(chosen)
-    others = [compare_weights(chosen[0], run) for run in chosen[1:] if weights]
+    others = [compare_weights(chosen[0], run) for run in chosen[1:]] if weights else []
     of_variants = {variant.runs: variant.label for variant in variants}
     repeated = has_repeats(variants)
     unknown = [label for label, run in zip(labels, chosen, strict=True) if not has_config(run)]

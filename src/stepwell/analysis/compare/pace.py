@@ -102,8 +102,11 @@ def compare_paces(
 
     The pace of a run that recorded no step is None. ``variants`` are groups of runs, by their index.
     """
-    read = [_read(run) for run in runs]
-    every = [pace for _, pace in read]
+    tables, every = [], []
+    for run in runs:
+        table, pace = _read(run)
+        tables.append(table)
+        every.append(pace)
     judged = {i: pace for i, pace in enumerate(every) if pace is not None and pace.steps >= FEWEST}
     groups = [tuple(group) for group in variants if all(i in judged for i in group)]
     if len(groups) < 2:
@@ -114,11 +117,13 @@ def compare_paces(
         p = welch([judged[i].step_ns for i in fast], [judged[i].step_ns for i in slow])
         most_p, least_ratio = SIGNIFICANT, SLOWER_AGAIN
     else:
-        p = welch(*(_block_means(read[group[0]][0]) for group in (fast, slow)))
+        p = welch(_block_means(tables[fast[0]]), _block_means(tables[slow[0]]))
         most_p, least_ratio = CERTAIN, SLOWER
     causes = _causes([judged[i] for i in fast], [judged[i] for i in slow])
-    # Without a p-value, step times do not vary at all: the difference is certain.
-    comparison = PaceComparison(fast, slow, means[fast], means[slow], p or 0.0, causes)
+    # There are enough values. So without a p-value they do not vary at all: the difference is certain.
+    comparison = PaceComparison(
+        fast, slow, means[fast], means[slow], 0.0 if p is None else p, causes
+    )
     is_slower = comparison.p < most_p and comparison.ratio >= least_ratio
     return every, comparison if is_slower else None
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +50,22 @@ class Values:
     def __len__(self) -> int:
         return len(self.values)
 
+    @classmethod
+    def joined(cls, parts: Iterable[Values]) -> Values:
+        """Return the values of several parts together."""
+        none: Ints = np.empty(0, np.int64)
+        every = [Values(none, none, none, np.empty(0)), *parts]
+        columns = zip(*(part.columns for part in every), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """All columns."""
+        return self.ranks, self.steps, self.times, self.values
+
     def where(self, chosen: NDArray[np.bool_]) -> Values:
         """Return some of the values."""
-        return Values(*(column[chosen] for column in vars(self).values()))
+        return Values(*(column[chosen] for column in self.columns))
 
 
 class StepLog:

@@ -345,8 +345,7 @@ def _latest(parts: list[tuple[ProcessSource, Values]]) -> Values:
             kept.append(values)
         for source, values in members:
             later.setdefault(source.rank, []).append(values.steps)
-    columns = zip(*(vars(values).values() for values in kept), strict=True)
-    return Values(*map(np.concatenate, columns))
+    return Values.joined(kept)
 
 
 def _grouped(rows: Values, key: Ints) -> StepCurve:

@@ -202,13 +202,13 @@ class RunSource:
         document = read_document(folder)
         if document is None:
             return []
-        # Live files have their full size from the start; those of a spool are elsewhere.
+        # Live files have their full size from the start. A process with a spool has them elsewhere.
         files = tuple((n, s if n.endswith(".zst") else None) for n, s, _ in _files(folder))
         is_running = status_of(document) == "running"
         workers = tuple(d["process"] for d in _documents(folder))
         key = "outline", str(folder), files, workers, is_running
-        is_hidden = is_running and document["spool"]
-        outlines: list[Outline] | None = None if is_hidden else memory.get(key)
+        uses_spool = is_running and document["spool"]
+        outlines: list[Outline] | None = None if uses_spool else memory.get(key)
         if outlines is None:
             outlines = [
                 Outline(

@@ -117,10 +117,11 @@ def find_stalls(facts: Facts) -> Iterator[Finding]:
     least = max(STALL_LEAST_NS, STALL_LEAST_SHARE * facts.running_ns)
     epochs_begin: set[tuple[str, int]] = set()
     if (epochs := slow_epochs(facts)) is not None:
-        # Workers that start in each epoch are reported by the rule for waiting for data. They end after the
-        # last one.
-        epochs_begin = {("data", step) for step in (*epochs.steps, int(facts.steps["step"][-1]))}
+        # The rule for waiting for data reports workers that start in each epoch.
+        epochs_begin |= {("data", step) for step in epochs.steps}
         epochs_begin |= {("other", step - 1) for step in epochs.steps}
+        # After the last epoch the workers end.
+        epochs_begin.add(("data", int(facts.steps["step"][-1])))
     for outlier in [*_among_slow(facts), *facts.patterns.outliers]:
         place = outlier.attempt, outlier.step
         lost = outlier.ns - outlier.typical_ns
@@ -194,7 +195,7 @@ def find_slow_first_steps(facts: Facts) -> Iterator[Finding]:
         return
     phase = max(names, key=lambda name: first[name] - typical[name])
     if phase in ("validation", "checkpoint"):
-        # After a step, they do not make the step itself slow.
+        # After a step, validation and checkpoints do not make the step itself slow.
         return
     if phase == "data" and slow_epochs(facts) is not None:
         # All epochs start like that, which the rule for waiting for data reports.

@@ -21,7 +21,7 @@ from stepwell.analysis.ranks.stragglers import (
     DelayGroup,
     straggler_groups,
 )
-from stepwell.analysis.timeline.intervals import EMPTY, Ints
+from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.step_phases import BETWEEN
 from stepwell.analysis.timeline.tables import WARM_UP
 
@@ -67,7 +67,7 @@ class JobAttempt:
     end_ns: int
     status: str
     grid: Grid | None
-    """None if no span was recorded that is part of a step."""
+    """A grid with at least one step; None if no span was recorded that is part of a step."""
     uncovered_ns: int
     """Time outside any span, on the rank with the most of it."""
 
@@ -79,7 +79,9 @@ class JobAttempt:
     @property
     def done_steps(self) -> Ints:
         """The steps that all ranks completed, ascending."""
-        return EMPTY[0] if self.grid is None else self.grid.steps[self.grid.complete]
+        if self.grid is None:
+            return np.empty(0, np.int64)
+        return self.grid.steps[self.grid.complete]
 
 
 @dataclass

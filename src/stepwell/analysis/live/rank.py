@@ -247,13 +247,27 @@ class RecentSpans(Follower):
         self.since_ns = left_out.get(thread, 0)
 
 
+class RecentLog(LogFollower):
+    """The metrics of a process in the last ``seconds``.
+
+    Attributes:
+        contexts: time, step and epoch of each change; the reader removes them.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        super().__init__(folder)
+        self.contexts: deque[tuple[int, int | None, int | None]] = deque()
+        self.on_context = lambda *context: self.contexts.append(context)
+        self.skip_older(seconds, MOST_SEGMENTS)
+
+
 class LiveRank:
     """The open spans of a rank, its step and its speed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.spans = RecentSpans(folder, KEPT_S, MAIN)
-        self.log = self._recent_log(KEPT_S)
+        self.log = RecentLog(folder, KEPT_S)
         self.lane = LiveLane()
         self.lane.restart(self.spans.since_ns)
         self.step: int | None = None
@@ -278,7 +292,7 @@ class LiveRank:
     def look(self, curves: LiveCurves) -> None:
         """Read new records. If there are more than time allows, skip the rest."""
         if not self._read_log(curves):
-            self.log = self._recent_log(0)
+            self.log = RecentLog(self.folder, 0)
             self._read_log(curves)
         if self.step is not None:
             self.lane.note_steps()
@@ -286,14 +300,6 @@ class LiveRank:
             self.spans = RecentSpans(self.folder, 0, MAIN)
             self.lane.restart(self.spans.since_ns)
             self._read_spans()
-
-    def _recent_log(self, seconds: float) -> LogFollower:
-        """Return a follower of the metrics in the last ``seconds``, which also notes step and epoch."""
-        self._contexts: deque[tuple[int, int | None, int | None]] = deque()
-        log = LogFollower(self.folder)
-        log.on_context = lambda *context: self._contexts.append(context)
-        log.skip_older(seconds, MOST_SEGMENTS)
-        return log
 
     def _read_log(self, curves: LiveCurves) -> bool:
         """Return whether all new records could be read in time."""
@@ -333,8 +339,9 @@ class LiveRank:
 
     def _take_contexts(self, until: int) -> None:
         """Apply the changes of step and epoch up to this time."""
-        while self._contexts and self._contexts[0][0] <= until:
-            at, step, epoch = self._contexts.popleft()
+        contexts = self.log.contexts
+        while contexts and contexts[0][0] <= until:
+            at, step, epoch = contexts.popleft()
             is_next = None not in (epoch, self.epoch) and epoch != self.epoch
             if is_next and epoch is not None and step is not None:
                 self.epoch_start = epoch, step

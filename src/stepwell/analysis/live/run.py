@@ -226,7 +226,7 @@ class LiveFindings:
             if self._thread is not None:
                 self._thread.join()
             self._apply()
-        elif time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
+        elif self._is_due():
             # A daemon: the program may end while it runs.
             self._thread = threading.Thread(target=self._apply, daemon=True)
             self._thread.start()
@@ -234,6 +234,11 @@ class LiveFindings:
         new = tuple(f for f in current if f.key not in self._returned)
         self._returned.update(finding.key for finding in new)
         return current, new
+
+    def _is_due(self) -> bool:
+        # The thread sets the time before it ends, so look at the thread first.
+        is_running = self._thread is not None and self._thread.is_alive()
+        return not is_running and time.monotonic() >= self._due
 
     def _apply(self) -> None:
         from stepwell.analysis.findings import findings

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell._core.threads import map_arrays
-from stepwell.analysis.ranks.grid import IDLE, Bools, Grid, Layer, kept
+from stepwell.analysis.ranks.grid import IDLE, Bools, Grid, Layer, once_per_grid
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.phases import CODES
 from stepwell.analysis.timeline.step_phases import BETWEEN
@@ -53,7 +53,12 @@ class Delays:
 
     def where(self, chosen: Bools | Ints) -> Delays:
         """Return a selection of the entries."""
-        return Delays(*(values[chosen] for values in vars(self).values()))
+        return Delays(*(values[chosen] for values in self.columns))
+
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        """All columns."""
+        return self.place, self.column, self.waited, self.code, self.ns, self.typical
 
     def __len__(self) -> int:
         return len(self.ns)
@@ -81,7 +86,7 @@ class _SyncPoint:
         return np.asarray(is_released & (self.columns[at] == columns))
 
 
-@kept
+@once_per_grid
 def step_ns(grid: Grid) -> int:
     """Return the median time from the beginning of a step to the beginning of the next."""
     lasted = np.diff(grid.begin, axis=1)[(grid.begin[:, :-1] >= 0) & (grid.begin[:, 1:] >= 0)]
@@ -101,6 +106,7 @@ def delays(grid: Grid) -> Delays:
     parts = [_NONE]
     if len(grid.ranks) > 1 and len(grid.steps):
         least = LEAST_SHARE * step_ns(grid)
+        # Before the threads, which use the kept result.
         points = _sync_points(grid)
         parts += map_arrays(lambda p: _delays_at(grid, p, least), points, grid.is_large)
         parts.append(_delays_at_steps(grid, _joined(parts), least))
@@ -134,7 +140,7 @@ def waits_by_step(grid: Grid) -> list[Waits]:
     ]
 
 
-@kept
+@once_per_grid
 def _sync_points(grid: Grid) -> list[_SyncPoint]:
     layers = [layer for layer in grid.layers if layer.phase != IDLE]
     candidates = map_arrays(_arrivals, layers, grid.is_large)
@@ -415,7 +421,7 @@ def _blocks(columns: Ints, ranks: int) -> Iterator[tuple[int, Ints]]:
 
 
 def _joined(parts: list[Delays]) -> Delays:
-    return Delays(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
+    return Delays(*map(np.concatenate, zip(*(part.columns for part in parts), strict=True)))
 
 
 _NONE = Delays(*(np.empty(0, np.int64) for _ in range(6)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ IDLE = "idle"
 LARGE = 1_000_000
 """Ranks times steps from which on two threads are faster."""
 HUGE = 10_000_000
-"""Ranks times steps from which on freed memory is returned to the system in between."""
+"""Ranks times steps from which on freed memory is returned to the system after each layer."""
 
 
 class Layer:
@@ -93,7 +94,7 @@ class Grid:
     before: dict[str, Ints] = field(default_factory=dict)
     """Nanoseconds by rank before the first step: startup, restore, …"""
     cache: dict[Any, Any] = field(default_factory=dict)
-    """Results of functions that are ``kept``."""
+    """Results of functions with ``once_per_grid``."""
 
     @property
     def is_large(self) -> bool:
@@ -120,9 +121,10 @@ class Grid:
         return list(dict.fromkeys(layer.phase for layer in self.layers))
 
 
-def kept(function: Callable[[Grid], T]) -> Callable[[Grid], T]:
+def once_per_grid(function: Callable[[Grid], T]) -> Callable[[Grid], T]:
     """Return a function of a grid whose result is kept with the grid: several callers need it."""
 
+    @wraps(function)
     def wrapper(grid: Grid) -> T:
         if function not in grid.cache:
             grid.cache[function] = function(grid)

@@ -80,12 +80,11 @@ def read_history(tables: ProcessTables) -> SpanHistory:
             history.failures = latest_failures([*history.failures, *failures])
     for number in np.flatnonzero(begun).tolist():
         _, category, name = names.get(number, LOST)
-        counts = int(begun[number]), int(ended[number]), int(longest[number])
-        before = history.done.get((name, category), (0, 0, 0))
+        count, done, most = history.done.get((name, category), (0, 0, 0))
         history.done[name, category] = (
-            before[0] + counts[0],
-            before[1] + counts[1],
-            max(before[2], counts[2]),
+            count + int(begun[number]),
+            done + int(ended[number]),
+            max(most, int(longest[number])),
         )
     return history
 

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepwell.analysis.ranks.arrivals import Delays, delays, step_ns, sync_layers
-from stepwell.analysis.ranks.grid import Bools, Grid, kept, read_grids
+from stepwell.analysis.ranks.grid import Bools, Grid, once_per_grid, read_grids
 from stepwell.analysis.timeline.intervals import Ints
 from stepwell.analysis.timeline.patterns import find_period
 from stepwell.analysis.timeline.phases import CODES, NAMES
@@ -106,7 +106,7 @@ def _straggler(
     )
 
 
-@kept
+@once_per_grid
 def straggler_groups(grid: Grid) -> list[DelayGroup]:
     """Return the delays of an attempt that count, by rank and phase; single long ones are separate groups."""
     late = delays(grid)

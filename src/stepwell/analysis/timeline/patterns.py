@@ -114,7 +114,7 @@ class Outlier:
 
 
 class RankSteps:
-    """The rows of one rank that are ``kept``, with the phases of these names, ``other`` among them."""
+    """The kept rows of one rank as arrays. ``names`` are the phases that count; one of them is ``other``."""
 
     def __init__(self, table: pl.DataFrame, kept: NDArray[np.bool_], names: list[str]) -> None:
         self.rank = int(table["rank"][0])

@@ -105,7 +105,6 @@ class StepPhases:
         between: nanoseconds of checkpoints and the like, by the step before them.
         events: the same, with their starts.
         before: nanoseconds before the first step: startup, restore, …
-        last_ns: when the last interval ended, or began if it is open.
         failed: steps of iterations that ended with an exception.
     """
 
@@ -116,7 +115,6 @@ class StepPhases:
     between: dict[str, Compact]
     events: Events
     before: dict[str, int]
-    last_ns: int
     failed: Ints
 
     def has_done(self, step: int, is_in_pass: bool) -> bool | None:
@@ -164,7 +162,7 @@ def sum_up_phases(lane: LaneSpans, iterations: Iterations | None) -> StepPhases 
     rows, ns = _own_times(lane)
     if not len(rows):
         return None
-    is_open, last_ns = _ends(lane, rows)
+    is_open = _is_open(lane, rows)
     intervals = _Intervals(
         step=_steps(iterations, rows),
         phase=lane.codes[rows] & np.uint8(CODE_MASK),
@@ -188,7 +186,6 @@ def sum_up_phases(lane: LaneSpans, iterations: Iterations | None) -> StepPhases 
         between={},
         events=_events(intervals),
         before={},
-        last_ns=max(last_ns, int(lane.starts[rows[is_open]].max(initial=0))),
         failed=_steps(iterations, _failed(lane)),
     )
     _add_between(result, intervals, own, column)
@@ -200,14 +197,11 @@ def sum_up_phases(lane: LaneSpans, iterations: Iterations | None) -> StepPhases 
     return result
 
 
-def _ends(lane: LaneSpans, rows: Ints) -> tuple[Mask, int]:
-    """Return which spans are open, and the latest end of the others."""
-    is_open, last = np.empty(len(rows), bool), 0
+def _is_open(lane: LaneSpans, rows: Ints) -> Mask:
+    is_open = np.empty(len(rows), bool)
     for low in range(0, len(rows), CHUNK):
-        ends = lane.ends[rows[low : low + CHUNK]]
-        is_open[low : low + CHUNK] = ends == FOREVER
-        last = max(last, int(ends.max(where=ends != FOREVER, initial=0)))
-    return is_open, last
+        is_open[low : low + CHUNK] = lane.ends[rows[low : low + CHUNK]] == FOREVER
+    return is_open
 
 
 def _steps(iterations: Iterations | None, rows: Ints) -> Ints:
