@@ -82,10 +82,10 @@ ROWS = (
     Row("memory", "growth of resident memory", growth.memory, 20.0, "MB"),
     Row("drift", "cost at the end : at the start", growth.cost, 1.2),
     Row("import", "import stepwell, CPU", importing.cpu, 60.0, "ms"),
-    Row("report", "report : group-by rank, step, name", analysis.against_group_by, 4.0),
+    Row("report", "report : group-by rank, step, name", analysis.against_group_by, 3.0),
     Row("report-quantiles", "the same, with quantiles", analysis.against_quantiles, 4.0),
     Row("report-names", "report : group-by rank, name", analysis.against_names),
-    Row("report-memory", "report: resident memory at its peak", analysis.memory, 2.0, "GB"),
+    Row("report-memory", "report: resident memory at its peak", analysis.memory, 1.2, "GB"),
     Row("report-pandas", "report : pandas, an event", analysis.against_pandas, 0.125),
     Row(
         "report-dfanalyzer",
