@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from stepwell.loggers.backends.wandb.backend import WandBBackend
+from stepwell.loggers.backends.wandb.fragments import FragmentProgress, FragmentRecords
 from stepwell.loggers.backends.wandb.rows import STEP
 from stepwell.loggers.delivery.backend import LogRecord
 from tests.harness import SDKS, run_script, start_script, wait_until
@@ -154,6 +155,36 @@ def test_ten_thousand_metrics_arrive_once_each(tmp_path: Path, log: Log) -> None
     assert len(found.rows) == 1001
     for number in range(10):
         assert found.curve(f"m{number}") == [(step, step * 10 + number) for step in range(1000)]
+
+
+@pytest.mark.parametrize("removed", [0, 100])
+def test_records_after_damage_are_those_of_w_and_bs_own_reader(
+    tmp_path: Path, log: Log, removed: int
+) -> None:
+    """A changed byte spoils a block; after a gap, as a full disk leaves it, nothing can be uploaded."""
+    found = delivered(tmp_path, log, *(metric("loss", float(i), i) for i in range(1000)))
+    (file,) = found.fragments
+    whole = FragmentProgress(file)
+    assert (whole.last, whole.ended) == (999, True)
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 1 + removed] = bytes([content[middle] ^ 1])
+    file.write_bytes(content)
+    rows = Found(tmp_path, log.state["run_id"]).rows
+    assert 0 < len(rows) < 1000
+    assert history_steps(file) == [row["_step"] for row in rows]
+    damaged = FragmentProgress(file)
+    steps = history_steps(file)
+    assert (damaged.highest, damaged.ended) == (steps[-1], not removed)
+    assert damaged.last == next((i for i, step in enumerate(steps) if step != i), len(steps)) - 1
+
+
+def history_steps(file: Path) -> list[int]:
+    """The numbers of the rows in a file as stepwell reads it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    records = map(Record.FromString, FragmentRecords(file).new())
+    return [one.history.step.num for one in records if one.WhichOneof("record_type") == "history"]
 
 
 def test_names_that_are_w_and_bs_own_are_mapped_and_said_once(tmp_path: Path, log: Log) -> None:

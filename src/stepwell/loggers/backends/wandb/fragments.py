@@ -1,7 +1,8 @@
 """Reads W&B's files of a run, while they are written or after a crash, and uploads unfinished ones.
 
 A ``.wandb`` file is a LevelDB log: blocks of 32 KiB with pieces of records. A header with checksum, length
-and type is in front of each piece.
+and type is in front of each piece. After damage the rest of the block cannot be read. A full disk may leave a
+gap: then no later block is where it should be, and none can be read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -22,16 +24,21 @@ HEADER = 7
 BLOCK = 32768
 NUMBER = "stepwell_number"
 """Key of the number in an artifact's metadata. The number of a row is W&B's step."""
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+DAMAGED, FULL, FIRST, MIDDLE, LAST = range(5)
 
 
 class FragmentRecords:
-    """Reads the records of a file that may grow."""
+    """Reads the records of a file that may grow: those that W&B's own reader finds.
+
+    Attributes:
+        is_damaged: whether something before the last record could not be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at = HEADER
-        self._begun = b""
+        self.is_damaged = False
+        self._begun: bytes | None = None
 
     def new(self) -> Iterator[bytes]:
         """Yield the complete records since the last call."""
@@ -45,35 +52,48 @@ class FragmentRecords:
         while (piece := self._piece(data, self._at - start)) is not None:
             kind, content, size = piece
             self._at += size
-            whole = self._begun + content
-            self._begun = whole if kind in (FIRST, MIDDLE) else b""
+            begun = b"" if kind in (FULL, FIRST) else self._begun
+            self._begun = None
+            self.is_damaged |= kind == DAMAGED
+            if kind == DAMAGED or begun is None:
+                continue
             if kind in (FULL, LAST):
-                yield whole
+                yield begun + content
+            else:
+                self._begun = begun + content
 
     def _piece(self, data: bytes, offset: int) -> tuple[int, bytes, int] | None:
-        """Return type, content and size in the file of the next piece; None if it is not complete."""
+        """Return type, content and size in the file of the next piece; None if it is not complete.
+
+        The rest of a block after damage is one piece.
+        """
         left = BLOCK - self._at % BLOCK
-        padding = left if left < HEADER else 0
-        head = data[offset + padding : offset + padding + HEADER]
-        if len(head) < HEADER or not FULL <= head[6] <= LAST:
-            return None
+        padding, left = (left, BLOCK) if left < HEADER else (0, left)
         begin = offset + padding + HEADER
+        head = data[begin - HEADER : begin]
         length = int.from_bytes(head[4:6], "little")
-        if begin + length > len(data):
-            return None
-        return head[6], data[begin : begin + length], padding + HEADER + length
+        content = data[begin : begin + length]
+        if len(head) == HEADER and len(content) == length <= left - HEADER:
+            checksum = zlib.crc32(content, zlib.crc32(head[6:]))
+            if FULL <= head[6] <= LAST and checksum == int.from_bytes(head[:4], "little"):
+                return head[6], content, padding + HEADER + length
+        # Once the next block has begun, this one is complete.
+        is_complete = len(data) > offset + padding + left
+        return (DAMAGED, b"", padding + left) if is_complete else None
 
 
 class FragmentProgress:
     """The progress of a fragment on disk.
 
     Attributes:
-        last: the number of the last row or artifact in the file; -1 if there is none.
+        last: the number of the last row or artifact in the file; -1 if there is none. After damage it stays,
+            because some may be missing.
+        highest: the highest number in the file.
         ended: whether the file contains the end of the run.
     """
 
     def __init__(self, path: Path) -> None:
-        self.last = -1
+        self.last = self.highest = -1
         self.ended = False
         self._tail = FragmentRecords(path)
         self.look()
@@ -91,11 +111,16 @@ class FragmentProgress:
 
     def _take(self, record: Any, kind: str | None) -> None:
         if kind == "history":
-            self.last = max(self.last, int(record.history.step.num))
+            self._note(int(record.history.step.num))
         elif kind == "artifact":
-            self.last = max(self.last, _number_in(record.artifact.metadata))
+            self._note(_number_in(record.artifact.metadata))
         elif kind == "exit":
             self.ended = True
+
+    def _note(self, number: int) -> None:
+        self.highest = max(self.highest, number)
+        if not self._tail.is_damaged:
+            self.last = self.highest
 
 
 def _number_in(metadata: str) -> int:

@@ -84,8 +84,9 @@ class OnDisk:
         self.saved = self.highest = -1
         for file in fragment_files(folder, run_id):
             meta = read_json(file.parent / META)
-            last = FragmentProgress(file).last
-            self.highest = max(self.highest, last)
+            progress = FragmentProgress(file)
+            last = progress.last
+            self.highest = max(self.highest, progress.highest)
             if meta is not None and meta.get("owner") == owner and last >= meta["base"]:
                 self.saved = max(self.saved, meta["first"] + last - meta["base"])
 
