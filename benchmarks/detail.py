@@ -128,13 +128,17 @@ def _grid(path: Path) -> None:
 
 
 def _list(folder: Path) -> None:
-    from stepwell.analysis.detail import list_summaries
+    from stepwell.analysis.run_list import summaries_of
+    from stepwell.reading import list_runs
 
-    _row("list_summaries, budget 0.5 s", lambda: list_summaries(folder), rounds=1)
+    def summaries(budget_s: float = 0.5) -> None:
+        summaries_of(((run.id, run) for run in list_runs(folder)), budget_s=budget_s)
+
+    _row("summaries_of, budget 0.5 s", summaries, rounds=1)
     start = time.perf_counter()
-    list_summaries(folder, budget_s=3600)
+    summaries(3600)
     print(f"  all of them: {time.perf_counter() - start:.1f} s", flush=True)
-    _row("list_summaries, all cached", lambda: list_summaries(folder))
+    _row("summaries_of, all cached", summaries)
     _memory("list")
 
 
