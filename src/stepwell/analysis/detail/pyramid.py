@@ -218,7 +218,10 @@ class SegmentLevels:
         if group not in self._shelves:
             name = self._source.process.name
             path = shelf_path(self._source.run, name, "spans", str(group))
-            self._shelves[group] = read_shelf(path) or Shelf(path, {}, {}, {})
+            shelf = read_shelf(path)
+            if shelf is None or not isinstance(shelf.note, dict):
+                shelf = Shelf(path, {}, {}, {})
+            self._shelves[group] = shelf
         return self._shelves[group]
 
 
